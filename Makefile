@@ -1,0 +1,75 @@
+# make run     set up .venv and run the main job
+# make test    set up .venv with the test extras and run every check
+# Another interpreter: PYTHON=python3.12 make test
+
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+
+BIN := $(VENV)/bin
+VERSION_OF := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
+PYVER := $(shell $(PYTHON) $(VERSION_OF))
+PYTHON_STAMP := $(VENV)/.stamp-python-$(PYVER)
+BASE_STAMP := $(VENV)/.stamp-base
+TEST_STAMP := $(VENV)/.stamp-test
+
+# Spinning BLAS threads on small products cost far more than they bring, and more so beside xdist.
+export OPENBLAS_NUM_THREADS := 1
+export OMP_NUM_THREADS := 1
+export MKL_NUM_THREADS := 1
+export NUMBA_NUM_THREADS := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help run test test-slow bench format clean
+
+help:
+	@echo "make run        set up $(VENV) and run the main job"
+	@echo "make test       format, lint, types, layers, tests"
+	@echo "make test-slow  the tests that take minutes"
+	@echo "make bench      make test, then the benchmarks"
+	@echo "make format     rewrite the sources in the project's format"
+	@echo "make clean      remove $(VENV), caches and build outputs"
+
+run: $(BASE_STAMP)
+	$(BIN)/python examples/time_series.py
+
+test: $(TEST_STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -n $(WORKERS)
+
+test-slow: $(TEST_STAMP)
+	$(BIN)/pytest -n $(WORKERS) -m slow
+
+# no speed is reported from a tree whose tests fail
+bench: test
+	$(BIN)/python benchmarks/core.py
+
+format: $(TEST_STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# An environment of another Python version, or a broken one, is made anew; a good one is kept.
+$(PYTHON_STAMP):
+	@if [ "$$($(BIN)/python $(VERSION_OF) 2>/dev/null)" != "$(PYVER)" ] \
+	    || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	    echo "creating $(VENV) with Python $(PYVER)"; \
+	    $(PYTHON) -m venv --clear $(VENV); \
+	fi
+	@rm -f $(VENV)/.stamp-python-*
+	@touch $@
+
+$(BASE_STAMP): pyproject.toml constraints.txt | $(PYTHON_STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+# the test environment contains the base one
+$(TEST_STAMP): pyproject.toml constraints.txt | $(PYTHON_STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $(BASE_STAMP) $@

@@ -1,0 +1,56 @@
+"""Sections of benchmarks/README.md, each written by the script that measured it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+PAGE = Path(__file__).with_name("README.md")
+
+
+def machine() -> str:
+    """Describe this machine in one line."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [x for x in cpuinfo.read_text().splitlines() if x.startswith("model name")]
+        model = names[0].split(":", 1)[1].strip() if names else model
+    versions = f"Python {platform.python_version()}, NumPy {np.__version__}"
+    return f"{model}, {os.cpu_count()} cores, {platform.system()}, {versions}, one BLAS thread"
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def write_section(name: str, body: str) -> None:
+    """Replace (or add) one section of the page, and print it."""
+    print(body)
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    page = PAGE.read_text()
+    if begin in page:
+        before, rest = page.split(begin)
+        after = rest.split(end)[1]
+    else:
+        before, after = page.rstrip() + "\n\n", "\n"
+    PAGE.write_text(f"{before}{begin}\n\n{body}\n\n{end}{after}")
+
+
+def interleaved(tasks: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
+    """Median seconds of each task, run in turn so that all see the same machine."""
+    times: dict[str, list[float]] = {name: [] for name in tasks}
+    for task in tasks.values():
+        task()
+    for _ in range(repeats):
+        for name, task in tasks.items():
+            start = time.perf_counter()
+            task()
+            times[name].append(time.perf_counter() - start)
+    return {name: float(np.median(value)) for name, value in times.items()}

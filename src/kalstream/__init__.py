@@ -1,0 +1,37 @@
+"""Learning from labelled streams that drift: a Kalman filter over the weights of a linear readout.
+
+The names below are the public ones. Each is loaded when it is first used, so that importing the
+package costs next to nothing and never brings in an optional dependency.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kalstream import core, errors
+    from kalstream.errors import KalstreamError
+
+__version__ = "0.1.0"
+
+__all__ = ["KalstreamError", "__version__", "core", "errors"]
+
+# public name -> the module that defines it; a submodule is its own home
+_HOME = {
+    "KalstreamError": "kalstream.errors",
+    "core": "kalstream.core",
+    "errors": "kalstream.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(home)
+    value = module if home == f"{__name__}.{name}" else getattr(module, name)
+    globals()[name] = value  # the next access does not come through here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,69 @@
+"""The mathematics: pure functions over small immutable states, on numpy, scipy and numba."""
+
+from kalstream.core.block import step_chunk
+from kalstream.core.calibration import Alpha, Calibration
+from kalstream.core.forgetting import (
+    FilterState,
+    Fixed,
+    Learned,
+    Mixture,
+    MixtureState,
+    MixtureStep,
+    gamma_of,
+    half_life,
+    mixture_probabilities,
+)
+from kalstream.core.guard import Health, health
+from kalstream.core.predictive import (
+    LabelLogProb,
+    class_probabilities,
+    gaussian_log_density,
+    label_log_prob,
+    mixture_log_density,
+)
+from kalstream.core.recursion import (
+    delta_gradient,
+    drift,
+    init,
+    log_likelihood,
+    predict,
+    ridge_posterior,
+    step,
+    transition,
+    update,
+)
+from kalstream.core.state import Posterior, Step, add_outputs
+
+__all__ = [
+    "Alpha",
+    "Calibration",
+    "FilterState",
+    "Fixed",
+    "Health",
+    "LabelLogProb",
+    "Learned",
+    "Mixture",
+    "MixtureState",
+    "MixtureStep",
+    "Posterior",
+    "Step",
+    "add_outputs",
+    "class_probabilities",
+    "delta_gradient",
+    "drift",
+    "gamma_of",
+    "gaussian_log_density",
+    "half_life",
+    "health",
+    "init",
+    "label_log_prob",
+    "log_likelihood",
+    "mixture_log_density",
+    "mixture_probabilities",
+    "predict",
+    "ridge_posterior",
+    "step",
+    "step_chunk",
+    "transition",
+    "update",
+]

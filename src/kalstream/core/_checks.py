@@ -1,0 +1,262 @@
+"""Argument checks of the core: each error names the argument, the value and the remedy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kalstream.errors import InvalidInput
+
+Array = NDArray[Any]
+
+# Squares of features and targets, and sums of many of them, must not overflow.
+LARGEST_FLOAT64: Final = 1e100
+LARGEST_FLOAT32: Final = 1e15
+
+
+def scalar(name: str, value: Any) -> float:
+    """One number."""
+    array = _numeric(name, value)
+    if array.ndim != 0:
+        raise InvalidInput(f"{name} must be a scalar, got shape {array.shape}")
+    return float(array)
+
+
+def positive(name: str, value: float) -> float:
+    """A finite scalar above zero."""
+    number = value if isinstance(value, float) else scalar(name, value)
+    if not (math.isfinite(number) and number > 0.0):
+        raise InvalidInput(f"{name} must be a finite number above 0, got {value!r}")
+    return number
+
+
+def unit_interval(name: str, value: float) -> float:
+    """A scalar in [0, 1]."""
+    number = value if isinstance(value, float) else scalar(name, value)
+    if not 0.0 <= number <= 1.0:
+        raise InvalidInput(
+            f"{name} must lie in [0, 1] (1 forgets nothing, 0 everything), got {value!r}"
+        )
+    return number
+
+
+def count(name: str, value: int) -> int:
+    """An integer of at least one."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise InvalidInput(f"{name} must be an integer of at least 1, got {value!r}")
+    return int(value)
+
+
+def choice(name: str, value: str, options: tuple[str, ...]) -> str:
+    """One of the given words."""
+    if value not in options:
+        raise InvalidInput(f"{name} must be one of {', '.join(map(repr, options))}, got {value!r}")
+    return value
+
+
+def float_dtype(dtype: Any) -> np.dtype[Any]:
+    """float64 or float32."""
+    try:
+        resolved = np.dtype(dtype)
+    except TypeError:
+        resolved = np.dtype(object)
+    if resolved not in (np.dtype(np.float64), np.dtype(np.float32)):
+        raise InvalidInput(f"dtype must be float64 or float32, got {dtype!r}")
+    return resolved
+
+
+def feature_rows(features: ArrayLike, n_features: int, dtype: Any) -> Array:
+    """Chunk features as a C-ordered (b, m) array of finite numbers."""
+    rows = _numeric("features", features)
+    if rows.ndim != 2 or rows.shape[1] != n_features:
+        raise InvalidInput(
+            f"features must have shape (b, {n_features}), got {rows.shape}; "
+            "give one row per example and as many columns as the posterior has features"
+        )
+    if rows.shape[0] == 0:
+        raise InvalidInput("features holds no rows; skip empty chunks before the filter")
+    _bounded("features", rows, dtype)
+    return np.ascontiguousarray(rows, dtype=dtype)
+
+
+def feature_vector(features: ArrayLike, n_features: int, dtype: Any) -> Array:
+    """One example's features as an (m,) array of finite numbers."""
+    vector = _numeric("features", features)
+    if vector.shape != (n_features,):
+        raise InvalidInput(
+            f"features must have shape ({n_features},), got {vector.shape}; "
+            "a single example is a vector, a chunk goes to step_chunk"
+        )
+    return feature_rows(vector[None], n_features, dtype)[0]
+
+
+def per_row(name: str, value: ArrayLike, n_rows: int) -> Array:
+    """A float64 array (b,), from a scalar or one number per row; NaN and inf are refused."""
+    numbers = _numeric(name, value).astype(np.float64)
+    if numbers.ndim == 0:
+        numbers = np.full(n_rows, numbers)
+    if numbers.shape != (n_rows,):
+        raise InvalidInput(
+            f"{name} must be a scalar or have shape ({n_rows},), got {numbers.shape}"
+        )
+    _finite(name, numbers)
+    return numbers
+
+
+def gammas(value: Any, n_rows: int) -> Array:
+    """Per-row forgetting coefficients in [0, 1], shape (b,)."""
+    if isinstance(value, float):
+        return np.full(n_rows, unit_interval("gamma", value))
+    gamma = per_row("gamma", value, n_rows)
+    if (gamma < 0.0).any() or (gamma > 1.0).any():
+        unit_interval("gamma", float(gamma[(gamma < 0.0) | (gamma > 1.0)][0]))
+    return gamma
+
+
+def non_negative_rows(name: str, value: ArrayLike, n_rows: int) -> Array:
+    """Per-row numbers of at least zero, shape (b,)."""
+    numbers = per_row(name, value, n_rows)
+    if (numbers < 0.0).any():
+        raise InvalidInput(f"{name} must not be negative, got {numbers[numbers < 0.0][0]!r}")
+    return numbers
+
+
+class Targets:
+    """Targets of a chunk: class labels or dense values, and which rows have one.
+
+    Attributes
+    ----------
+    labels : (b,) int64 or None
+        Class of each row, -1 where unknown; None for dense targets.
+    dense : (b, K) float64 or None
+        Values of each row, 0 where unknown; None for labels.
+    observed : (b,) bool
+        False where the row is only predicted.
+    """
+
+    __slots__ = ("dense", "labels", "observed")
+
+    def __init__(self, labels: Array | None, dense: Array | None, observed: Array) -> None:
+        self.labels, self.dense, self.observed = labels, dense, observed
+
+    def __getitem__(self, rows: slice) -> Targets:
+        return Targets(
+            None if self.labels is None else self.labels[rows],
+            None if self.dense is None else self.dense[rows],
+            self.observed[rows],
+        )
+
+    def arrays(self) -> tuple[Array, Array]:
+        """Labels (b,) and dense (b, K) for compiled code; the absent one is empty."""
+        labels = np.empty(0, np.int64) if self.labels is None else self.labels
+        return labels, np.empty((0, 0)) if self.dense is None else self.dense
+
+    def minus(self, prediction: Array) -> Array:
+        """Targets minus a (b, K) prediction; one-hot rows are never formed."""
+        if self.dense is not None:
+            return self.dense - prediction
+        assert self.labels is not None
+        difference = -prediction
+        rows = np.flatnonzero(self.labels >= 0)
+        difference[rows, self.labels[rows]] += 1.0
+        return difference
+
+
+def targets(value: Any, n_rows: int, n_outputs: int, dtype: Any = np.float64) -> Targets:
+    """Read targets of a chunk for a posterior of this dtype.
+
+    Integers of shape (b,) are class labels, -1 meaning unknown. Floats of shape (b, K), or (b,)
+    when there is one output, are values, NaN meaning unknown. Floats of shape (b,) with several
+    outputs are labels with NaN for unknown.
+    """
+    if isinstance(value, Targets):
+        return value
+    array = _numeric("targets", value)
+    if array.shape == (n_rows,):
+        if array.dtype.kind in "iub":
+            return _labels(array.astype(np.int64, copy=False), n_outputs)
+        if n_outputs > 1:
+            return _float_labels(array, n_outputs)
+        array = array[:, None]
+    if array.shape != (n_rows, n_outputs):
+        raise InvalidInput(
+            f"targets must be ({n_rows},) integer labels or ({n_rows}, {n_outputs}) values, "
+            f"got shape {array.shape}; give one target per row of features"
+        )
+    dense = array.astype(np.float64)
+    missing = np.isnan(dense)
+    observed = np.logical_not(missing.any(axis=1))
+    if np.any(~observed & ~missing.all(axis=1)):
+        raise InvalidInput(
+            "targets has a row that is only partly NaN; outputs share one covariance, so a row "
+            "is observed whole or not at all: make it all NaN or fill it in"
+        )
+    dense[missing] = 0.0
+    _bounded("targets", dense, dtype)
+    return Targets(None, dense, observed)
+
+
+def single_target(value: Any, n_outputs: int, dtype: Any = np.float64) -> Targets:
+    """Read the target of one example: a label, a number, or (K,) values."""
+    array = _numeric("target", value)
+    if array.shape not in ((), (n_outputs,)):
+        raise InvalidInput(
+            f"target must be a label, a number or have shape ({n_outputs},), got {array.shape}"
+        )
+    return targets(array[None], 1, n_outputs, dtype)
+
+
+def _labels(labels: Array, n_outputs: int) -> Targets:
+    if labels.max() >= n_outputs or labels.min() < -1:
+        bad = int(labels[(labels >= n_outputs) | (labels < -1)][0])
+        remedy = (
+            "integers are class labels: for regression pass floats"
+            if n_outputs == 1
+            else "grow the posterior with add_outputs first, or use -1 for an unknown label"
+        )
+        raise InvalidInput(f"targets holds label {bad}, outside 0..{n_outputs - 1}; {remedy}")
+    return Targets(labels, None, labels >= 0)
+
+
+def _float_labels(array: Array, n_outputs: int) -> Targets:
+    known = ~np.isnan(array)
+    values = array[known]
+    if not (np.isfinite(values).all() and (values == np.floor(values)).all()):
+        raise InvalidInput(
+            f"targets of shape {array.shape} must be labels when there are {n_outputs} outputs; "
+            f"for values give shape ({array.shape[0]}, {n_outputs})"
+        )
+    if (values < 0.0).any():
+        raise InvalidInput("targets holds a negative float label; use NaN for an unknown label")
+    labels = np.full(array.shape, -1, dtype=np.int64)
+    labels[known] = values.astype(np.int64)
+    return _labels(labels, n_outputs)
+
+
+def _numeric(name: str, value: Any) -> Array:
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind == "O":  # None and pandas' missing values among numbers
+            array = array.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"{name} must be an array of numbers: {error}") from None
+    if array.dtype.kind not in "fiub":
+        raise InvalidInput(f"{name} must be an array of real numbers, got dtype {array.dtype}")
+    return array
+
+
+def _finite(name: str, array: Array) -> None:
+    _bounded(name, array, np.float64)
+
+
+def _bounded(name: str, array: Array, dtype: Any) -> None:
+    """Refuse NaN, inf, and numbers whose squares, summed, would overflow in dtype."""
+    limit = LARGEST_FLOAT32 if dtype == np.float32 else LARGEST_FLOAT64
+    if not float(np.abs(array).max()) <= limit:  # NaN fails too
+        where = tuple(int(i) for i in np.argwhere(~(np.abs(array.astype(float)) <= limit))[0])
+        bad = array[where]
+        remedy = "scale it" if np.isfinite(bad) else "impute or drop it before the filter"
+        raise InvalidInput(f"{name} holds {bad!r} at index {where}; {remedy}")

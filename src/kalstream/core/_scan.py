@@ -1,0 +1,513 @@
+"""The recursion inside a chunk, compiled. Imported on first use only: numba takes its time.
+
+Row by row, in the b-by-b space of a chunk (core/README.md, "The chunk"). With C[j, l] the
+covariance phi_j' A_j^- phi_l at the time of row j and r_j its innovation variance, the scan
+keeps cross[l, j] = C[j, l] / sqrt(r_j) and reach[j] = gamma_{j+1} ... gamma_i, so that no quotient
+of vanishing products is ever formed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from kalstream.core._softmax_integral import label_terms
+
+Array = Any
+
+# A block ends before a row of which less than this part of the variance is left: what is left
+# is a difference, and would have lost that many digits (core/README.md, "Rounding").
+_LOSSY = 1e-3
+
+_jit = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
+
+
+@_jit
+def sound_rows(
+    logit_var: Array,
+    noise_var: Array,
+    features: Array,
+    variances: Array,
+    epsilon: float,
+    limit: float,
+) -> bool:
+    """Whether `guard.check_innovations` has nothing to say; NaN is not sound."""
+    for i in range(logit_var.shape[0]):
+        reach = 0.0
+        for k in range(variances.shape[0]):
+            reach += features[i, k] * features[i, k] * variances[k]
+        floor = -limit * noise_var[i]
+        if not (logit_var[i] > floor and epsilon * reach <= -floor):
+            return False
+    return True
+
+
+@_jit
+def gains_in_place(
+    times_cov: Array, features: Array, kept: Array, spread: Array, system: Array
+) -> None:
+    """`block._gains` for few rows, where calling BLAS takes longer than its work."""
+    n, m = times_cov.shape
+    for i in range(n):
+        for k in range(m):
+            times_cov[i, k] = kept[i] * kept[i] * times_cov[i, k] + spread[i] * features[i, k]
+        for j in range(i):
+            for k in range(m):
+                times_cov[i, k] -= system[i, j] * times_cov[j, k]
+        for k in range(m):
+            times_cov[i, k] /= system[i, i]
+
+
+@_jit
+def filtered_row(
+    i: int,
+    cross: Array,
+    reach: Array,
+    innovations: Array,
+    base_mean: Array,
+    base_var: float,
+    mean_kept: float,
+    keep_mean: bool,
+    mean: Array,
+) -> float:
+    """Moments of row i under the posterior after row i - 1: mean (K,) in place, and variance."""
+    n_outputs = mean.shape[0]
+    for k in range(n_outputs):
+        mean[k] = mean_kept * base_mean[i, k]
+    var = base_var
+    for j in range(i):
+        forgotten = reach[j] * cross[i, j]
+        var -= forgotten * forgotten
+        share = cross[i, j] if keep_mean else forgotten
+        if share != 0.0:
+            for k in range(n_outputs):
+                mean[k] += share * innovations[j, k]
+    return var
+
+
+@_jit
+def learn_row(
+    i: int,
+    gram_cov: Array,
+    gram_eye: Array,
+    kept2: float,
+    spread: float,
+    innovation_sd: float,
+    residual: Array,
+    cross: Array,
+    reach: Array,
+    innovations: Array,
+    system: Array,
+) -> None:
+    """Learn row i: its innovation, its row of the system, and its covariance with later rows.
+
+    kept2 and spread are the scale of cov and the shift, both up to row i.
+    """
+    for j in range(i):
+        system[i, j] = reach[j] * reach[j] * cross[i, j]
+    system[i, i] = innovation_sd
+    for k in range(residual.shape[0]):
+        innovations[i, k] = residual[k] / innovation_sd
+    for later in range(i + 1, cross.shape[0]):
+        covariance = kept2 * gram_cov[i, later] + spread * gram_eye[i, later]
+        for j in range(i):
+            covariance -= system[i, j] * cross[later, j]
+        cross[later, i] = covariance / innovation_sd
+    reach[i] = 1.0
+
+
+@_jit
+def residual_of(i: int, labels: Array, dense: Array, mean: Array, residual: Array) -> None:
+    """Target minus mean (K,), in place; labels (b,) or, if that is empty, dense (b, K)."""
+    for k in range(mean.shape[0]):
+        residual[k] = -mean[k] if labels.shape[0] else dense[i, k] - mean[k]
+    if labels.shape[0]:
+        residual[labels[i]] += 1.0
+
+
+@_jit
+def mean_squares(innovations: Array, noise_var: Array) -> Array:
+    """Normalised innovation squared of each row (b,), NaN where nothing was learnt."""
+    n, n_outputs = innovations.shape
+    nis = np.full(n, np.nan)
+    for i in range(n):
+        if noise_var[i] < np.inf:
+            total = 0.0
+            for k in range(n_outputs):
+                total += innovations[i, k] * innovations[i, k]
+            nis[i] = total / n_outputs
+    return nis
+
+
+@_jit
+def scan_fixed(
+    gram_cov: Array,
+    gram_eye: Array,
+    base_mean: Array,
+    labels: Array,
+    dense: Array,
+    noise_var: Array,
+    gamma: Array,
+    prior_var: float,
+    keep_mean: bool,
+) -> tuple[Any, ...]:
+    """Scan with known coefficients; see `block.Scan` for what comes back."""
+    n, n_outputs = base_mean.shape
+    logit_mean, logit_var = np.empty((n, n_outputs)), np.empty(n)
+    cross, system = np.zeros((n, n)), np.zeros((n, n))
+    innovations, reach = np.zeros((n, n_outputs)), np.zeros(n)
+    kept, lost = np.empty(n), np.empty(n)
+    residual = np.empty(n_outputs)
+    kept_now, lost_now = 1.0, 0.0
+    done = n
+    for i in range(n):
+        mean = logit_mean[i]
+        g = gamma[i]
+        # The posterior after row i - 1, then one transition.
+        kept2, spread = kept_now * kept_now, prior_var * lost_now
+        base_var = kept2 * gram_cov[i, i] + spread * gram_eye[i, i]
+        mean_kept = 1.0 if keep_mean else kept_now
+        var = filtered_row(
+            i, cross, reach, innovations, base_mean, base_var, mean_kept, keep_mean, mean
+        )
+        if var < _LOSSY * base_var and i > 0:
+            done = i
+            break
+        var = g * g * var + (1.0 - g) * (1.0 + g) * prior_var * gram_eye[i, i]
+        logit_var[i] = var
+        if not keep_mean:
+            for k in range(n_outputs):
+                mean[k] *= g
+        kept_now *= g
+        lost_now = g * g * lost_now + (1.0 - g) * (1.0 + g)
+        kept[i], lost[i] = kept_now, lost_now
+        for j in range(i):
+            reach[j] *= g
+        if noise_var[i] < np.inf:
+            residual_of(i, labels, dense, mean, residual)
+            sd = np.sqrt(var + noise_var[i])
+            learn_row(
+                i,
+                gram_cov,
+                gram_eye,
+                kept_now * kept_now,
+                prior_var * lost_now,
+                sd,
+                residual,
+                cross,
+                reach,
+                innovations,
+                system,
+            )
+    nis = mean_squares(innovations, noise_var)
+    return done, gamma, logit_mean, logit_var, system, innovations, kept, lost, reach, nis
+
+
+@_jit
+def learn_alpha(
+    log_mean: float, log_var: float, gradient: float, weight: float, rule: Array
+) -> tuple[float, float]:
+    """`calibration.Calibration.learn`; rule is (log init, prior variance, gamma, bound)."""
+    centre, prior_var, gamma, bound = rule
+    log_mean = centre + gamma * (log_mean - centre)
+    log_var = prior_var + gamma * gamma * (log_var - prior_var)
+    log_var = log_var / (1.0 + log_var * weight * gradient * gradient)
+    log_mean += log_var * weight * gradient
+    return min(max(log_mean, centre - bound), centre + bound), log_var
+
+
+@_jit
+def gaussian_slope(
+    residual: Array, mean: Array, var: float, noise_var: float, keep_mean: bool, var_slope: float
+) -> float:
+    """Derivative of the Gaussian log predictive by delta, eq. (15), summed over outputs."""
+    innovation_var = var + noise_var
+    squares, by_mean = 0.0, 0.0
+    for k in range(residual.shape[0]):
+        squares += residual[k] * residual[k]
+        by_mean -= 0.5 * residual[k] * mean[k] / innovation_var
+    by_var = 0.5 * (squares / innovation_var - residual.shape[0]) / innovation_var
+    return by_var * var_slope + (0.0 if keep_mean else by_mean)
+
+
+@_jit
+def calibrated_terms(
+    mean: Array,
+    var: float,
+    alpha: float,
+    label: int,
+    active: Array,
+    scaled: Array,
+    ell: Array,
+    slope: Array,
+    work: Array,
+) -> tuple[float, float, float]:
+    """Log predictive of a label, eq. (13), its slope along the logits, and by their variance."""
+    for k in active:
+        scaled[k] = alpha * mean[k]
+    return label_terms(scaled, alpha * np.sqrt(var), label, active, ell, slope, work)
+
+
+@_jit
+def mix(
+    means: Array,
+    variances: Array,
+    labels: Array,
+    dense: Array,
+    noise_var: Array,
+    weight: Array,
+    switch: Array,
+    calibrations: Array,
+    exact: bool,
+    log_weights: Array,
+    active: Array,
+    n_active: int,
+    ell: Array,
+    slope: Array,
+    work: Array,
+) -> tuple[Array, Array, int]:
+    """Bayes' rule with a fixed share of switching over J filters and C calibrations.
+
+    Parameters
+    ----------
+    means, variances : (J, b, K), (J, b)
+        One-step-ahead moments of each filter.
+    switch : (b,)
+        Probability of switching before the row.
+    log_weights : (J, C), changed in place
+
+    Returns
+    -------
+    weights : (b, J, C)
+        Before each row's target was seen, after switching.
+    log_prob : (b,)
+        Log predictive of the mixture; NaN where there is none.
+    n_active : int
+    """
+    n_filters, n, n_outputs = means.shape
+    n_calibrations = calibrations.shape[0]
+    n_all = n_filters * n_calibrations
+    weights, log_prob = np.empty((n, n_filters, n_calibrations)), np.full(n, np.nan)
+    log_liks = np.empty((n_filters, n_calibrations))
+    scaled = np.empty(n_outputs)
+    for i in range(n):
+        for j in range(n_filters):
+            for c in range(n_calibrations):
+                w = (1.0 - switch[i]) * np.exp(log_weights[j, c]) + switch[i] / n_all
+                weights[i, j, c] = w
+                log_weights[j, c] = np.log(w)
+        if noise_var[i] == np.inf:
+            continue
+        if labels.shape[0]:
+            known = False
+            for a in range(n_active):
+                known = known or active[a] == labels[i]
+            if not known:
+                active[n_active] = labels[i]
+                n_active += 1
+                continue
+        for j in range(n_filters):
+            var = max(variances[j, i], 0.0)
+            for c in range(n_calibrations):
+                if labels.shape[0] == 0:
+                    total = var + noise_var[i] * weight[i]
+                    log_lik = -0.5 * n_outputs * np.log(2.0 * np.pi * total)
+                    for k in range(n_outputs):
+                        log_lik -= 0.5 * (dense[i, k] - means[j, i, k]) ** 2 / total
+                elif exact:
+                    log_lik = calibrated_terms(
+                        means[j, i],
+                        var,
+                        calibrations[c],
+                        labels[i],
+                        active[:n_active],
+                        scaled,
+                        ell,
+                        slope,
+                        work,
+                    )[0]
+                else:
+                    log_lik = probit_log_prob(
+                        means[j, i], var, calibrations[c], labels[i], active[:n_active]
+                    )
+                log_liks[j, c] = log_lik
+        log_prob[i] = log_sum_exp(log_weights + log_liks)
+        for j in range(n_filters):
+            for c in range(n_calibrations):
+                log_weights[j, c] += weight[i] * log_liks[j, c]
+        total = log_sum_exp(log_weights)
+        for j in range(n_filters):
+            for c in range(n_calibrations):
+                log_weights[j, c] -= total
+    return weights, log_prob, n_active
+
+
+@_jit
+def log_sum_exp(x: Array) -> float:
+    top = x.max()
+    return top + np.log(np.exp(x - top).sum())
+
+
+@_jit
+def probit_log_prob(mean: Array, var: float, alpha: float, label: int, active: Array) -> float:
+    """Log of the probit approximation to eq. (13): the softmax of logits shrunk by their spread."""
+    shrunk = alpha / np.sqrt(1.0 + np.pi / 8.0 * alpha * alpha * var)
+    top = mean[label]
+    for k in active:
+        top = max(top, mean[k])
+    total = 0.0
+    for k in active:
+        total += np.exp(shrunk * (mean[k] - top))
+    return shrunk * (mean[label] - top) - np.log(total)
+
+
+@_jit
+def scan_learned(
+    gram_cov: Array,
+    gram_eye: Array,
+    base_mean: Array,
+    labels: Array,
+    dense: Array,
+    noise_var: Array,
+    weight: Array,
+    gap: Array,
+    prior_var: float,
+    keep_mean: bool,
+    delta: float,
+    rate: float,
+    largest_delta: float,
+    log_alpha: float,
+    log_alpha_var: float,
+    alpha_rule: Array,
+    calibrated: bool,
+    active: Array,
+    n_active: int,
+    ell: Array,
+    slope: Array,
+    work: Array,
+) -> tuple[Any, ...]:
+    """Scan that decides gamma_i, and alpha, from row i's own prediction and target.
+
+    Order within a row as in Algorithm 1 of the paper: predict with the delta before it, move
+    delta, then forget and learn with the delta after it. ``active`` (K,) begins with the classes
+    seen so far; only these enter the softmax, and it grows as labels come.
+    """
+    n, n_outputs = base_mean.shape
+    logit_mean, logit_var = np.empty((n, n_outputs)), np.empty(n)
+    gammas, alphas = np.empty(n), np.empty(n)
+    cross, system = np.zeros((n, n)), np.zeros((n, n))
+    innovations, reach = np.zeros((n, n_outputs)), np.zeros(n)
+    kept, lost = np.empty(n), np.empty(n)
+    residual, mean, scaled = np.empty(n_outputs), np.empty(n_outputs), np.empty(n_outputs)
+    kept_now, lost_now = 1.0, 0.0
+    done = n
+    for i in range(n):
+        # The posterior after row i - 1, then one transition with the old delta.
+        kept2, spread = kept_now * kept_now, prior_var * lost_now
+        base_var = kept2 * gram_cov[i, i] + spread * gram_eye[i, i]
+        mean_kept = 1.0 if keep_mean else kept_now
+        var = filtered_row(
+            i, cross, reach, innovations, base_mean, base_var, mean_kept, keep_mean, mean
+        )
+        if var < _LOSSY * base_var and i > 0:
+            done = i
+            break
+        g = np.exp(-0.5 * delta * gap[i])
+        prior_here = prior_var * gram_eye[i, i]
+        mean_g = 1.0 if keep_mean else g
+        for k in range(n_outputs):
+            logit_mean[i, k] = mean_g * mean[k]
+        logit_var[i] = g * g * var + (1.0 - g) * (1.0 + g) * prior_here
+        alphas[i] = np.exp(log_alpha)
+        if noise_var[i] < np.inf:
+            predicted, predicted_var = logit_mean[i], max(logit_var[i], 0.0)
+            var_slope = prior_here - predicted_var
+            if labels.shape[0] == 0:
+                residual_of(i, labels, dense, predicted, residual)
+                slope_delta = gaussian_slope(
+                    residual,
+                    predicted,
+                    predicted_var,
+                    noise_var[i] * weight[i],
+                    keep_mean,
+                    var_slope,
+                )
+                delta += rate * weight[i] * gap[i] * slope_delta
+            else:
+                known = False
+                for a in range(n_active):
+                    known = known or active[a] == labels[i]
+                if not known:
+                    active[n_active] = labels[i]
+                    n_active += 1
+                elif n_active > 1:
+                    alpha = np.exp(log_alpha)
+                    _, along_mean, by_var = calibrated_terms(
+                        predicted,
+                        predicted_var,
+                        alpha,
+                        labels[i],
+                        active[:n_active],
+                        scaled,
+                        ell,
+                        slope,
+                        work,
+                    )
+                    by_log_alpha = along_mean + 2.0 * alpha * alpha * predicted_var * by_var
+                    scale2 = alpha * alpha
+                    if rate > 0.0 and gap[i] > 0.0:
+                        if not calibrated and alpha != 1.0:
+                            _, along_mean, by_var = calibrated_terms(
+                                predicted,
+                                predicted_var,
+                                1.0,
+                                labels[i],
+                                active[:n_active],
+                                scaled,
+                                ell,
+                                slope,
+                                work,
+                            )
+                            scale2 = 1.0
+                        slope_delta = scale2 * by_var * var_slope
+                        if not keep_mean:
+                            slope_delta -= 0.5 * along_mean
+                        delta += rate * weight[i] * gap[i] * slope_delta
+                    if alpha_rule[1] > 0.0:
+                        log_alpha, log_alpha_var = learn_alpha(
+                            log_alpha, log_alpha_var, by_log_alpha, weight[i], alpha_rule
+                        )
+            if rate > 0.0:
+                delta = min(max(delta, 0.0), largest_delta)
+        # Forget and learn with the new delta.
+        g = np.exp(-0.5 * delta * gap[i])
+        gammas[i] = g
+        mean_g = 1.0 if keep_mean else g
+        kept_now *= g
+        lost_now = g * g * lost_now + (1.0 - g) * (1.0 + g)
+        kept[i], lost[i] = kept_now, lost_now
+        for j in range(i):
+            reach[j] *= g
+        if noise_var[i] < np.inf:
+            for k in range(n_outputs):
+                mean[k] *= mean_g
+            residual_of(i, labels, dense, mean, residual)
+            var = g * g * var + (1.0 - g) * (1.0 + g) * prior_here
+            learn_row(
+                i,
+                gram_cov,
+                gram_eye,
+                kept_now * kept_now,
+                prior_var * lost_now,
+                np.sqrt(var + noise_var[i]),
+                residual,
+                cross,
+                reach,
+                innovations,
+                system,
+            )
+    nis = mean_squares(innovations, noise_var)
+    scan = (done, gammas, logit_mean, logit_var, system, innovations, kept, lost, reach, nis)
+    return scan, alphas, delta, log_alpha, log_alpha_var, n_active

@@ -1,0 +1,488 @@
+"""Fast kernels for E[softmax] under isotropic Gaussian logits, N(mean, std^2 I).
+
+Let X = std * normal + Gumbel, F its distribution function and rho = d log F / dz. By the Gumbel-max
+identity (core/README.md) eq. (11) of the paper is
+
+    p_k = integral of rho(x - mean_k) E(x) dx,     E(x) = exp(sum_j log F(x - mean_j)).
+
+What makes it cheap, in this order:
+
+* In u = z / c, c^2 = 1 + std^2 / KAPPA, F keeps its place and width for every std, and one lattice
+  u_i serves them all. ell = log(-log F), nearly linear in the tails, is tabulated over
+  (std, u); a row's own log F and rho come from one interpolation across std.
+* Classes are spread onto the same lattice: "value at a class" is a `POINTS`-point Lagrange rule, so
+  a sum over classes is a sum over lattice points with weights a_i (the rule's transpose). Hence
+  sum_j log F(x - mean_j) is a short dot product, and all p_k are read off one correlation of rho
+  with E. A row costs O(nodes * span + classes): not nodes * classes, and no exp per class and node.
+* The integrand is analytic, so the trapezoid rule converges exponentially. Right of the last node
+  E is nearly 1, so what remains of the sum is a suffix sum of rho.
+
+Import this module lazily: `import numba` takes half a second.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import njit
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+# u = z / sqrt(1 + std^2 / KAPPA): a larger KAPPA resolves large std better on a longer lattice.
+KAPPA = 14.0
+# The 8-point rule is off by (1/2 3/2 5/2 7/2)^2 / 8! (STEP slope)^8 on exp(-slope u): 3e-9 for a
+# Gumbel tail, 1e-7 for the steepest part of a Gaussian one that a probability of 1e-8 depends on.
+POINTS = 8
+LEFT = POINTS // 2 - 1  # points of a rule left of the interval it serves
+STEP = 0.2
+U_MIN = -31.4  # 8.4 standard deviations for std = 100, more for less: left of every node
+LATTICE = 446  # to u = 57.6: of two classes 9 standard deviations apart both are on the lattice
+
+# std = STD_UNIT sinh(STD_STEP i), as log F varies over std ~ 1/6 near 0 and over std itself far
+# from it. ell is even in std, so points of a rule below 0 are mirrored. Error: 1e-8, in the far
+# tail at std ~ 4 up to 2e-7.
+STD_MAX = 100.0  # beyond, the shape at 100 is scaled: it is Gaussian to a percent of a deviation
+STD_UNIT = 0.3
+STD_NODES = 128
+STD_STEP = math.asinh(STD_MAX / STD_UNIT) / (STD_NODES - 1)
+
+# What is left of the first node is at most exp(-36) = 2e-16: 2e-8 of a probability of 1e-8.
+LOG_E_START = -36.0
+# The suffix sum takes E in the tail as known to first order: the error is of order LOG_E_STOP^2.
+LOG_E_STOP = -3e-4
+# The node spacing lets log E take this many nodes from -36 to -1 when all K classes are level, the
+# sharpest E they can make; a crowd far below the top one still cuts E off like that, and
+# unlikely classes depend on it. A Gumbel variable takes log(36) = 3.6 for it: a step of
+# 0.4, hence an error of 2 |Gamma(1 + 2 pi i / 0.4)| = 4e-10.
+NODES_TO_BEND = 8.5
+MAX_STRIDE = 7  # 1.4 u, 3/8 of the standard deviation of a Gaussian
+
+WORK_ROWS = 10
+
+_jit: Any = njit(
+    cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"}, error_model="numpy"
+)
+
+
+@lru_cache(maxsize=1)
+def table() -> tuple[Array, Array]:
+    """Return `(ell, slope)`, each (std nodes, lattice): log(-log F) and its derivative in u."""
+    u = U_MIN + STEP * np.arange(LATTICE, dtype=np.float64)
+    nodes = STD_NODES + POINTS // 2  # so that the rule stays centred up to STD_MAX
+    rows = [_log_minus_log_cdf(STD_UNIT * math.sinh(STD_STEP * i), u) for i in range(nodes)]
+    ell, slope = (np.ascontiguousarray(part) for part in zip(*rows, strict=True))
+    for part in (ell, slope):
+        part.setflags(write=False)
+    return ell, slope
+
+
+def work() -> Array:
+    """Return scratch space for one thread of kernel calls; its size does not depend on K."""
+    return np.empty((WORK_ROWS, LATTICE))
+
+
+def _log_minus_log_cdf(std: float, u: Array) -> tuple[Array, Array]:
+    """Accurate ell and d ell/du at z = c u, by quadratures of positive terms (no cancellation)."""
+    from scipy.special import ndtr, wrightomega
+
+    scale = math.sqrt(1.0 + std * std / KAPPA)
+    z = scale * u
+    if std == 0.0:
+        return -z, -np.ones_like(z)
+    if std < 1.0:
+        # F = E exp(-w), w = exp(std e - z), e normal. The integrand peaks where e = -std w; with
+        # the trapezoid centred there, e = t - std peak, a factor exp(-(std peak)^2 / 2 - peak)
+        # comes out and nothing underflows.
+        t = np.arange(-12.0, 12.0, h := 0.15)
+        peak = wrightomega(2.0 * math.log(std) - z)[:, None] / std**2
+        growth = np.exp(std * t)
+        term = np.exp(-0.5 * t * t - peak * (np.expm1(std * t) - std * t))
+        mass = term.sum(axis=1)
+        peak_ = peak[:, 0]
+        log_cdf = np.log(mass * h / math.sqrt(2.0 * math.pi)) - 0.5 * (std * peak_) ** 2 - peak_
+        rho = peak_ * (term @ growth) / mass
+        e = t - std * peak
+        tail = (np.exp(-0.5 * e * e) * -np.expm1(-peak * growth)).sum(axis=1)
+        survival = tail * h / math.sqrt(2.0 * math.pi)
+        right = log_cdf > -math.log(2.0)
+        log_cdf[right] = np.log1p(-survival[right])
+    else:
+        # F = E Phi((z - y) / std), y Gumbel. The step of y divides that of z, so z - y runs over
+        # one lattice and Phi is evaluated once per lattice point. For z > std^2 the mass of
+        # 1 - F sits at y ~ z - std^2 +- std, and then falls like exp(-y): 36 more.
+        step = z[1] - z[0]
+        refine = math.ceil(step / 0.25)
+        h = step / refine
+        y_max = 36.0 + max(0.0, z[-1] - std * std + 9.0 * std)
+        y = h * np.arange(math.floor(-6.5 / h), math.ceil(y_max / h))
+        gumbel = h * np.exp(-y - np.exp(-y))[::-1]
+        t = (z[0] - y[-1] + h * np.arange(y.size + (z.size - 1) * refine)) / std
+
+        def smooth(values: Array) -> Array:
+            windows = np.lib.stride_tricks.sliding_window_view(values, y.size)[::refine]
+            return np.asarray(windows @ gumbel)
+
+        cdf, survival = smooth(ndtr(t)), smooth(ndtr(-t))
+        right = cdf > 0.5
+        log_cdf = np.log(cdf)
+        log_cdf[right] = np.log1p(-survival[right])
+        rho = smooth(np.exp(-0.5 * t * t)) / (math.sqrt(2.0 * math.pi) * std) / np.exp(log_cdf)
+    return np.log(-log_cdf), scale * rho / log_cdf
+
+
+@_jit
+def _lagrange(t: float, weights: Array) -> None:
+    """Weights of the POINTS-point rule at fraction t of its middle interval (points -3..4)."""
+    a, b, c, d = t + 3.0, t + 2.0, t + 1.0, t
+    e, f, g, h = t - 1.0, t - 2.0, t - 3.0, t - 4.0
+    ab, cd, ef, gh = a * b, c * d, e * f, g * h
+    left, right = ab * cd, ef * gh
+    weights[0] = b * cd * right / -5040.0
+    weights[1] = a * cd * right / 720.0
+    weights[2] = ab * d * right / -240.0
+    weights[3] = ab * c * right / 144.0
+    weights[4] = left * f * gh / -144.0
+    weights[5] = left * e * gh / 240.0
+    weights[6] = left * ef * h / -720.0
+    weights[7] = left * ef * g / 5040.0
+
+
+@_jit
+def _dot(a: Array, b: Array) -> float:
+    total = 0.0
+    for i in range(a.size):
+        total += a[i] * b[i]
+    return total
+
+
+@_jit
+def _fill_lattice(
+    std: float, ell: Array, slope: Array, log_cdf: Array, rho: Array, weights: Array
+) -> None:
+    """Interpolate the table across std: log F and rho (per unit of u) on the lattice."""
+    v = math.asinh(min(std, STD_MAX) / STD_UNIT) / STD_STEP
+    first = int(v)
+    _lagrange(v - first, weights)
+    log_cdf[:] = 0.0
+    rho[:] = 0.0
+    for m in range(POINTS):
+        node = abs(first - LEFT + m)
+        w = weights[m]
+        ell_m, slope_m = ell[node], slope[node]
+        for i in range(LATTICE):
+            log_cdf[i] += w * ell_m[i]
+            rho[i] += w * slope_m[i]
+    for i in range(LATTICE):
+        value = -math.exp(log_cdf[i])
+        log_cdf[i] = value
+        rho[i] *= value
+
+
+@_jit
+def _first_above(level: float, spread: Array, log_cdf: Array, low: int, high: int) -> int:
+    """Bisect for the shift in [low, high] at which sum_j log F, increasing, reaches `level`."""
+    while high > low:
+        middle = (low + high) // 2
+        if _dot(spread, log_cdf[middle - LEFT : middle - LEFT + spread.size]) < level:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@_jit
+def _far_slope(gap: float, var: float) -> float:
+    """-d log p / d gap of a class far below the top one: see `_far`."""
+    return min(gap / (2.0 * var), 1.0) if var > 0.0 else 1.0
+
+
+@_jit
+def _far(gap: float, var: float) -> float:
+    """Leading term of -log p at a large gap: Gaussian up to 2 var, exponential from there on."""
+    return gap * gap / (4.0 * var) if gap < 2.0 * var else gap - var
+
+
+@_jit
+def _locate(gap: float, per_step: float, limit: int, var: float) -> tuple[int, float, float]:
+    """Place a class `gap` below the top one: lattice offset, fraction, log of a factor.
+
+    Beyond `limit` the class is kept there and scaled by `_far`, so that tiny probabilities stay
+    smooth and monotone in the gap.
+    """
+    steps = gap * per_step
+    if steps < limit:
+        offset = int(steps)
+        return offset, steps - offset, 0.0
+    return limit, 0.0, _far(limit / per_step, var) - _far(gap, var)
+
+
+@_jit
+def _spread(
+    mean: Array,
+    active: NDArray[np.int64],
+    skip: int,
+    pivot: float,
+    top: float,
+    per_step: float,
+    limit: int,
+    var: float,
+    ones: Array,
+    lifts: Array,
+    weights: Array,
+) -> int:
+    """Sum the rules of the active classes but `skip`: `ones`, and times mean - pivot, `lifts`."""
+    ones[:] = 0.0
+    lifts[:] = 0.0
+    span = 0
+    for k in active:
+        if k == skip:
+            continue
+        offset, fraction, log_factor = _locate(top - mean[k], per_step, limit, var)
+        _lagrange(fraction, weights)
+        factor = math.exp(log_factor) if log_factor < 0.0 else 1.0
+        lift = mean[k] - pivot
+        for m in range(POINTS):
+            w = factor * weights[m]
+            ones[offset + m] += w
+            lifts[offset + m] += w * lift
+        span = max(span, offset + POINTS)
+    return span
+
+
+@_jit
+def _setup(
+    mean: Array,
+    std: float,
+    active: NDArray[np.int64],
+    ell: Array,
+    slope: Array,
+    log_cdf: Array,
+    rho: Array,
+    weights: Array,
+) -> tuple[float, float, int, int]:
+    """Fill the row's lattice; return top mean, lattice steps per logit, offset limit, stride."""
+    _fill_lattice(std, ell, slope, log_cdf, rho, weights)
+    top = mean[active[0]]
+    for k in active:
+        top = max(top, mean[k])
+    weights[:] = 0.0
+    weights[LEFT] = active.size
+    # All classes level with the top one: no E is sharper, and none approaches 1 further right.
+    level, high = weights[:POINTS], LATTICE - POINTS
+    first = _first_above(LOG_E_START, level, log_cdf, LEFT, high)
+    bend = _first_above(-1.0, level, log_cdf, first, high)
+    stride = min(max(int((bend - first) / NODES_TO_BEND), 1), MAX_STRIDE)
+    end = _first_above(LOG_E_STOP, level, log_cdf, bend, high) + MAX_STRIDE
+    limit = max(LATTICE - end - (POINTS - LEFT), 0)
+    return top, 1.0 / (STEP * math.sqrt(1.0 + std * std / KAPPA)), limit, stride
+
+
+@_jit
+def _nodes(
+    spread: Array, stride: int, log_cdf: Array, rho: Array, suffix: Array
+) -> tuple[int, int]:
+    """Choose the first node and the number of nodes; sum rho from each lattice point onwards."""
+    last = LATTICE - spread.size + LEFT
+    first = _first_above(LOG_E_START, spread, log_cdf, LEFT, last)
+    stop = _first_above(LOG_E_STOP, spread, log_cdf, first, last)
+    count = (stop - first + stride - 1) // stride
+    ratio = rho[LATTICE - 1] / rho[LATTICE - 1 - stride]
+    for i in range(LATTICE - 1, LATTICE - 1 - stride, -1):
+        suffix[i] = rho[i] / (1.0 - ratio)
+    for i in range(LATTICE - 1 - stride, -1, -1):
+        suffix[i] = rho[i] + suffix[i + stride]
+    return first, count
+
+
+@_jit
+def _products(
+    spread: Array, log_cdf: Array, first: int, stride: int, count: int, product: Array
+) -> tuple[float, float]:
+    """Fill E at the nodes; return the E that goes with the suffix sum, and the tail's ratio."""
+    before = total = 0.0
+    for q in range(count + 1):
+        start = first - LEFT + stride * q
+        before = total
+        total = min(_dot(spread, log_cdf[start : start + spread.size]), 0.0)
+        product[q] = math.exp(total)
+    # log E and rho both fall by `ratio` per node: the mean of log E over the tail, weighted by rho.
+    ratio = total / before if before < 0.0 else 0.0
+    return math.exp(total / (1.0 + ratio)), ratio
+
+
+@_jit
+def _correlate(
+    rho: Array, at_nodes: Array, first: int, stride: int, count: int, out: Array
+) -> None:
+    """Add sum_q at_nodes[q] rho(x_q - .) to `out`, at every lattice offset it has."""
+    for q in range(count):
+        w = at_nodes[q]
+        part = rho[first - LEFT + stride * q :]
+        for i in range(out.size):
+            out[i] += w * part[i]
+
+
+@_jit
+def probabilities(
+    mean: Array, std: Array, ell: Array, slope: Array, work: Array, out: Array
+) -> None:
+    """Write E[softmax] of each row of `mean` (b, K), with `std` (b,), to `out` (b, K)."""
+    log_cdf, rho, suffix, spread, lifts = work[0], work[1], work[2], work[3], work[4]
+    product, by_offset, weights = work[5], work[6], work[9, :POINTS]
+    active = np.arange(mean.shape[1])
+    for row in range(mean.shape[0]):
+        mu, var = mean[row], std[row] * std[row]
+        top, per_step, limit, stride = _setup(
+            mu, std[row], active, ell, slope, log_cdf, rho, weights
+        )
+        span = _spread(mu, active, -1, top, top, per_step, limit, var, spread, lifts, weights)
+        first, count = _nodes(spread[:span], stride, log_cdf, rho, suffix)
+        tail, _ = _products(spread[:span], log_cdf, first, stride, count, product)
+        start = first - LEFT + stride * count
+        for i in range(span):
+            by_offset[i] = tail * suffix[start + i]
+        _correlate(rho, product, first, stride, count, by_offset[:span])
+        for k in active:
+            offset, fraction, log_factor = _locate(top - mu[k], per_step, limit, var)
+            _lagrange(fraction, weights)
+            p = _dot(weights, by_offset[offset : offset + POINTS])
+            out[row, k] = p * (STEP * stride) * math.exp(log_factor)
+
+
+@_jit
+def _label(
+    mean: Array,
+    std: float,
+    label: int,
+    active: NDArray[np.int64],
+    ell: Array,
+    slope: Array,
+    work: Array,
+) -> tuple[float, float, float, float, float, float, int, int, int, int, int]:
+    """`label_terms`, and what `label_rows` needs to go on; `work[8]` holds p w at the nodes."""
+    log_cdf, rho, suffix, others, lifts = work[0], work[1], work[2], work[3], work[4]
+    product, spread, squares, posterior = work[5], work[6], work[7], work[8]
+    weights, change = work[9, :POINTS], work[9, POINTS : 2 * POINTS]
+    back = work[9, 2 * POINTS : 3 * POINTS]
+    var, pivot = std * std, mean[label]
+    top, per_step, limit, stride = _setup(mean, std, active, ell, slope, log_cdf, rho, weights)
+    span = _spread(mean, active, label, pivot, top, per_step, limit, var, others, lifts, weights)
+    gap = top - pivot
+    offset, fraction, log_factor = _locate(gap, per_step, limit, var)
+    _lagrange(fraction, weights)
+    # The derivative's rule by a central difference, off by 1e-6 / 6 third derivatives (in steps).
+    _lagrange(fraction + 1e-3, change)
+    _lagrange(fraction - 1e-3, back)
+    for m in range(POINTS):
+        change[m] = (change[m] - back[m]) * (500.0 / STEP)
+    span = max(span, offset + POINTS)
+    factor = math.exp(log_factor)
+    for i in range(span):
+        spread[i] = others[i]
+    for m in range(POINTS):
+        spread[offset + m] += factor * weights[m]
+    first, count = _nodes(spread[:span], stride, log_cdf, rho, suffix)
+    tail, ratio = _products(spread[:span], log_cdf, first, stride, count, product)
+    for i in range(LATTICE):
+        squares[i] = rho[i] * rho[i]
+
+    mass = lift_sum = var_sum = 0.0
+    for q in range(count + 1):
+        start = first - LEFT + stride * q
+        at = start + offset
+        rho_label = _dot(weights, rho[at : at + POINTS])
+        growth = _dot(change, rho[at : at + POINTS])
+        pull = _dot(others[:span], rho[start : start + span])
+        square = _dot(others[:span], squares[start : start + span])
+        lift = _dot(lifts[:span], rho[start : start + span])
+        w = rho_label * product[q]
+        if q < count:
+            mass += w
+        else:
+            mass += tail * _dot(weights, suffix[at : at + POINTS])
+            w /= 1.0 - ratio * ratio  # rho_label rho_j falls by ratio^2 per node from here on
+        posterior[q] = w
+        lift_sum += w * lift
+        bend = factor * rho_label + growth / rho_label  # h'/h
+        var_sum += w * (square - pull * pull - 2.0 * pull * bend)
+    per_logit = per_step * STEP
+    log_p = min(math.log(mass * (STEP * stride)) + log_factor, 0.0)
+    d_var = 0.5 * per_logit * per_logit * var_sum / mass
+    steeper = 1.0
+    if log_factor < 0.0:  # the derivatives of `_far`, beyond the limit where the integrals stop
+        here, there = _far_slope(gap, var), _far_slope(limit / per_step, var)
+        steeper = here / there
+        d_var += here * here - there * there
+    for_mean = -per_logit * steeper / mass
+    lifted = for_mean * lift_sum
+    return log_p, lifted, d_var, for_mean, top, per_step, limit, first, stride, count, span
+
+
+@_jit
+def label_terms(
+    mean: Array,
+    std: float,
+    label: int,
+    active: NDArray[np.int64],
+    ell: Array,
+    slope: Array,
+    work: Array,
+) -> tuple[float, float, float]:
+    """Return log p_label, sum_j mean_j dlogp/dmean_j and dlogp/dvar, over the `active` classes.
+
+    `mean` (K,) and `std` are those of the calibrated logits; `label` is one of `active`; `ell` and
+    `slope` are `table()` and `work` is `work()`, any content. Callable from compiled code.
+
+    With T = sum of rho_j over j != label, h = rho F of the label, and w = rho_label E / p (the
+    density of the largest perturbed logit, given that it is the label's):
+
+        dlogp/dmean_j = -integral of w rho_j   for j != label; all of them sum to zero,
+        dlogp/dvar = 1/2 integral of w (sum_{j != label} rho_j^2 - T^2 - 2 T h'/h).
+
+    The latter is the heat equation, dp/dvar = 1/2 sum_j d2p/dmean_j^2, integrated by parts until
+    only the label's factor is differentiated twice.
+    """
+    if active.size < 2:
+        return 0.0, 0.0, 0.0
+    terms = _label(mean, std, label, active, ell, slope, work)
+    return terms[0], terms[1], terms[2]
+
+
+@_jit
+def label_rows(
+    mean: Array,
+    std: Array,
+    labels: NDArray[np.int64],
+    ell: Array,
+    slope: Array,
+    work: Array,
+    log_prob: Array,
+    d_mean: Array,
+    d_var: Array,
+) -> None:
+    """`label_terms` of each row of `mean` (b, K), K > 1, and the whole gradient `d_mean` (b, K)."""
+    rho, posterior, weights = work[1], work[8], work[9, :POINTS]
+    active = np.arange(mean.shape[1])
+    for row in range(mean.shape[0]):
+        mu, label, var = mean[row], labels[row], std[row] * std[row]
+        log_prob[row], _, d_var[row], for_mean, top, per_step, limit, first, stride, count, span = (
+            _label(mu, std[row], label, active, ell, slope, work)
+        )
+        by_offset = work[3, :span]
+        by_offset[:] = 0.0
+        _correlate(rho, posterior, first, stride, count + 1, by_offset)
+        total = 0.0
+        for k in active:
+            if k != label:
+                offset, fraction, log_factor = _locate(top - mu[k], per_step, limit, var)
+                _lagrange(fraction, weights)
+                value = _dot(weights, by_offset[offset : offset + POINTS])
+                d_mean[row, k] = for_mean * value * math.exp(log_factor)
+                total += d_mean[row, k]
+        d_mean[row, label] = -total

@@ -1,0 +1,390 @@
+"""The recursion of `recursion.step`, exact, a chunk at a time in matrix-matrix form.
+
+Everything that happens inside a chunk happens in b-by-b space (core/README.md, "The chunk"): a
+*scan* turns the Gram matrices of the chunk into one triangular system, and the posterior then
+takes one rank-b update. `forgetting.Learned` brings a scan of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.linalg import blas
+
+from kalstream.core import _checks as check
+from kalstream.core._threads import OneThread
+from kalstream.core.guard import ROUNDING_LIMIT, check_innovations, rounding_error
+from kalstream.core.state import Posterior, Step, _Stored
+
+Array = NDArray[Any]
+
+# Up to here the work of a BLAS call on the rows of a chunk is less than the call itself.
+_FEW_ROWS: Final = 16
+
+TRANSITIONS: Final = ("example", "chunk")
+
+
+def step_chunk(
+    posterior: Posterior,
+    features: ArrayLike,
+    targets: ArrayLike,
+    *,
+    gamma: ArrayLike,
+    noise_var: float,
+    prior_var: float,
+    transition: str = "example",
+    keep_mean: bool = False,
+    sample_weight: ArrayLike | None = None,
+    time_gap: ArrayLike | None = None,
+    donate: bool = False,
+) -> tuple[Posterior, Step]:
+    """Run the recursion, eqs. (7) and (8), over the rows of a chunk.
+
+    Equal to `recursion.step` row by row, however the rows are cut into chunks.
+
+    Parameters
+    ----------
+    posterior : Posterior
+    features : (b, m)
+    targets : (b,) integer labels, (b, K) values, or (b,) values if K = 1
+        A NaN row, or the label -1, is predicted and not learnt.
+    gamma : float or (b,)
+        Forgetting coefficients in [0, 1].
+    noise_var, prior_var : float
+    transition : "example" or "chunk"
+        Forget before every row, or only before the last row of this call ("Always" and "Last
+        Step Markov" in the paper); the gamma and time_gap of the other rows are then not used.
+    keep_mean : bool
+        Leave the mean where it is when forgetting (appendix C).
+    sample_weight : float or (b,), optional
+        The noise variance of a row is divided by its weight; 0 is the same as no target.
+    time_gap : float or (b,), optional
+        Time since the row before, in steps: the row forgets with gamma ** time_gap.
+    donate : bool
+        Allow the buffers of ``posterior`` to be reused; it cannot be used afterwards.
+
+    Returns
+    -------
+    posterior : Posterior
+    step : Step
+        With arrays over the rows: logit_mean (b, K), logit_var (b,), gamma (b,).
+
+    Examples
+    --------
+    >>> from kalstream.core import init
+    >>> posterior, seen = step_chunk(
+    ...     init(1, 2, prior_var=1.0),
+    ...     [[1.0], [1.0]],
+    ...     [0, 1],
+    ...     gamma=1.0,
+    ...     noise_var=1.0,
+    ...     prior_var=1.0,
+    ... )
+    >>> seen.logit_mean
+    array([[0. , 0. ],
+           [0.5, 0. ]])
+    """
+    rows = Rows.read(
+        posterior,
+        features,
+        targets,
+        noise_var=noise_var,
+        prior_var=prior_var,
+        transition=transition,
+        keep_mean=keep_mean,
+        sample_weight=sample_weight,
+        time_gap=time_gap,
+    )
+    gammas = check.gammas(gamma, len(rows.gap)) ** rows.gap
+    return run(posterior, rows, fixed_scanner(rows, gammas), donate)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The checked arguments of a chunk.
+
+    Attributes
+    ----------
+    features : (b, m), in the dtype of the posterior
+    targets : Targets
+    noise_var : (b,)
+        Divided by the weight; inf where nothing is learnt.
+    weight : (b,)
+    gap : (b,)
+        Time before each row; 0 for all but the last if the chunk takes one transition.
+    prior_var : float
+    keep_mean : bool
+    all_learnt : bool
+        Whether every row has a target and a weight.
+    """
+
+    features: Array
+    targets: check.Targets
+    noise_var: Array
+    weight: Array
+    gap: Array
+    prior_var: float
+    keep_mean: bool
+    all_learnt: bool
+
+    @classmethod
+    def read(
+        cls,
+        posterior: Posterior,
+        features: ArrayLike,
+        targets: Any,
+        *,
+        noise_var: float,
+        prior_var: float,
+        transition: str = "example",
+        keep_mean: bool = False,
+        sample_weight: ArrayLike | None = None,
+        time_gap: ArrayLike | None = None,
+    ) -> Rows:
+        """Check everything before anything is computed."""
+        phi = check.feature_rows(features, posterior.n_features, posterior.dtype)
+        n = len(phi)
+        read = check.targets(targets, n, posterior.n_outputs, posterior.dtype)
+        noise = np.full(n, check.positive("noise_var", noise_var))
+        weight = np.ones(n)
+        if sample_weight is not None:
+            weight = check.non_negative_rows("sample_weight", sample_weight, n)
+            with np.errstate(divide="ignore", over="ignore"):
+                noise /= weight
+        noise[~read.observed] = np.inf
+        learnt = noise < np.inf
+        gap = np.ones(n)
+        if time_gap is not None:
+            gap = check.non_negative_rows("time_gap", time_gap, n)
+        if check.choice("transition", transition, TRANSITIONS) == "chunk":
+            gap[:-1] = 0.0
+        prior = check.positive("prior_var", prior_var)
+        return cls(phi, read, noise, weight, gap, prior, keep_mean, bool(learnt.all()))
+
+    def __getitem__(self, part: slice) -> Rows:
+        if part.stop - part.start == len(self.gap):
+            return self
+        return Rows(
+            self.features[part],
+            self.targets[part],
+            self.noise_var[part],
+            self.weight[part],
+            self.gap[part],
+            self.prior_var,
+            self.keep_mean,
+            self.all_learnt,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Grams:
+    """What a scan may know of features and posterior, all float64.
+
+    Attributes
+    ----------
+    cov : (b, b)
+        Phi A Phi', G in DESIGN.
+    eye : (b, b)
+        Phi Phi', H.
+    mean : (b, K)
+        Phi M, F.
+    """
+
+    cov: Array
+    eye: Array
+    mean: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What a scan finds about the b rows of a block.
+
+    Attributes
+    ----------
+    done : int
+        Number of rows scanned: a scan stops early where going on would lose digits.
+    gamma, logit_mean, logit_var : (b,), (b, K), (b,)
+        Coefficient used and prediction made.
+    system : (b, b)
+        Lower triangular: ``system @ gains = predicted covariance @ features``; rows and columns
+        of rows that are not learnt are zero.
+    innovations : (b, K)
+        Residuals divided by their standard deviation.
+    kept, lost : (b,)
+        Product of gamma up to each row, and 1 minus its square.
+    reach : (b,)
+        Product of gamma from behind each learnt row to the end.
+    nis : (b,)
+        Mean square of the innovations; NaN for rows that are not learnt.
+    """
+
+    done: int
+    gamma: Array
+    logit_mean: Array
+    logit_var: Array
+    system: Array
+    innovations: Array
+    kept: Array
+    lost: Array
+    reach: Array
+    nis: Array
+
+    def scanned(self) -> Scan:
+        """The rows that were scanned."""
+        n = self.done
+        return Scan(
+            n,
+            self.gamma[:n],
+            self.logit_mean[:n],
+            self.logit_var[:n],
+            self.system[:n, :n],
+            *(
+                array[:n]
+                for array in (self.innovations, self.kept, self.lost, self.reach, self.nis)
+            ),
+        )
+
+
+class Scanner(Protocol):
+    """Scans one part of the rows after the other."""
+
+    def __call__(self, grams: Grams, part: slice) -> Scan:
+        """Scan the rows of ``part``."""
+        ...
+
+
+def run(posterior: Posterior, rows: Rows, scan: Scanner, donate: bool) -> tuple[Posterior, Step]:
+    """Advance over all rows, block by block; the posterior is untouched if anything fails."""
+    original = stored = posterior.stored
+    n, m = rows.features.shape
+    size = block_rows(m)
+    steps = []
+    with OneThread(4.0 * min(n, size) * m * m):
+        start = 0
+        while start < n:
+            part = slice(start, min(start + size, n))
+            # Arrays of our own may be overwritten, those we were given only by the last write.
+            own = stored.base.cov is not original.base.cov or (donate and start + size >= n)
+            stored, step = _advance(stored, rows, scan, part, own)
+            steps.append(step)
+            start += len(step.gamma)
+    if donate:
+        posterior._stored = None
+    elif stored.base.cov is original.base.cov:
+        stored.base.lent = original.base.lent = True
+    return Posterior._of(stored), _joined(steps)
+
+
+def block_rows(n_features: int) -> int:
+    """Rows of a block: enough for the products with the covariance to run at full speed.
+
+    Work inside a block grows with its square, which the products outweigh only if m is large.
+    """
+    return 128 if n_features >= 1024 else 64
+
+
+def _advance(
+    stored: _Stored, rows: Rows, scan: Scanner, part: slice, donate: bool
+) -> tuple[_Stored, Step]:
+    """Advance over as many rows of ``part`` as the scan takes; step tells how many."""
+    from kalstream.core._scan import sound_rows
+
+    phi, dtype, prior_var = rows.features[part], rows.features.dtype, rows.prior_var
+    times_cov, times_mean, lossy = stored.products(phi)
+    if lossy:
+        stored = stored.folded(donate=False)
+        times_cov, times_mean, _ = stored.products(phi)
+    variances = stored.variances()
+    if dtype != np.float64:
+        times_cov, times_mean = times_cov.astype(np.float64), times_mean.astype(np.float64)
+        phi = phi.astype(np.float64)
+    found = scan(Grams(times_cov @ phi.T, phi @ phi.T, times_mean), part)
+    if found.done < len(phi):
+        found, part = found.scanned(), slice(part.start, part.start + found.done)
+        times_cov, phi = times_cov[: found.done], phi[: found.done]
+    rows = rows[part]
+    if not sound_rows(
+        found.logit_var, rows.noise_var, phi, variances, np.finfo(dtype).eps, ROUNDING_LIMIT
+    ):
+        rounding = rounding_error(phi, variances)
+        check_innovations(found.logit_var, rows.noise_var, rounding, dtype, part.start)
+
+    system, innovations, reach = found.system, found.innovations, found.reach
+    kept, lost = found.kept, found.lost
+    if not rows.all_learnt:
+        learnt = np.isfinite(rows.noise_var)
+        system, innovations, reach = system[learnt][:, learnt], innovations[learnt], reach[learnt]
+        times_cov, phi = times_cov[learnt], phi[learnt]
+        kept, lost = kept[learnt], lost[learnt]
+    gains = _gains(times_cov, phi, kept, prior_var * lost, system)
+
+    end = float(found.kept[-1])
+    stored = stored.decayed(
+        end * end, float(found.lost[-1]), 1.0 if rows.keep_mean else end, prior_var
+    )
+    if len(gains):
+        if rows.keep_mean:
+            stored = stored.with_mean_added((gains.T @ innovations).astype(dtype))
+            innovations = np.zeros_like(innovations)
+        gains *= reach[:, None]
+        stored = stored.updated(
+            gains.astype(dtype, copy=False), innovations.astype(dtype, copy=False), donate=donate
+        )
+    return stored, Step(found.logit_mean, found.logit_var, found.gamma, rows.noise_var, found.nis)
+
+
+def fixed_scanner(rows: Rows, gammas: Array) -> Scanner:
+    """Scanner with known coefficients gammas (b,)."""
+
+    def scanner(grams: Grams, part: slice) -> Scan:
+        return fixed_scan(grams, rows[part], gammas[part])
+
+    return scanner
+
+
+def fixed_scan(grams: Grams, rows: Rows, gamma: Array) -> Scan:
+    """Scan with known coefficients gamma (b,)."""
+    from kalstream.core._scan import scan_fixed
+
+    found = scan_fixed(
+        grams.cov,
+        grams.eye,
+        grams.mean,
+        *rows.targets.arrays(),
+        rows.noise_var,
+        gamma,
+        rows.prior_var,
+        rows.keep_mean,
+    )
+    return Scan(*found)
+
+
+def _gains(times_cov: Array, features: Array, kept: Array, spread: Array, system: Array) -> Array:
+    """Gains (n, m) of the learnt rows; times_cov, features times covariance (n, m), is consumed.
+
+    The covariance of the weights with each row's target, kept^2 A phi + spread phi, is solved
+    for the innovations with the triangular system (n, n).
+    """
+    if len(times_cov) <= _FEW_ROWS:
+        from kalstream.core._scan import gains_in_place
+
+        gains_in_place(times_cov, features, kept, spread, system)
+        return times_cov
+    times_cov *= (kept * kept)[:, None]
+    if spread[-1] > 0.0:
+        times_cov += spread[:, None] * features
+    return blas.dtrsm(1.0, system.T, times_cov.T, side=1, lower=0, overwrite_b=1).T
+
+
+def _joined(steps: list[Step]) -> Step:
+    if len(steps) == 1:
+        return steps[0]
+    return Step(
+        *(
+            np.concatenate([getattr(step, name) for step in steps])
+            for name in ("logit_mean", "logit_var", "gamma", "noise_var", "nis")
+        )
+    )

@@ -1,0 +1,627 @@
+"""How fast to forget: `Fixed`, `Learned` (the paper's SGD on delta), `Mixture` (of half-lives).
+
+A policy owns nothing but its settings. Its `start` makes a state, `step_chunk` advances one, and
+`predict` looks one step ahead; a chunk learnt at once equals its rows learnt one by one.
+
+Only classes that have been seen take part in what is learnt from a softmax, so that a class
+declared at the start equals a class added late.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kalstream.core import _checks as check
+from kalstream.core._threads import OneThread
+from kalstream.core.block import Grams, Rows, Scan, fixed_scan, fixed_scanner, run
+from kalstream.core.calibration import BOUND, Alpha, Calibration
+from kalstream.core.predictive import class_probabilities
+from kalstream.core.recursion import init
+from kalstream.core.state import Posterior, Step, add_outputs
+from kalstream.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from kalstream.core.predictive import Method
+
+Array = NDArray[Any]
+
+# exp(-50) of a weight is gone in float64: a larger delta would only take longer to return.
+_LARGEST_DELTA: Final = 100.0
+# exp(-1000) is 0 in float64, and times a gap of 0 it is still 1.
+_INFINITE_DELTA: Final = 2000.0
+# Shares of a mixture below this cannot be seen in a probability.
+_NEGLIGIBLE: Final = 1e-9
+
+
+def half_life(gamma: float) -> float:
+    """Examples after which a weight has halved, ln(1/2) / ln(gamma).
+
+    Examples
+    --------
+    >>> half_life(0.5), half_life(1.0), half_life(0.0)
+    (1.0, inf, 0.0)
+    """
+    gamma = check.unit_interval("gamma", gamma)
+    if gamma == 0.0:
+        return 0.0
+    return math.inf if gamma == 1.0 else math.log(0.5) / math.log(gamma)
+
+
+def gamma_of(half_life: float) -> float:
+    """Forgetting coefficient of a half-life in examples; inf gives 1.
+
+    Examples
+    --------
+    >>> gamma_of(1.0), gamma_of(float("inf"))
+    (0.5, 1.0)
+    """
+    number = check.scalar("half_life", half_life)
+    if not number > 0.0:
+        raise InvalidInput(f"half_life must be above 0 (inf forgets nothing), got {half_life!r}")
+    return 0.5 ** (1.0 / number)
+
+
+@dataclass(frozen=True, slots=True)
+class FilterState:
+    """One filter, its forgetting and its calibration.
+
+    Attributes
+    ----------
+    posterior : Posterior
+    delta : float
+        gamma = exp(-delta / 2).
+    alpha : Alpha
+    seen : (K,) bool
+        Classes that have been learnt at least once.
+    """
+
+    posterior: Posterior
+    delta: float
+    alpha: Alpha
+    seen: Array
+
+    @property
+    def gamma(self) -> float:
+        """Current forgetting coefficient."""
+        return math.exp(-0.5 * self.delta)
+
+    @property
+    def half_life(self) -> float:
+        """Current half-life in examples."""
+        return half_life(self.gamma)
+
+    @property
+    def calibration(self) -> float:
+        """Current alpha."""
+        return self.alpha.value
+
+    def add_outputs(self, n_outputs: int) -> FilterState:
+        """Grow by classes never seen, exactly."""
+        return replace(
+            self,
+            posterior=add_outputs(self.posterior, n_outputs),
+            seen=np.pad(self.seen, (0, n_outputs)),
+        )
+
+
+class _OneFilter(ABC):
+    """What `Fixed` and `Learned` share: one filter, a delta and an alpha."""
+
+    __slots__ = ()
+
+    calibration: Calibration | float
+
+    @property
+    @abstractmethod
+    def _rule(self) -> tuple[float, float, bool]:
+        """Gamma to start from, learning rate of delta, whether it learns from calibrated logits."""
+
+    def start(
+        self, n_features: int, n_outputs: int, *, prior_var: float, dtype: Any = np.float64
+    ) -> FilterState:
+        """State before any data."""
+        gamma, _, _ = self._rule
+        return FilterState(
+            init(n_features, n_outputs, prior_var=prior_var, dtype=dtype),
+            max(0.0, -2.0 * math.log(gamma)) if gamma > 0.0 else _INFINITE_DELTA,
+            _as_calibration(self.calibration).start(),
+            np.zeros(n_outputs, bool),
+        )
+
+    def step_chunk(
+        self,
+        state: FilterState,
+        features: ArrayLike,
+        targets: ArrayLike,
+        *,
+        donate: bool = False,
+        **settings: Any,
+    ) -> tuple[FilterState, Step]:
+        """Advance over the rows of a chunk; ``settings`` as in `block.step_chunk`, less gamma."""
+        rows = Rows.read(state.posterior, features, targets, **settings)
+        scan = _Scanner(state, rows, _as_calibration(self.calibration), *self._rule[1:])
+        posterior, step = run(state.posterior, rows, scan, donate)
+        return scan.state(posterior), replace(step, calibration=np.concatenate(scan.alphas))
+
+    def predict(
+        self,
+        state: FilterState,
+        features: ArrayLike,
+        *,
+        prior_var: float,
+        time_gap: float = 1.0,
+        keep_mean: bool = False,
+    ) -> Step:
+        """Moments of each row one step ahead, each row on its own; the state is not touched."""
+        gamma = state.gamma
+        ahead = _one_ahead(state.posterior, features, gamma, prior_var, time_gap, keep_mean)
+        return replace(ahead, calibration=np.full(len(ahead.gamma), state.calibration))
+
+    def class_probabilities(
+        self,
+        state: FilterState,
+        features: ArrayLike,
+        *,
+        prior_var: float,
+        time_gap: float = 1.0,
+        method: Method = "exact",
+    ) -> Array:
+        """Class probabilities (b, K) one step ahead."""
+        ahead = self.predict(state, features, prior_var=prior_var, time_gap=time_gap)
+        return class_probabilities(
+            ahead.logit_mean, ahead.logit_var, calibration=state.calibration, method=method
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Fixed(_OneFilter):
+    """One gamma for ever.
+
+    Parameters
+    ----------
+    gamma : float in [0, 1]
+    calibration : Calibration or float
+        Alpha, learned or fixed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> policy = Fixed(0.5)
+    >>> state = policy.start(1, 2, prior_var=1.0)
+    >>> state, seen = policy.step_chunk(state, [[1.0]], [0], noise_var=1.0, prior_var=1.0)
+    >>> state.gamma, state.half_life
+    (0.5, 1.0)
+    """
+
+    gamma: float = 1.0
+    calibration: Calibration | float = 1.0
+
+    def __post_init__(self) -> None:
+        check.unit_interval("gamma", self.gamma)
+        _as_calibration(self.calibration)
+
+    @property
+    def _rule(self) -> tuple[float, float, bool]:
+        return self.gamma, 0.0, True
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Learned(_OneFilter):
+    """Gamma learned online by clipped SGD on delta, eqs. (9) and (15), as in the paper.
+
+    Row by row: the row is predicted with the delta before it, its target moves delta along the
+    gradient of its log predictive (the exact softmax integral for labels, the Gaussian for
+    values), and the row is learnt with the delta after it.
+
+    Parameters
+    ----------
+    init : float in [0, 1]
+        Gamma to start from.
+    lr : float
+        Learning rate of delta; the paper considers 0.5 to 0.001.
+    calibration : Calibration or float
+        Alpha, learned or fixed.
+    calibrated : bool
+        Take the gradient through calibrated logits, eq. (13), or through raw ones, eq. (12).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> policy = Learned(init=1.0, lr=1.0)
+    >>> state = policy.start(1, 1, prior_var=0.01)
+    >>> state, seen = policy.step_chunk(
+    ...     state,
+    ...     np.ones((200, 1)),
+    ...     np.repeat([0.0, 5.0], 100),
+    ...     noise_var=0.05,
+    ...     prior_var=0.01,
+    ...     keep_mean=True,
+    ... )
+    >>> bool(seen.gamma[99] > 0.99), bool(seen.gamma[100:].min() < 0.9)
+    (True, True)
+    """
+
+    init: float = 1.0
+    lr: float = 0.01
+    calibration: Calibration | float = 1.0
+    calibrated: bool = True
+
+    def __post_init__(self) -> None:
+        check.unit_interval("init", self.init)
+        if self.init == 0.0:
+            raise InvalidInput("init must be above 0: from delta = inf no gradient leads back")
+        check.positive("lr", self.lr)
+        _as_calibration(self.calibration)
+
+    @property
+    def _rule(self) -> tuple[float, float, bool]:
+        return self.init, self.lr, self.calibrated
+
+
+class _Scanner:
+    """Scan of a `FilterState`, carrying what it learns from block to block."""
+
+    def __init__(
+        self, state: FilterState, rows: Rows, calibration: Calibration, lr: float, calibrated: bool
+    ) -> None:
+        self.rows, self.lr, self.calibrated = rows, lr, calibrated
+        self.delta, self.alpha = state.delta, state.alpha
+        self.seen = _Seen(state.seen)
+        self.alpha_rule = (
+            math.log(calibration.init),
+            calibration.spread**2,
+            calibration.gamma,
+            BOUND * calibration.spread,
+        )
+        self.plain = lr == 0.0 and (rows.targets.labels is None or not calibration.learns)
+        self.alphas: list[Array] = []
+
+    def __call__(self, grams: Grams, part: slice) -> Scan:
+        rows = self.rows[part]
+        if self.plain:
+            found = fixed_scan(grams, rows, math.exp(-0.5 * self.delta) ** rows.gap)
+            if rows.targets.labels is not None:
+                learnt = np.isfinite(rows.noise_var[: found.done])
+                self.seen.add(rows.targets.labels[: found.done][learnt])
+            self.alphas.append(np.full(found.done, self.alpha.value))
+            return found
+        from kalstream.core._scan import scan_learned
+        from kalstream.core._softmax_integral import table, work
+
+        scan, alphas, self.delta, log_mean, log_var, self.seen.count = scan_learned(
+            grams.cov,
+            grams.eye,
+            grams.mean,
+            *rows.targets.arrays(),
+            rows.noise_var,
+            rows.weight,
+            rows.gap,
+            rows.prior_var,
+            rows.keep_mean,
+            self.delta,
+            self.lr,
+            _LARGEST_DELTA,
+            self.alpha.log_mean,
+            self.alpha.log_var,
+            self.alpha_rule,
+            self.calibrated,
+            self.seen.classes,
+            self.seen.count,
+            *table(),
+            work(),
+        )
+        self.alpha = Alpha(log_mean, log_var)
+        found = Scan(*scan)
+        self.alphas.append(alphas[: found.done])
+        return found
+
+    def state(self, posterior: Posterior) -> FilterState:
+        return FilterState(posterior, self.delta, self.alpha, self.seen.mask())
+
+
+class _Seen:
+    """Classes seen so far, as the compiled scans want them: first in an array, and a count."""
+
+    def __init__(self, mask: Array) -> None:
+        known = np.flatnonzero(mask)
+        self.classes = np.zeros(len(mask), np.int64)
+        self.classes[: len(known)] = known
+        self.count = len(known)
+
+    def add(self, labels: Array) -> None:
+        known = np.union1d(self.classes[: self.count], labels)
+        self.classes[: len(known)] = known
+        self.count = len(known)
+
+    def mask(self) -> Array:
+        mask = np.zeros(len(self.classes), bool)
+        mask[self.classes[: self.count]] = True
+        return mask
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureState:
+    """Filters with fixed half-lives, and how much each is believed.
+
+    Attributes
+    ----------
+    posteriors : J posteriors
+    half_lives, calibrations : J and C numbers
+    log_weights : (J, C)
+    seen : (K,) bool
+    """
+
+    posteriors: tuple[Posterior, ...]
+    half_lives: tuple[float, ...]
+    calibrations: tuple[float, ...]
+    log_weights: Array
+    seen: Array
+
+    @property
+    def weights(self) -> Array:
+        """Posterior over half-lives and calibrations (J, C)."""
+        return np.exp(self.log_weights)
+
+    @property
+    def half_life_weights(self) -> Array:
+        """Posterior over half-lives (J,)."""
+        return self.weights.sum(axis=1)
+
+    @property
+    def half_life(self) -> float:
+        """Median of the posterior over half-lives."""
+        return float(_median(self.half_lives, self.half_life_weights))
+
+    @property
+    def gamma(self) -> float:
+        """Forgetting coefficient of the median half-life."""
+        return gamma_of(self.half_life)
+
+    @property
+    def calibration(self) -> float:
+        """Median of the posterior over calibrations."""
+        return float(_median(self.calibrations, self.weights.sum(axis=0)))
+
+    def add_outputs(self, n_outputs: int) -> MixtureState:
+        """Grow by classes never seen, exactly."""
+        return replace(
+            self,
+            posteriors=tuple(add_outputs(p, n_outputs) for p in self.posteriors),
+            seen=np.pad(self.seen, (0, n_outputs)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureStep:
+    """What every row of a chunk tells about itself under a mixture, before its target was seen.
+
+    Attributes
+    ----------
+    logit_mean, logit_var : (J, b, K), (J, b)
+        Moments of each filter.
+    weights : (b, J, C)
+        Posterior over half-lives and calibrations.
+    half_life, gamma : (b,)
+        Median of the posterior over half-lives, and its coefficient.
+    log_prob : (b,)
+        Log predictive of the row's target; NaN if it had none or was a class never seen.
+    """
+
+    logit_mean: Array
+    logit_var: Array
+    weights: Array
+    half_life: Array
+    gamma: Array
+    log_prob: Array
+
+    @property
+    def half_life_weights(self) -> Array:
+        """Posterior over half-lives (b, J)."""
+        return self.weights.sum(axis=2)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Filters with fixed half-lives, each with a grid of calibrations, weighted by evidence.
+
+    The weights follow Bayes' rule on each filter's own predictive probability, with a fixed
+    share of switching between any two: nothing has to be tuned.
+
+    Parameters
+    ----------
+    half_lives : floats above 0, in examples
+        inf forgets nothing.
+    share : float in [0, 1]
+        Probability of switching before a step (per unit of time, if there are time gaps).
+    calibrations : floats above 0
+        Grid of alpha; regression does not use it.
+    predictive : "exact" or "probit"
+        What weights the filters; the probit approximation is cheaper.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> policy = Mixture(half_lives=(10.0, float("inf")))
+    >>> state = policy.start(1, 1, prior_var=1.0)
+    >>> state, seen = policy.step_chunk(
+    ...     state, np.ones((60, 1)), np.repeat([0.0, 3.0], 30), noise_var=0.1, prior_var=1.0
+    ... )
+    >>> bool(seen.half_life_weights[29, 1] > 0.5), bool(seen.half_life_weights[40, 0] > 0.9)
+    (True, True)
+    """
+
+    half_lives: Sequence[float] = (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0, math.inf)
+    share: float = 0.01
+    calibrations: Sequence[float] = (1.0, 2.0, 4.0, 8.0, 16.0)
+    predictive: str = "exact"
+
+    def __post_init__(self) -> None:
+        for name in ("half_lives", "calibrations"):
+            if len(getattr(self, name)) == 0:
+                raise InvalidInput(f"{name} is empty; give at least one")
+        for value in self.half_lives:
+            gamma_of(value)
+        for value in self.calibrations:
+            check.positive("calibrations", value)
+        check.unit_interval("share", self.share)
+        check.choice("predictive", self.predictive, ("exact", "probit"))
+
+    def start(
+        self, n_features: int, n_outputs: int, *, prior_var: float, dtype: Any = np.float64
+    ) -> MixtureState:
+        """State before any data: all filters alike."""
+        prior = init(n_features, n_outputs, prior_var=prior_var, dtype=dtype)
+        shape = len(self.half_lives), len(self.calibrations)
+        return MixtureState(
+            (prior,) * shape[0],
+            tuple(map(float, self.half_lives)),
+            tuple(map(float, self.calibrations)),
+            np.full(shape, -math.log(shape[0] * shape[1])),
+            np.zeros(n_outputs, bool),
+        )
+
+    def step_chunk(
+        self, state: MixtureState, features: ArrayLike, targets: ArrayLike, **settings: Any
+    ) -> tuple[MixtureState, MixtureStep]:
+        """Advance over the rows of a chunk; ``settings`` as in `block.step_chunk`, less gamma.
+
+        Buffers are not reused (``donate``): the old state must last until every filter is sound.
+        """
+        from kalstream.core._scan import mix
+        from kalstream.core._softmax_integral import table, work
+
+        settings.pop("donate", None)
+        rows = Rows.read(state.posteriors[0], features, targets, **settings)
+        done = [
+            run(posterior, rows, fixed_scanner(rows, gamma_of(half_life) ** rows.gap), donate=False)
+            for posterior, half_life in zip(state.posteriors, state.half_lives, strict=True)
+        ]
+        means = np.stack([step.logit_mean for _, step in done])
+        variances = np.stack([step.logit_var for _, step in done])
+        log_weights = state.log_weights.copy()
+        seen = _Seen(state.seen)
+        weights, log_prob, seen.count = mix(
+            means,
+            variances,
+            *rows.targets.arrays(),
+            rows.noise_var,
+            rows.weight,
+            1.0 - (1.0 - self.share) ** rows.gap,
+            np.array(state.calibrations),
+            self.predictive == "exact",
+            log_weights,
+            seen.classes,
+            seen.count,
+            *table(),
+            work(),
+        )
+        median = _median(state.half_lives, weights.sum(axis=2))
+        step = MixtureStep(means, variances, weights, median, 0.5 ** (1.0 / median), log_prob)
+        posteriors = tuple(posterior for posterior, _ in done)
+        return replace(
+            state, posteriors=posteriors, log_weights=log_weights, seen=seen.mask()
+        ), step
+
+    def predict(
+        self,
+        state: MixtureState,
+        features: ArrayLike,
+        *,
+        prior_var: float,
+        time_gap: float = 1.0,
+        keep_mean: bool = False,
+    ) -> MixtureStep:
+        """Moments of each row one step ahead, each row on its own; the state is not touched."""
+        ahead = [
+            _one_ahead(posterior, features, gamma_of(half_life), prior_var, time_gap, keep_mean)
+            for posterior, half_life in zip(state.posteriors, state.half_lives, strict=True)
+        ]
+        switch = 1.0 - (1.0 - self.share) ** time_gap
+        weights = (1.0 - switch) * state.weights + switch / state.log_weights.size
+        n = len(ahead[0].gamma)
+        median = np.full(n, _median(state.half_lives, weights.sum(axis=1)))
+        return MixtureStep(
+            np.stack([step.logit_mean for step in ahead]),
+            np.stack([step.logit_var for step in ahead]),
+            np.broadcast_to(weights, (n, *weights.shape)),
+            median,
+            0.5 ** (1.0 / median),
+            np.full(n, np.nan),
+        )
+
+    def class_probabilities(
+        self,
+        state: MixtureState,
+        features: ArrayLike,
+        *,
+        prior_var: float,
+        time_gap: float = 1.0,
+        method: Method = "exact",
+    ) -> Array:
+        """Class probabilities (b, K) one step ahead, averaged over the mixture."""
+        ahead = self.predict(state, features, prior_var=prior_var, time_gap=time_gap)
+        return mixture_probabilities(ahead, state.calibrations, method=method)
+
+
+def mixture_probabilities(
+    step: MixtureStep, calibrations: Sequence[float], *, method: Method = "exact"
+) -> Array:
+    """Class probabilities (b, K) of a mixture's rows."""
+    weights = step.weights / step.weights.sum(axis=(1, 2), keepdims=True)
+    total = np.zeros(step.logit_mean.shape[1:])
+    for j, (mean, var) in enumerate(zip(step.logit_mean, step.logit_var, strict=True)):
+        for c, calibration in enumerate(calibrations):
+            share = weights[:, j, c, None]
+            if share.max() > _NEGLIGIBLE:
+                total += share * class_probabilities(
+                    mean, var, calibration=calibration, method=method
+                )
+    return total / total.sum(axis=1, keepdims=True)
+
+
+def _one_ahead(
+    posterior: Posterior,
+    features: ArrayLike,
+    gamma: float,
+    prior_var: float,
+    time_gap: float,
+    keep_mean: bool,
+) -> Step:
+    """Moments after one transition, eqs. (6), (7), of each row on its own."""
+    phi = check.feature_rows(features, posterior.n_features, posterior.dtype)
+    prior_var = check.positive("prior_var", prior_var)
+    gap = check.non_negative_rows("time_gap", time_gap, 1)[0]
+    g = gamma**gap
+    with OneThread(2.0 * phi.size * phi.shape[1]):
+        times_cov, times_mean, _ = posterior.stored.products(phi)
+    spread = np.einsum("bm,bm->b", times_cov, phi, dtype=np.float64)
+    norm = np.einsum("bm,bm->b", phi, phi, dtype=np.float64)
+    var = g**2 * np.maximum(spread, 0.0) + (1.0 - g) * (1.0 + g) * prior_var * norm
+    n = len(phi)
+    none = np.full(n, np.nan)
+    mean = times_mean if keep_mean else g * times_mean
+    return Step(mean, var, np.full(n, g), np.full(n, np.inf), none)
+
+
+def _median(values: Sequence[float], weights: Array) -> Array:
+    """Weighted median of values (J,), for each row of weights (..., J)."""
+    order = np.argsort(values)
+    below = np.cumsum(np.asarray(weights)[..., order], axis=-1)
+    index = np.argmax(below >= 0.5 * below[..., -1:], axis=-1)
+    return np.asarray(values, dtype=np.float64)[order][index]
+
+
+def _as_calibration(calibration: Calibration | float) -> Calibration:
+    if isinstance(calibration, Calibration):
+        return calibration
+    return Calibration.fixed(check.positive("calibration", calibration))

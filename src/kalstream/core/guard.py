@@ -1,0 +1,124 @@
+"""Is the filter sound: one place that guards innovations and reports health."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kalstream.core.state import Posterior, Step
+from kalstream.errors import NumericalError
+
+Array = NDArray[Any]
+
+# An update is trusted while rounding of the covariance amounts to less than this part of the
+# noise variance. tests/numerics/test_stress.py shows where it draws the line.
+ROUNDING_LIMIT: Final = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How sound a filter is.
+
+    Attributes
+    ----------
+    smallest_innovation_var : float
+        Least logit_var + noise_var over the rows; must stay positive.
+    asymmetry : float
+        Largest difference between cov and its transpose over the largest variance: 0, since
+        one triangle is stored; it is reported so that anything else would show.
+    smallest_variance, largest_variance : float
+        Range of the weights' variances; the largest never exceeds the prior variance.
+    nis : float
+        Mean normalised innovation squared: about 1 if noise_var and forgetting fit the data,
+        larger if the filter is too sure of itself. NaN if no row was learnt from.
+    effective_memory : float
+        Number of examples from which a filter that forgets nothing would be as sure as this
+        one, about n_features * noise_var / logit_var; the median over the rows learnt.
+    """
+
+    smallest_innovation_var: float
+    asymmetry: float
+    smallest_variance: float
+    largest_variance: float
+    nis: float
+    effective_memory: float
+
+
+def health(posterior: Posterior, step: Step) -> Health:
+    """Report on a posterior and the step that led to it.
+
+    Examples
+    --------
+    >>> from kalstream.core import init, step
+    >>> report = health(
+    ...     *step(
+    ...         init(2, 1, prior_var=1.0), [1.0, 0.0], 0.5, gamma=1.0, noise_var=1.0, prior_var=1.0
+    ...     )
+    ... )
+    >>> report.smallest_innovation_var, report.effective_memory
+    (2.0, 2.0)
+    """
+    cov = posterior.cov
+    variances = cov.diagonal()
+    learnt = np.isfinite(np.atleast_1d(step.noise_var))
+    noise_var = np.atleast_1d(step.noise_var)[learnt]
+    innovation_var = np.atleast_1d(step.logit_var)[learnt] + noise_var
+    nis = np.atleast_1d(step.nis)[learnt]
+    with np.errstate(divide="ignore"):
+        memory = posterior.n_features * noise_var / np.atleast_1d(step.logit_var)[learnt]
+    return Health(
+        smallest_innovation_var=float(innovation_var.min(initial=np.inf)),
+        asymmetry=float(np.abs(cov - cov.T).max() / variances.max()),
+        smallest_variance=float(variances.min()),
+        largest_variance=float(variances.max()),
+        nis=float(nis.mean()) if len(nis) else math.nan,
+        effective_memory=_median(memory),
+    )
+
+
+def _median(values: Array) -> float:
+    return float(np.median(values)) if len(values) else math.nan
+
+
+def rounding_error(features: Array, variances: Array) -> Array:
+    """Rounding error of phi' A phi for each row (b,), from the features and diag A.
+
+    Entries of A are off by u |A_kl| <= u sqrt(A_kk A_ll), u the unit round-off of their type;
+    were these errors independent, their sum would have standard deviation u sum_k phi_k^2 A_kk.
+    """
+    return np.finfo(variances.dtype).eps * (np.square(features) @ variances)
+
+
+def check_innovations(
+    logit_var: Array, noise_var: Array, rounding: Array, dtype: Any, first_row: int = 0
+) -> None:
+    """Raise `NumericalError` unless every innovation variance (b,) can be trusted.
+
+    What matters is rounding against noise_var, not against the innovation variance: learning
+    may shrink phi' A phi to below noise_var in one step, and the rounding error stays behind.
+    """
+    # Written so that NaN fails too.
+    sound = logit_var > -ROUNDING_LIMIT * noise_var
+    if not sound.all():
+        row = int(np.argmin(sound))
+        raise NumericalError(
+            f"the covariance lost positive definiteness at row {first_row + row}: the predicted "
+            f"variance is {logit_var[row]:.3g} (noise_var {noise_var[row]:.3g}). {_remedy(dtype)}"
+        )
+    doubtful = rounding > ROUNDING_LIMIT * noise_var
+    if doubtful.any():
+        row = int(np.argmax(doubtful))
+        raise NumericalError(
+            f"{np.dtype(dtype)} cannot hold the covariance at row {first_row + row}: rounding "
+            f"alone would be {rounding[row] / noise_var[row]:.2g} of noise_var "
+            f"{noise_var[row]:.3g}. {_remedy(dtype)}"
+        )
+
+
+def _remedy(dtype: Any) -> str:
+    wider = "use dtype=float64, " if np.dtype(dtype) == np.float32 else ""
+    return f"The state is unchanged; {wider}scale the features, or raise noise_var."

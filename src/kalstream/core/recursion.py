@@ -1,0 +1,235 @@
+"""The textbook recursion, one function per equation of the paper: the reference for the rest.
+
+Plain NumPy on full matrices, one example at a time. `block.step_chunk` gives the same numbers,
+faster. Equation numbers are those of Titsias et al. (2023).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kalstream.core import _checks as check
+from kalstream.core.guard import check_innovations, rounding_error
+from kalstream.core.predictive import gaussian_log_density, label_log_prob
+from kalstream.core.state import Posterior, Step
+
+Array = NDArray[Any]
+
+
+def log_likelihood(
+    weights: ArrayLike, features: ArrayLike, target: ArrayLike, *, noise_var: float
+) -> float:
+    """Log density of a target given the weights, eq. (1), summed over outputs.
+
+    Parameters
+    ----------
+    weights : (m, K)
+    features : (m,)
+    target : label, number or (K,)
+    noise_var : float
+        Variance of the observation noise, sigma^2.
+    """
+    w = np.asarray(weights, dtype=np.float64)
+    phi = check.feature_vector(features, len(w), np.float64)
+    residual = check.single_target(target, w.shape[1]).minus((phi @ w)[None])
+    # eq. (1)
+    return float(gaussian_log_density(residual, 0.0, check.positive("noise_var", noise_var)).sum())
+
+
+def init(
+    n_features: int, n_outputs: int, *, prior_var: float, dtype: Any = np.float64
+) -> Posterior:
+    """Prior over the weights before any data, eq. (2): mean 0, covariance prior_var I.
+
+    Parameters
+    ----------
+    n_features, n_outputs : int
+        m and K.
+    prior_var : float
+        Variance of each weight, sigma_w^2; 1 / n_features is the paper's default.
+    dtype : float64 or float32
+
+    Examples
+    --------
+    >>> init(2, 1, prior_var=0.5).cov
+    array([[0.5, 0. ],
+           [0. , 0.5]])
+    """
+    m = check.count("n_features", n_features)
+    k = check.count("n_outputs", n_outputs)
+    kind = check.float_dtype(dtype)
+    variance = check.positive("prior_var", prior_var)
+    return Posterior(np.zeros((m, k), kind), np.eye(m, dtype=kind) * kind.type(variance))
+
+
+def drift(weights: ArrayLike, *, gamma: float, prior_var: float) -> tuple[Array, float]:
+    """Mean (as weights) and variance of the weights one step on, given weights, eq. (3)."""
+    check.unit_interval("gamma", gamma)
+    check.positive("prior_var", prior_var)
+    # eq. (3)
+    return gamma * np.asarray(weights, dtype=np.float64), (1.0 - gamma) * (1.0 + gamma) * prior_var
+
+
+def transition(
+    posterior: Posterior, *, gamma: float, prior_var: float, keep_mean: bool = False
+) -> Posterior:
+    """Forget: the posterior before the next example is seen, eq. (4), for all outputs eq. (7).
+
+    Parameters
+    ----------
+    posterior : Posterior
+    gamma : float in [0, 1]
+        1 forgets nothing, 0 returns to the prior.
+    prior_var : float
+    keep_mean : bool
+        Leave the mean where it is (appendix C) instead of shrinking it to zero.
+
+    Examples
+    --------
+    >>> transition(Posterior([[1.0]], [[0.0]]), gamma=0.5, prior_var=1.0).cov
+    array([[0.75]])
+    """
+    gamma = check.unit_interval("gamma", gamma)
+    prior_var = check.positive("prior_var", prior_var)
+    mean, cov = posterior.mean, posterior.cov
+    if not keep_mean:
+        mean *= gamma  # eq. (7), left
+    before = cov.diagonal().copy()
+    cov *= gamma**2  # eq. (7), right
+    diagonal = np.einsum("ii->i", cov)
+    diagonal += (1.0 - gamma) * (1.0 + gamma) * prior_var
+    # An average of two variances exceeds neither; rounding would, and would add up.
+    np.minimum(diagonal, np.maximum(before, prior_var).astype(cov.dtype), out=diagonal)
+    return Posterior(mean, cov)
+
+
+def predict(posterior: Posterior, features: ArrayLike) -> tuple[Array, float]:
+    """Mean (K,) and variance of the outputs for features (m,): the moments in eqs. (6), (11).
+
+    ``posterior`` is the predicted one, after `transition`.
+    """
+    phi = check.feature_vector(features, posterior.n_features, posterior.dtype)
+    return phi @ posterior.mean, float(phi @ posterior.cov @ phi)
+
+
+def update(
+    posterior: Posterior, features: ArrayLike, target: ArrayLike, *, noise_var: float
+) -> tuple[Posterior, Step]:
+    """Learn one example, eq. (5), for all outputs eq. (8). With gamma = 1 this is eq. (14).
+
+    Parameters
+    ----------
+    posterior : Posterior
+        The predicted one, after `transition`.
+    features : (m,)
+    target : int, float or (K,)
+        An integer is a class label (its one-hot vector is learnt), a float or vector a value.
+        NaN, or the label -1, teaches nothing.
+    noise_var : float
+    """
+    noise_var = check.positive("noise_var", noise_var)
+    phi = check.feature_vector(features, posterior.n_features, posterior.dtype)
+    read = check.single_target(target, posterior.n_outputs, posterior.dtype)
+    mean, cov = posterior.mean, posterior.cov
+    logit_mean = phi @ mean  # (K,)
+    gain = cov @ phi  # (m,)
+    logit_var = float(phi @ gain)
+    rounding = rounding_error(phi[None], cov.diagonal())
+    check_innovations(np.array([logit_var]), np.array([noise_var]), rounding, cov.dtype)
+    innovation_var = noise_var + logit_var
+    nis = math.nan
+    if read.observed[0]:
+        residual = read.minus(logit_mean[None])[0]  # (K,)
+        # eq. (8)
+        posterior = Posterior(
+            (mean + np.outer(gain / innovation_var, residual)).astype(mean.dtype),
+            (cov - np.outer(gain, gain) / innovation_var).astype(cov.dtype),
+        )
+        nis = float(np.mean(residual**2) / innovation_var)
+    else:
+        noise_var = math.inf
+    return posterior, _single(logit_mean, logit_var, 1.0, noise_var, nis)
+
+
+def step(
+    posterior: Posterior,
+    features: ArrayLike,
+    target: ArrayLike,
+    *,
+    gamma: float,
+    noise_var: float,
+    prior_var: float,
+    keep_mean: bool = False,
+) -> tuple[Posterior, Step]:
+    """One turn of the recursion: `transition`, then `update`.
+
+    Examples
+    --------
+    >>> posterior, seen = step(
+    ...     init(1, 2, prior_var=1.0), [1.0], 0, gamma=0.9, noise_var=1.0, prior_var=1.0
+    ... )
+    >>> posterior.mean, seen.logit_var
+    (array([[0.5, 0. ]]), array(1.))
+    """
+    predicted = transition(posterior, gamma=gamma, prior_var=prior_var, keep_mean=keep_mean)
+    updated, seen = update(predicted, features, target, noise_var=noise_var)
+    return updated, _single(
+        seen.logit_mean, float(seen.logit_var), gamma, float(seen.noise_var), float(seen.nis)
+    )
+
+
+def ridge_posterior(
+    features: ArrayLike, targets: ArrayLike, *, noise_var: float, prior_var: float
+) -> Posterior:
+    """Posterior of Bayesian linear regression in closed form (appendix A): what gamma = 1 gives.
+
+    Parameters
+    ----------
+    features : (n, m)
+    targets : (n, K)
+    """
+    phi, y = np.asarray(features, np.float64), np.asarray(targets, np.float64)
+    precision = phi.T @ phi / noise_var + np.eye(phi.shape[1]) / prior_var
+    cov = np.linalg.inv(precision)
+    return Posterior(cov @ (phi.T @ y) / noise_var, (cov + cov.T) / 2.0)
+
+
+def delta_gradient(
+    posterior: Posterior,
+    features: ArrayLike,
+    target: ArrayLike,
+    *,
+    gamma: float,
+    noise_var: float,
+    prior_var: float,
+    keep_mean: bool = False,
+    calibration: float = 1.0,
+) -> float:
+    """Derivative of the log predictive of a target by delta, where gamma = exp(-delta / 2).
+
+    The posterior n-1 is held constant, as in the paper: eq. (9) through the exact eq. (11) for a
+    label, appendix B, eq. (15), for values. Calibration multiplies the logits of a label.
+    """
+    predicted = transition(posterior, gamma=gamma, prior_var=prior_var, keep_mean=keep_mean)
+    mean, var = predict(predicted, features)
+    phi = np.asarray(features, np.float64)
+    mean_slope = np.zeros_like(mean) if keep_mean else -0.5 * mean
+    var_slope = prior_var * float(phi @ phi) - var
+    read = check.single_target(target, posterior.n_outputs)
+    if read.labels is not None:
+        terms = label_log_prob(mean, var, int(read.labels[0]), calibration=calibration)
+        return float(terms.d_mean @ mean_slope + terms.d_var * var_slope)
+    innovation_var = var + noise_var
+    residual = read.minus(mean[None])[0]
+    # eq. (15)
+    by_mean = residual / innovation_var
+    by_var = 0.5 * float(np.sum(residual**2 / innovation_var - 1.0)) / innovation_var
+    return float(by_mean @ mean_slope) + by_var * var_slope
+
+
+def _single(mean: Array, var: float, gamma: float, noise_var: float, nis: float) -> Step:
+    return Step(mean, np.asarray(var), np.asarray(gamma), np.asarray(noise_var), np.asarray(nis))

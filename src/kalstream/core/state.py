@@ -1,0 +1,390 @@
+"""What one step needs from the last (`Posterior`), and what a step tells about itself (`Step`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Any, Final, final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.linalg import blas
+
+from kalstream.core import _checks as check
+from kalstream.errors import InvalidInput, KalstreamError
+
+Array = NDArray[Any]
+
+# Once the scale of the stored covariance has decayed this far, pending rows, stored divided by
+# its square root, are folded before they lose half their digits to the larger shift.
+_SMALLEST_SCALE: Final = 1e-8
+# As in `_scan`: a difference of which less than this part is left has lost too many digits.
+_LOSSY: Final = 1e-3
+# Chunks of more rows are folded at once: a rank-b update then costs no more than its deferral.
+_DEFERRED_CHUNK: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step, or every row of a chunk, tells about itself.
+
+    The moments are those of the prediction made before the row's target was seen.
+
+    Attributes
+    ----------
+    logit_mean : (K,) or (b, K)
+        Predicted mean of the outputs, mu_n in the paper.
+    logit_var : scalar or (b,)
+        Their predicted variance, shared by all outputs, s_n^2 in the paper.
+    gamma : scalar or (b,)
+        Forgetting coefficient that the row's transition used (1 where it took none).
+    noise_var : scalar or (b,)
+        Noise variance of the row's target: divided by its weight, inf where nothing was learnt.
+    nis : scalar or (b,)
+        Normalised innovation squared, averaged over outputs; near 1 for a well-specified
+        filter, NaN where nothing was learnt.
+    calibration : (b,), optional
+        Factor alpha that the policy had for the row's logits.
+    """
+
+    logit_mean: Array
+    logit_var: Array
+    gamma: Array
+    noise_var: Array
+    nis: Array
+    calibration: Array | None = None
+
+    @property
+    def half_life(self) -> Array:
+        """Steps after which a weight has halved at this gamma, as gamma."""
+        with np.errstate(divide="ignore"):
+            steps: Array = np.log(0.5) / np.log(self.gamma)
+        return np.where(self.gamma == 1.0, np.inf, steps)
+
+
+@final
+class Posterior:
+    """Gaussian over the weights: every output has its own mean, all share one covariance.
+
+    Immutable to the caller. Inside it is stored so that forgetting costs O(1) and a rank-one
+    update no pass over the covariance (core/README.md, "The lazy state")::
+
+        cov = scale (B - U'U) + shift I        mean = mean_scale (N + U'R)
+
+    with B symmetric (only its lower triangle is kept, so that asymmetry cannot arise) and U, R
+    the pending rows. `mean` and `cov` materialise.
+
+    Parameters
+    ----------
+    mean : (m, K)
+    cov : (m, m), symmetric
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> Posterior(np.zeros((3, 2)), np.eye(3))
+    Posterior(n_features=3, n_outputs=2, dtype=float64)
+    """
+
+    __slots__ = ("_stored",)
+
+    _stored: _Stored | None
+
+    def __init__(self, mean: ArrayLike, cov: ArrayLike) -> None:
+        mean, cov = np.asarray(mean), np.asarray(cov)
+        dtype = np.float32 if mean.dtype == cov.dtype == np.float32 else np.float64
+        if mean.ndim != 2 or cov.shape != (len(mean), len(mean)) or not mean.size:
+            raise InvalidInput(
+                f"mean must be (m, K) and cov (m, m), got shapes {mean.shape} and {cov.shape}"
+            )
+        if not (np.isfinite(mean).all() and np.isfinite(cov).all()):
+            raise InvalidInput("mean and cov must be finite, got NaN or inf; start from init")
+        if np.abs(cov - cov.T).max() > 1e3 * np.finfo(dtype).eps * np.abs(cov).max():
+            raise InvalidInput("cov must be symmetric; pass (cov + cov.T) / 2")
+        if cov.diagonal().min() < 0.0:
+            raise InvalidInput(f"cov has a negative variance, {cov.diagonal().min()!r}")
+        self._stored = _Stored(
+            _Base(np.array(mean, dtype, order="C"), np.array(cov, dtype, order="F"))
+        )
+
+    @classmethod
+    def _of(cls, stored: _Stored) -> Posterior:
+        posterior = object.__new__(cls)
+        posterior._stored = stored
+        return posterior
+
+    @property
+    def stored(self) -> _Stored:
+        """The parts behind `mean` and `cov`; continuing from a copy of them is bit-exact."""
+        if self._stored is None:
+            raise KalstreamError(
+                "this posterior was given away with donate=True; use the one that was returned"
+            )
+        return self._stored
+
+    @property
+    def n_features(self) -> int:
+        """Number of features, m."""
+        return int(self.stored.base.mean.shape[0])
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of outputs, K."""
+        return int(self.stored.base.mean.shape[1])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float64, or float32 by choice."""
+        return self.stored.base.mean.dtype
+
+    @property
+    def mean(self) -> Array:
+        """Posterior mean, a fresh array (m, K)."""
+        stored = self.stored
+        if stored.rows is None:
+            return stored.mean_scale * stored.base.mean
+        return stored.mean_scale * (stored.base.mean + stored.rows.T @ stored.coefficients)
+
+    @property
+    def cov(self) -> Array:
+        """Posterior covariance, a fresh and exactly symmetric array (m, m)."""
+        lower = self.stored.folded(donate=False).base.cov
+        return np.ascontiguousarray(np.tril(lower) + np.tril(lower, -1).T)
+
+    def __copy__(self) -> Posterior:
+        stored = self.stored
+        stored.base.lent = True
+        return Posterior._of(stored)
+
+    def __repr__(self) -> str:
+        if self._stored is None:
+            return "Posterior(<given away>)"
+        return (
+            f"Posterior(n_features={self.n_features}, n_outputs={self.n_outputs}, "
+            f"dtype={self.dtype})"
+        )
+
+
+@dataclass(slots=True)
+class _Base:
+    """N and B of the lazy form: mean (m, K) C-ordered, cov (m, m) F-ordered, lower triangle meant.
+
+    ``lent`` is set for good once two states share the arrays, so that neither overwrites them.
+    """
+
+    mean: Array
+    cov: Array
+    lent: bool = False
+
+    def copy(self) -> _Base:
+        return _Base(self.mean.copy(), self.cov.copy(order="F"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The lazy form of a posterior; see `Posterior` for the two equations.
+
+    Attributes
+    ----------
+    base : _Base
+    mean_scale, scale, shift : float
+    ceiling : float
+        Largest prior variance that the shift came from.
+    rows, coefficients : (r, m), (r, K)
+        Pending rows U and R.
+    room : _Room or None
+        The buffer that `rows` and `coefficients` are the beginning of.
+    """
+
+    base: _Base
+    mean_scale: float = 1.0
+    scale: float = 1.0
+    shift: float = 0.0
+    ceiling: float = 0.0
+    rows: Array | None = None
+    coefficients: Array | None = None
+    room: _Room | None = None
+
+    def products(self, features: Array) -> tuple[Array, Array, bool]:
+        """Features times covariance (b, m) and times mean (b, K), nothing materialised.
+
+        Also whether pending rows took away so much of a variance that what is left, a difference,
+        has lost digits: then fold first.
+        """
+        times_cov = _times_symmetric(features, self.base.cov)
+        times_mean = features @ self.base.mean
+        lossy = False
+        if self.rows is not None:
+            overlap = features @ self.rows.T  # (b, r)
+            before = np.einsum("bm,bm->b", times_cov, features)
+            taken = np.einsum("br,br->b", overlap, overlap)
+            lossy = bool((taken > (1.0 - _LOSSY) * before).any())
+            times_cov -= overlap @ self.rows
+            times_mean += overlap @ self.coefficients
+        if self.scale != 1.0:
+            times_cov *= self.scale
+        if self.shift != 0.0:
+            times_cov += self.shift * features
+        if self.mean_scale != 1.0:
+            times_mean *= self.mean_scale
+        return times_cov, times_mean, lossy
+
+    def variances(self) -> Array:
+        """Upper bounds (m,) on the weights' variances: pending rows only lower them."""
+        return self.scale * self.base.cov.diagonal() + self.shift
+
+    def decayed(self, kept: float, lost: float, mean_kept: float, prior_var: float) -> _Stored:
+        """Forget, in O(1): kept * cov + lost * prior_var I, and mean_kept * mean."""
+        return _Stored(
+            self.base,
+            self.mean_scale * mean_kept,
+            self.scale * kept,
+            self.shift * kept + lost * prior_var,
+            max(self.ceiling, prior_var) if lost else self.ceiling,
+            self.rows,
+            self.coefficients,
+            self.room,
+        )
+
+    def with_mean_added(self, increment: Array) -> _Stored:
+        """The mean gains increment (m, K), the covariance stays."""
+        own = self if self.mean_scale >= _SMALLEST_SCALE else self.folded(donate=False)
+        mean = own.base.mean + increment / own.mean_scale
+        return replace(own, base=_Base(mean, own.base.cov, own.base.lent))
+
+    def updated(self, rows: Array, coefficients: Array, *, donate: bool) -> _Stored:
+        """The covariance loses rows'rows (n, m), the mean gains rows'coefficients (n, K)."""
+        n_after = len(rows) + (0 if self.rows is None else len(self.rows))
+        if (
+            len(rows) > _DEFERRED_CHUNK
+            or n_after > self.capacity()
+            or min(self.scale, self.mean_scale) < _SMALLEST_SCALE
+        ):
+            return self.folded(rows, coefficients, donate=donate)
+        root = self.scale**0.5
+        return self._appended(rows / root, coefficients * (root / self.mean_scale))
+
+    def folded(
+        self, rows: Array | None = None, coefficients: Array | None = None, *, donate: bool
+    ) -> _Stored:
+        """The same posterior, less rows'rows and plus rows'coefficients, with nothing pending."""
+        base = self.base if donate and not self.base.lent else self.base.copy()
+        diagonal = base.cov.ravel(order="F")[:: len(base.cov) + 1]  # a view, cov is F-ordered
+        # Forgetting averages a variance with the prior's; rounding must not exceed both.
+        ceiling = np.maximum(diagonal, self.ceiling) if self.shift else None
+        scale, mean_scale = self.scale, self.mean_scale
+        if self.rows is not None:
+            _subtract_square(base.cov, scale, self.rows, scale)
+            _add_product(base.mean, mean_scale, self.rows, self.coefficients, mean_scale)
+            scale = mean_scale = 1.0
+        if rows is not None:
+            _subtract_square(base.cov, scale, rows, 1.0)
+            _add_product(base.mean, mean_scale, rows, coefficients, 1.0)
+        else:
+            base.cov *= scale
+            base.mean *= mean_scale
+        if ceiling is not None:
+            diagonal += self.shift
+            np.minimum(diagonal, ceiling, out=diagonal)
+        return _Stored(base)
+
+    def capacity(self) -> int:
+        """How many rows may wait: enough to make folding cheap, few enough to multiply with."""
+        return min(32, max(8, len(self.base.mean) // 8))
+
+    def _appended(self, rows: Array, coefficients: Array) -> _Stored:
+        start = 0 if self.rows is None else len(self.rows)
+        stop = start + len(rows)
+        room = self.room
+        if room is None or not room.claim(start, stop):
+            # Behind our rows there may be those of another continuation of the same state.
+            room = _Room(self.capacity(), self.base.mean)
+            if self.rows is not None:
+                room.rows[:start], room.coefficients[:start] = self.rows, self.coefficients
+            room.claim(start, stop)
+        room.rows[start:stop] = rows
+        room.coefficients[start:stop] = coefficients
+        return _Stored(
+            self.base,
+            self.mean_scale,
+            self.scale,
+            self.shift,
+            self.ceiling,
+            room.rows[:stop],
+            room.coefficients[:stop],
+            room,
+        )
+
+
+class _Room:
+    """Room for pending rows; written once, front to back, so that states can share a prefix."""
+
+    __slots__ = ("coefficients", "lock", "rows", "used")
+
+    def __init__(self, capacity: int, mean: Array) -> None:
+        self.rows = np.empty((capacity, mean.shape[0]), mean.dtype)
+        self.coefficients = np.empty((capacity, mean.shape[1]), mean.dtype)
+        self.used = 0
+        self.lock = Lock()
+
+    def claim(self, start: int, stop: int) -> bool:
+        """Reserve rows start..stop, unless somebody has written behind start."""
+        with self.lock:
+            if self.used > start:
+                return False
+            self.used = stop
+            return True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _no_room, ()  # a copy of a state writes into room of its own
+
+
+def _no_room() -> None:
+    return None
+
+
+def add_outputs(posterior: Posterior, n_outputs: int) -> Posterior:
+    """Grow by ``n_outputs`` outputs that had target 0 all along: exact (DESIGN, piece 4).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> add_outputs(Posterior(np.ones((2, 1)), np.eye(2)), 2).mean
+    array([[1., 0., 0.],
+           [1., 0., 0.]])
+    """
+    stored = posterior.stored
+    columns = ((0, 0), (0, check.count("n_outputs", n_outputs)))
+    stored.base.lent = True
+    base = _Base(np.pad(stored.base.mean, columns), stored.base.cov, lent=True)
+    coefficients = None
+    if stored.coefficients is not None:
+        coefficients = np.pad(stored.coefficients, columns)
+    return Posterior._of(replace(stored, base=base, coefficients=coefficients, room=None))
+
+
+def _times_symmetric(features: Array, cov: Array) -> Array:
+    """Features (b, m) times the symmetric matrix in the lower triangle of cov: (b, m)."""
+    n_rows, n_features = features.shape
+    symm, symv = (blas.dsymm, blas.dsymv) if cov.dtype == np.float64 else (blas.ssymm, blas.ssymv)
+    # A packed product first copies cov; a few passes over half of it are cheaper.
+    if n_rows == 1:
+        return symv(1.0, cov, features[0], lower=1)[None]
+    if n_rows <= min(12, n_features // 48):
+        return np.stack([symv(1.0, cov, row, lower=1) for row in features])
+    return symm(1.0, cov, features.T, lower=1).T
+
+
+def _subtract_square(cov: Array, keep: float, rows: Array, scale: float) -> None:
+    """Replace the lower triangle of cov by keep * cov - scale * rows'rows, in place."""
+    syrk = blas.dsyrk if cov.dtype == np.float64 else blas.ssyrk
+    syrk(-scale, rows.T, beta=keep, c=cov, lower=1, overwrite_c=1)
+
+
+def _add_product(
+    mean: Array, keep: float, rows: Array, coefficients: Array | None, scale: float
+) -> None:
+    """Replace mean by keep * mean + scale * rows'coefficients, in place."""
+    assert coefficients is not None
+    gemm = blas.dgemm if mean.dtype == np.float64 else blas.sgemm
+    gemm(scale, coefficients.T, rows.T, beta=keep, c=mean.T, trans_b=1, overwrite_c=1)

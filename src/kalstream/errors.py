@@ -1,0 +1,19 @@
+"""What can go wrong, by name: one root error, each kind also a standard-library error."""
+
+from __future__ import annotations
+
+
+class KalstreamError(Exception):
+    """Root of every error that kalstream raises on purpose."""
+
+
+class InvalidInput(KalstreamError, ValueError):
+    """An argument has a wrong shape, type or value; nothing was changed."""
+
+
+class NumericalError(KalstreamError, ArithmeticError):
+    """The filter cannot be continued in this precision; the state is the one before the call."""
+
+
+class MissingExtra(KalstreamError, ImportError):
+    """A feature needs an optional dependency that is not installed."""

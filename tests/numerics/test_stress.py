@@ -1,0 +1,145 @@
+"""Badly scaled features: right, or an error that says so, never silently wrong.
+
+The grid crosses columns of very different size, offsets that make them nearly collinear, and
+variances over decades. Each cell either agrees with the next wider precision or raises. Its data
+come from its own model, so that residuals are as large as the filter expects; or they are labels,
+which a small noise_var does not expect.
+"""
+
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+
+from kalstream.core import init, step_chunk
+from kalstream.errors import NumericalError
+
+DECADES = (0, 0.5, 1, 2, 4, 6)  # columns scaled by 1 to 10**decades
+OFFSETS = (0.0, 1.0, 10.0)
+NOISE_VARS = (1e-4, 1e-2, 1.0, 10.0)
+PRIOR_VARS = (1e-3, 0.1, 10.0)
+GAMMAS = (1.0, 0.9999, 0.99)
+TOLERANCE = 1e-2
+
+
+def data(kind, decades, offset, n, m, *, noise_var, prior_var, gamma):
+    rng = np.random.default_rng(11)
+    columns = rng.standard_normal((n, m)) + offset
+    # rounded to float32, so that both precisions are given the same numbers
+    features = (columns * np.logspace(0.0, decades, m)).astype(np.float32)
+    if kind == "labels":
+        return features, np.eye(2)[rng.integers(0, 2, n)]
+    weights = np.sqrt(prior_var) * rng.standard_normal((m, 2))
+    return features, features @ weights + np.sqrt(noise_var) * rng.standard_normal((n, 2))
+
+
+def run(dtype, features, targets, size, **how):
+    """Logit moments, or None if the filter refused."""
+    posterior = init(features.shape[1], 2, prior_var=how["prior_var"], dtype=dtype)
+    steps = []
+    try:
+        for start in range(0, len(features), size):
+            rows = slice(start, start + size)
+            posterior, seen = step_chunk(posterior, features[rows], targets[rows], **how)
+            steps.append(seen)
+    except NumericalError:
+        return None
+    return (
+        np.concatenate([seen.logit_mean for seen in steps]),
+        np.concatenate([seen.logit_var for seen in steps]),
+    )
+
+
+def in_longdouble(features, targets, *, gamma, noise_var, prior_var):
+    """The equations in extended precision (64 bits of mantissa), Joseph form."""
+    wide = np.longdouble
+    n, m = features.shape
+    phi_all, targets = features.astype(wide), targets.astype(wide)
+    mean, cov, eye = np.zeros((m, 2), wide), wide(prior_var) * np.eye(m, dtype=wide), np.eye(m)
+    g = wide(gamma)
+    means, variances = np.empty((n, 2), wide), np.empty(n, wide)
+    for i in range(n):
+        phi = phi_all[i]
+        mean, cov = g * mean, g * g * cov + (1 - g * g) * wide(prior_var) * eye
+        means[i], variances[i] = phi @ mean, phi @ cov @ phi
+        gain = cov @ phi / (variances[i] + wide(noise_var))
+        left = eye - np.outer(gain, phi)
+        mean = mean + np.outer(gain, targets[i] - means[i])
+        cov = left @ cov @ left.T + wide(noise_var) * np.outer(gain, gain)
+    return means, variances
+
+
+def errors(found, expected, targets, noise_var):
+    """Worst error of variance and mean, relative to the innovation's variance and deviation.
+
+    The mean is linear in the targets, so where these lie further from it than the deviation, its
+    error is measured by that distance.
+    """
+    mean, var = (np.asarray(x, np.float64) for x in expected)
+    innovation_var = var + noise_var
+    deviation = np.sqrt(np.maximum(innovation_var, np.square(targets - mean).mean()))
+    var_error = np.abs(found[1] - var) / innovation_var
+    mean_error = np.abs(found[0] - mean) / deviation[:, None]
+    return max(float(var_error.max()), float(mean_error.max()))
+
+
+@cache
+def float32_grid(kind, size):
+    """Worst error of each cell of the grid, None where it raised."""
+    found = {}
+    for cell in product(DECADES, OFFSETS, NOISE_VARS, PRIOR_VARS, GAMMAS):
+        decades, offset, noise_var, prior_var, gamma = cell
+        how = {"gamma": gamma, "noise_var": noise_var, "prior_var": prior_var}
+        features, targets = data(kind, decades, offset, 256, 8, **how)
+        single = run(np.float32, features, targets, size, **how)
+        if single is None:
+            found[cell] = None
+            continue
+        double = run(np.float64, features, targets, size, **how)
+        assert double is not None, f"float64 refuses what float32 accepts: {cell}"
+        found[cell] = errors(single, double, targets, noise_var)
+    return found
+
+
+both = pytest.mark.parametrize("kind", ["model", "labels"])
+sizes = pytest.mark.parametrize("size", [1024, 10])
+
+
+@both
+@sizes
+def test_float32_is_right_or_refuses(kind, size):
+    grid = float32_grid(kind, size)
+    accepted = {cell: error for cell, error in grid.items() if error is not None}
+    wrong = {cell: error for cell, error in accepted.items() if not error < TOLERANCE}
+    print(
+        f"float32, {kind}, {size} rows a call: {len(accepted)} of {len(grid)} accepted, "
+        f"worst error {max(accepted.values()):.2g}"
+    )
+    assert not wrong, f"{len(wrong)} silently wrong, as {max(wrong.items(), key=lambda x: x[1])}"
+
+
+@both
+@sizes
+def test_float32_neither_refuses_nor_accepts_everything(kind, size):
+    grid = float32_grid(kind, size)
+    accepted = sum(error is not None for error in grid.values())
+    assert 0.25 <= accepted / len(grid) <= 0.75, f"accepts {accepted} of {len(grid)}"
+
+
+@both
+@pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="no wider type on this machine")
+def test_float64_is_right_or_refuses(kind):
+    found = {}
+    for cell in product((0, 3, 6, 9), (0.0, 1000.0), (1e-4, 1.0), (1e-3, 10.0), (1.0, 0.99)):
+        decades, offset, noise_var, prior_var, gamma = cell
+        how = {"gamma": gamma, "noise_var": noise_var, "prior_var": prior_var}
+        features, targets = data(kind, decades, offset, 120, 4, **how)
+        double = run(np.float64, features, targets, 64, **how)
+        if double is not None:
+            expected = in_longdouble(features, targets, **how)
+            found[cell] = errors(double, expected, targets, noise_var)
+    print(f"float64, {kind}: {len(found)} of 64 accepted, worst error {max(found.values()):.2g}")
+    wrong = {cell: error for cell, error in found.items() if not error < TOLERANCE}
+    assert not wrong, wrong
+    assert 16 <= len(found) <= 48, f"accepts {len(found)} of 64"

@@ -1,0 +1,50 @@
+"""What the README and the examples say is what happens."""
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from kalstream import core
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_readme_code_prints_what_the_readme_says(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (ROOT / "README.md").read_text()
+    code = re.search(r"```python\n(.*?)```", readme, re.DOTALL).group(1)
+    exec(compile(code, "README.md", "exec"), {})
+    assert f"It prints `{capsys.readouterr().out.strip()}`" in readme
+
+    exec(code.replace("import Mixture", "import Fixed").replace("Mixture()", "Fixed(1.0)"), {})
+    accuracy = re.search(r"accuracy ([0-9.]+),", capsys.readouterr().out).group(1)
+    assert f"gets {accuracy}." in readme.replace("\n", " ")
+
+
+def test_time_series_example(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    picture = tmp_path / "figure.png"
+    monkeypatch.setattr(sys, "argv", ["time_series.py", "--plot", str(picture)])
+    runpy.run_path(str(ROOT / "examples" / "time_series.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    learned, _, fixed = re.findall(r"(-?[0-9.]+)$", printed, re.MULTILINE)[:3]
+    assert f"{learned} against {fixed}" in (ROOT / "README.md").read_text().replace("\n", " ")
+    assert picture.stat().st_size > 10_000
+
+
+def test_every_public_name_of_the_core_is_documented() -> None:
+    for name in core.__all__:
+        assert getattr(core, name).__doc__, name
+
+
+def test_every_equation_has_a_function() -> None:
+    table = (ROOT / "src/kalstream/core/README.md").read_text()
+    for number in range(1, 16):
+        assert re.search(rf"\({number}\)", table), f"eq. ({number})"
+    for module, name in re.findall(r"`(\w+)\.(\w+)[`(]", table):
+        if name != "py" and (ROOT / f"src/kalstream/core/{module}.py").exists():
+            source = (ROOT / f"src/kalstream/core/{module}.py").read_text()
+            assert re.search(rf"(def|class) {name}\b", source), f"{module}.{name}"
