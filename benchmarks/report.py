@@ -6,9 +6,14 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import wraps
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 PAGE = Path(__file__).with_name("README.md")
 
@@ -41,6 +46,24 @@ def write_section(name: str, body: str) -> None:
     else:
         before, after = page.rstrip() + "\n\n", "\n"
     PAGE.write_text(f"{before}{begin}\n\n{body}\n\n{end}{after}")
+
+
+def alone(measure: Callable[..., Any]) -> Callable[..., Any]:
+    """Run each call of a module-level function in a fresh process with one BLAS thread."""
+
+    @wraps(measure)
+    def call(*arguments: Any) -> Any:
+        if os.environ.get("KALSTREAM_ALONE"):
+            with threadpool_limits(1):
+                return measure(*arguments)
+        os.environ["KALSTREAM_ALONE"] = "1"
+        try:
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+                return pool.submit(call, *arguments).result()
+        finally:
+            del os.environ["KALSTREAM_ALONE"]
+
+    return call
 
 
 def interleaved(tasks: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:

@@ -1,12 +1,21 @@
 """What every test runs under: hypothesis profiles and one BLAS thread."""
 
+import hashlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import scipy.linalg.blas  # noqa: F401  (a thread pool can be limited only once it is loaded)
 from hypothesis import HealthCheck, settings
 from threadpoolctl import threadpool_limits
+
+# numba's cache looks at the file of a function, not at those of the functions it calls: here
+# every state of the sources has a cache of its own. Nothing above imports numba.
+ROOT = Path(__file__).parents[1]
+_kernels = b"".join(path.read_bytes() for path in sorted(ROOT.glob("src/kalstream/core/_*.py")))
+_cache = ROOT / ".numba_cache" / hashlib.sha256(_kernels).hexdigest()[:16]
+os.environ.setdefault("NUMBA_CACHE_DIR", str(_cache))
 
 # The first example of a property often pays for compiling a kernel: time says nothing about it.
 settings.register_profile(

@@ -2,18 +2,9 @@
 
 from kalstream.core.block import step_chunk
 from kalstream.core.calibration import Alpha, Calibration
-from kalstream.core.forgetting import (
-    FilterState,
-    Fixed,
-    Learned,
-    Mixture,
-    MixtureState,
-    MixtureStep,
-    gamma_of,
-    half_life,
-    mixture_probabilities,
-)
+from kalstream.core.forgetting import FilterState, Fixed, Learned, gamma_of, half_life
 from kalstream.core.guard import Health, health
+from kalstream.core.mixture import Mixture, MixtureState, MixtureStep, mixture_probabilities
 from kalstream.core.predictive import (
     LabelLogProb,
     class_probabilities,

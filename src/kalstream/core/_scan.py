@@ -21,10 +21,10 @@ Array = Any
 # is a difference, and would have lost that many digits (core/README.md, "Rounding").
 _LOSSY = 1e-3
 
-_jit = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
+jit = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
 
 
-@_jit
+@jit
 def sound_rows(
     logit_var: Array,
     noise_var: Array,
@@ -44,7 +44,7 @@ def sound_rows(
     return True
 
 
-@_jit
+@jit
 def gains_in_place(
     times_cov: Array, features: Array, kept: Array, spread: Array, system: Array
 ) -> None:
@@ -60,7 +60,7 @@ def gains_in_place(
             times_cov[i, k] /= system[i, i]
 
 
-@_jit
+@jit
 def filtered_row(
     i: int,
     cross: Array,
@@ -87,7 +87,7 @@ def filtered_row(
     return var
 
 
-@_jit
+@jit
 def learn_row(
     i: int,
     gram_cov: Array,
@@ -118,7 +118,7 @@ def learn_row(
     reach[i] = 1.0
 
 
-@_jit
+@jit
 def residual_of(i: int, labels: Array, dense: Array, mean: Array, residual: Array) -> None:
     """Target minus mean (K,), in place; labels (b,) or, if that is empty, dense (b, K)."""
     for k in range(mean.shape[0]):
@@ -127,7 +127,7 @@ def residual_of(i: int, labels: Array, dense: Array, mean: Array, residual: Arra
         residual[labels[i]] += 1.0
 
 
-@_jit
+@jit
 def mean_squares(innovations: Array, noise_var: Array) -> Array:
     """Normalised innovation squared of each row (b,), NaN where nothing was learnt."""
     n, n_outputs = innovations.shape
@@ -141,7 +141,7 @@ def mean_squares(innovations: Array, noise_var: Array) -> Array:
     return nis
 
 
-@_jit
+@jit
 def scan_fixed(
     gram_cov: Array,
     gram_eye: Array,
@@ -205,7 +205,7 @@ def scan_fixed(
     return done, gamma, logit_mean, logit_var, system, innovations, kept, lost, reach, nis
 
 
-@_jit
+@jit
 def learn_alpha(
     log_mean: float, log_var: float, gradient: float, weight: float, rule: Array
 ) -> tuple[float, float]:
@@ -218,7 +218,7 @@ def learn_alpha(
     return min(max(log_mean, centre - bound), centre + bound), log_var
 
 
-@_jit
+@jit
 def gaussian_slope(
     residual: Array, mean: Array, var: float, noise_var: float, keep_mean: bool, var_slope: float
 ) -> float:
@@ -232,7 +232,7 @@ def gaussian_slope(
     return by_var * var_slope + (0.0 if keep_mean else by_mean)
 
 
-@_jit
+@jit
 def calibrated_terms(
     mean: Array,
     var: float,
@@ -250,120 +250,7 @@ def calibrated_terms(
     return label_terms(scaled, alpha * np.sqrt(var), label, active, ell, slope, work)
 
 
-@_jit
-def mix(
-    means: Array,
-    variances: Array,
-    labels: Array,
-    dense: Array,
-    noise_var: Array,
-    weight: Array,
-    switch: Array,
-    calibrations: Array,
-    exact: bool,
-    log_weights: Array,
-    active: Array,
-    n_active: int,
-    ell: Array,
-    slope: Array,
-    work: Array,
-) -> tuple[Array, Array, int]:
-    """Bayes' rule with a fixed share of switching over J filters and C calibrations.
-
-    Parameters
-    ----------
-    means, variances : (J, b, K), (J, b)
-        One-step-ahead moments of each filter.
-    switch : (b,)
-        Probability of switching before the row.
-    log_weights : (J, C), changed in place
-
-    Returns
-    -------
-    weights : (b, J, C)
-        Before each row's target was seen, after switching.
-    log_prob : (b,)
-        Log predictive of the mixture; NaN where there is none.
-    n_active : int
-    """
-    n_filters, n, n_outputs = means.shape
-    n_calibrations = calibrations.shape[0]
-    n_all = n_filters * n_calibrations
-    weights, log_prob = np.empty((n, n_filters, n_calibrations)), np.full(n, np.nan)
-    log_liks = np.empty((n_filters, n_calibrations))
-    scaled = np.empty(n_outputs)
-    for i in range(n):
-        for j in range(n_filters):
-            for c in range(n_calibrations):
-                w = (1.0 - switch[i]) * np.exp(log_weights[j, c]) + switch[i] / n_all
-                weights[i, j, c] = w
-                log_weights[j, c] = np.log(w)
-        if noise_var[i] == np.inf:
-            continue
-        if labels.shape[0]:
-            known = False
-            for a in range(n_active):
-                known = known or active[a] == labels[i]
-            if not known:
-                active[n_active] = labels[i]
-                n_active += 1
-                continue
-        for j in range(n_filters):
-            var = max(variances[j, i], 0.0)
-            for c in range(n_calibrations):
-                if labels.shape[0] == 0:
-                    total = var + noise_var[i] * weight[i]
-                    log_lik = -0.5 * n_outputs * np.log(2.0 * np.pi * total)
-                    for k in range(n_outputs):
-                        log_lik -= 0.5 * (dense[i, k] - means[j, i, k]) ** 2 / total
-                elif exact:
-                    log_lik = calibrated_terms(
-                        means[j, i],
-                        var,
-                        calibrations[c],
-                        labels[i],
-                        active[:n_active],
-                        scaled,
-                        ell,
-                        slope,
-                        work,
-                    )[0]
-                else:
-                    log_lik = probit_log_prob(
-                        means[j, i], var, calibrations[c], labels[i], active[:n_active]
-                    )
-                log_liks[j, c] = log_lik
-        log_prob[i] = log_sum_exp(log_weights + log_liks)
-        for j in range(n_filters):
-            for c in range(n_calibrations):
-                log_weights[j, c] += weight[i] * log_liks[j, c]
-        total = log_sum_exp(log_weights)
-        for j in range(n_filters):
-            for c in range(n_calibrations):
-                log_weights[j, c] -= total
-    return weights, log_prob, n_active
-
-
-@_jit
-def log_sum_exp(x: Array) -> float:
-    top = x.max()
-    return top + np.log(np.exp(x - top).sum())
-
-
-@_jit
-def probit_log_prob(mean: Array, var: float, alpha: float, label: int, active: Array) -> float:
-    """Log of the probit approximation to eq. (13): the softmax of logits shrunk by their spread."""
-    shrunk = alpha / np.sqrt(1.0 + np.pi / 8.0 * alpha * alpha * var)
-    top = mean[label]
-    for k in active:
-        top = max(top, mean[k])
-    total = 0.0
-    for k in active:
-        total += np.exp(shrunk * (mean[k] - top))
-    return shrunk * (mean[label] - top) - np.log(total)
-
-
-@_jit
+@jit
 def scan_learned(
     gram_cov: Array,
     gram_eye: Array,

@@ -266,9 +266,9 @@ def run(posterior: Posterior, rows: Rows, scan: Scanner, donate: bool) -> tuple[
         start = 0
         while start < n:
             part = slice(start, min(start + size, n))
-            # Arrays of our own may be overwritten, those we were given only by the last write.
-            own = stored.base.cov is not original.base.cov or (donate and start + size >= n)
-            stored, step = _advance(stored, rows, scan, part, own)
+            # Arrays of our own may be overwritten; those we were given, only by the last write.
+            own = stored.base.cov is not original.base.cov
+            stored, step = _advance(stored, rows, scan, part, own, donate and part.stop == n)
             steps.append(step)
             start += len(step.gamma)
     if donate:
@@ -287,15 +287,18 @@ def block_rows(n_features: int) -> int:
 
 
 def _advance(
-    stored: _Stored, rows: Rows, scan: Scanner, part: slice, donate: bool
+    stored: _Stored, rows: Rows, scan: Scanner, part: slice, own: bool, donate: bool
 ) -> tuple[_Stored, Step]:
-    """Advance over as many rows of ``part`` as the scan takes; step tells how many."""
+    """Advance over as many rows of ``part`` as the scan takes; step tells how many.
+
+    Arrays are overwritten if they are our own, or donated and this is the last write.
+    """
     from kalstream.core._scan import sound_rows
 
     phi, dtype, prior_var = rows.features[part], rows.features.dtype, rows.prior_var
     times_cov, times_mean, lossy = stored.products(phi)
     if lossy:
-        stored = stored.folded(donate=False)
+        stored, own = stored.folded(donate=own), True
         times_cov, times_mean, _ = stored.products(phi)
     variances = stored.variances()
     if dtype != np.float64:
@@ -303,6 +306,7 @@ def _advance(
         phi = phi.astype(np.float64)
     found = scan(Grams(times_cov @ phi.T, phi @ phi.T, times_mean), part)
     if found.done < len(phi):
+        donate = False  # more rows follow, and may fail
         found, part = found.scanned(), slice(part.start, part.start + found.done)
         times_cov, phi = times_cov[: found.done], phi[: found.done]
     rows = rows[part]
@@ -331,7 +335,9 @@ def _advance(
             innovations = np.zeros_like(innovations)
         gains *= reach[:, None]
         stored = stored.updated(
-            gains.astype(dtype, copy=False), innovations.astype(dtype, copy=False), donate=donate
+            gains.astype(dtype, copy=False),
+            innovations.astype(dtype, copy=False),
+            donate=own or donate,
         )
     return stored, Step(found.logit_mean, found.logit_var, found.gamma, rows.noise_var, found.nis)
 

@@ -1,0 +1,279 @@
+"""A mixture of filters with fixed half-lives, weighted by how well each predicts.
+
+It needs no tuning where SGD on delta is fragile: see core/README.md, "The mixture".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kalstream.core import _checks as check
+from kalstream.core.block import Rows, fixed_scanner, run
+from kalstream.core.forgetting import Seen, gamma_of, one_ahead
+from kalstream.core.predictive import class_probabilities
+from kalstream.core.recursion import init
+from kalstream.core.state import Posterior, add_outputs
+from kalstream.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from kalstream.core.predictive import Method
+
+Array = NDArray[Any]
+
+# Shares of a mixture below this cannot be seen in a probability.
+_NEGLIGIBLE: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureState:
+    """Filters with fixed half-lives, and how much each is believed.
+
+    Attributes
+    ----------
+    posteriors : J posteriors
+    half_lives, calibrations : J and C numbers
+    log_weights : (J, C)
+    seen : (K,) bool
+    """
+
+    posteriors: tuple[Posterior, ...]
+    half_lives: tuple[float, ...]
+    calibrations: tuple[float, ...]
+    log_weights: Array
+    seen: Array
+
+    @property
+    def weights(self) -> Array:
+        """Posterior over half-lives and calibrations (J, C)."""
+        return np.exp(self.log_weights)
+
+    @property
+    def half_life_weights(self) -> Array:
+        """Posterior over half-lives (J,)."""
+        return self.weights.sum(axis=1)
+
+    @property
+    def half_life(self) -> float:
+        """Median of the posterior over half-lives."""
+        return float(_median(self.half_lives, self.half_life_weights))
+
+    @property
+    def gamma(self) -> float:
+        """Forgetting coefficient of the median half-life."""
+        return gamma_of(self.half_life)
+
+    @property
+    def calibration(self) -> float:
+        """Median of the posterior over calibrations."""
+        return float(_median(self.calibrations, self.weights.sum(axis=0)))
+
+    def add_outputs(self, n_outputs: int) -> MixtureState:
+        """Grow by classes never seen, exactly."""
+        return replace(
+            self,
+            posteriors=tuple(add_outputs(p, n_outputs) for p in self.posteriors),
+            seen=np.pad(self.seen, (0, n_outputs)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureStep:
+    """What every row of a chunk tells about itself under a mixture, before its target was seen.
+
+    Attributes
+    ----------
+    logit_mean, logit_var : (J, b, K), (J, b)
+        Moments of each filter.
+    weights : (b, J, C)
+        Posterior over half-lives and calibrations.
+    half_life, gamma : (b,)
+        Median of the posterior over half-lives, and its coefficient.
+    log_prob : (b,)
+        Log predictive of the row's target; NaN if it had none or was a class never seen.
+    """
+
+    logit_mean: Array
+    logit_var: Array
+    weights: Array
+    half_life: Array
+    gamma: Array
+    log_prob: Array
+
+    @property
+    def half_life_weights(self) -> Array:
+        """Posterior over half-lives (b, J)."""
+        return self.weights.sum(axis=2)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Filters with fixed half-lives, each with a grid of calibrations, weighted by evidence.
+
+    The weights follow Bayes' rule on each filter's own predictive probability, with a fixed
+    share of switching between any two: nothing has to be tuned.
+
+    Parameters
+    ----------
+    half_lives : floats above 0, in examples
+        inf forgets nothing.
+    share : float in [0, 1]
+        Probability of switching before a step (per unit of time, if there are time gaps).
+    calibrations : floats above 0
+        Grid of alpha; regression does not use it.
+    predictive : "exact" or "probit"
+        What weights the filters; the probit approximation is cheaper.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> policy = Mixture(half_lives=(10.0, float("inf")))
+    >>> state = policy.start(1, 1, prior_var=1.0)
+    >>> state, seen = policy.step_chunk(
+    ...     state, np.ones((60, 1)), np.repeat([0.0, 3.0], 30), noise_var=0.1, prior_var=1.0
+    ... )
+    >>> bool(seen.half_life_weights[29, 1] > 0.5), bool(seen.half_life_weights[40, 0] > 0.9)
+    (True, True)
+    """
+
+    half_lives: Sequence[float] = (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0, math.inf)
+    share: float = 0.01
+    calibrations: Sequence[float] = (1.0, 2.0, 4.0, 8.0, 16.0)
+    predictive: str = "exact"
+
+    def __post_init__(self) -> None:
+        for name in ("half_lives", "calibrations"):
+            if len(getattr(self, name)) == 0:
+                raise InvalidInput(f"{name} is empty; give at least one")
+        for value in self.half_lives:
+            gamma_of(value)
+        for value in self.calibrations:
+            check.positive("calibrations", value)
+        check.unit_interval("share", self.share)
+        check.choice("predictive", self.predictive, ("exact", "probit"))
+
+    def start(
+        self, n_features: int, n_outputs: int, *, prior_var: float, dtype: Any = np.float64
+    ) -> MixtureState:
+        """State before any data: all filters alike."""
+        prior = init(n_features, n_outputs, prior_var=prior_var, dtype=dtype)
+        shape = len(self.half_lives), len(self.calibrations)
+        return MixtureState(
+            (prior,) * shape[0],
+            tuple(map(float, self.half_lives)),
+            tuple(map(float, self.calibrations)),
+            np.full(shape, -math.log(shape[0] * shape[1])),
+            np.zeros(n_outputs, bool),
+        )
+
+    def step_chunk(
+        self, state: MixtureState, features: ArrayLike, targets: ArrayLike, **settings: Any
+    ) -> tuple[MixtureState, MixtureStep]:
+        """Advance over the rows of a chunk; ``settings`` as in `block.step_chunk`, less gamma.
+
+        Buffers are not reused (``donate``): the old state must last until every filter is sound.
+        """
+        from kalstream.core._mix import mix
+        from kalstream.core._softmax_integral import table, work
+
+        settings.pop("donate", None)
+        rows = Rows.read(state.posteriors[0], features, targets, **settings)
+        done = [
+            run(posterior, rows, fixed_scanner(rows, gamma_of(half_life) ** rows.gap), donate=False)
+            for posterior, half_life in zip(state.posteriors, state.half_lives, strict=True)
+        ]
+        means = np.stack([step.logit_mean for _, step in done])
+        variances = np.stack([step.logit_var for _, step in done])
+        log_weights = state.log_weights.copy()
+        seen = Seen(state.seen)
+        weights, log_prob, seen.count = mix(
+            means,
+            variances,
+            *rows.targets.arrays(),
+            rows.noise_var,
+            rows.weight,
+            1.0 - (1.0 - self.share) ** rows.gap,
+            np.array(state.calibrations),
+            self.predictive == "exact",
+            log_weights,
+            seen.classes,
+            seen.count,
+            *table(),
+            work(),
+        )
+        median = _median(state.half_lives, weights.sum(axis=2))
+        step = MixtureStep(means, variances, weights, median, 0.5 ** (1.0 / median), log_prob)
+        posteriors = tuple(posterior for posterior, _ in done)
+        return replace(
+            state, posteriors=posteriors, log_weights=log_weights, seen=seen.mask()
+        ), step
+
+    def predict(
+        self,
+        state: MixtureState,
+        features: ArrayLike,
+        *,
+        prior_var: float,
+        time_gap: float = 1.0,
+        keep_mean: bool = False,
+    ) -> MixtureStep:
+        """Moments of each row one step ahead, each row on its own; the state is not touched."""
+        ahead = [
+            one_ahead(posterior, features, gamma_of(half_life), prior_var, time_gap, keep_mean)
+            for posterior, half_life in zip(state.posteriors, state.half_lives, strict=True)
+        ]
+        switch = 1.0 - (1.0 - self.share) ** time_gap
+        weights = (1.0 - switch) * state.weights + switch / state.log_weights.size
+        n = len(ahead[0].gamma)
+        median = np.full(n, _median(state.half_lives, weights.sum(axis=1)))
+        return MixtureStep(
+            np.stack([step.logit_mean for step in ahead]),
+            np.stack([step.logit_var for step in ahead]),
+            np.broadcast_to(weights, (n, *weights.shape)),
+            median,
+            0.5 ** (1.0 / median),
+            np.full(n, np.nan),
+        )
+
+    def class_probabilities(
+        self,
+        state: MixtureState,
+        features: ArrayLike,
+        *,
+        prior_var: float,
+        time_gap: float = 1.0,
+        method: Method = "exact",
+    ) -> Array:
+        """Class probabilities (b, K) one step ahead, averaged over the mixture."""
+        ahead = self.predict(state, features, prior_var=prior_var, time_gap=time_gap)
+        return mixture_probabilities(ahead, state.calibrations, method=method)
+
+
+def mixture_probabilities(
+    step: MixtureStep, calibrations: Sequence[float], *, method: Method = "exact"
+) -> Array:
+    """Class probabilities (b, K) of a mixture's rows."""
+    weights = step.weights / step.weights.sum(axis=(1, 2), keepdims=True)
+    total = np.zeros(step.logit_mean.shape[1:])
+    for j, (mean, var) in enumerate(zip(step.logit_mean, step.logit_var, strict=True)):
+        for c, calibration in enumerate(calibrations):
+            share = weights[:, j, c, None]
+            if share.max() > _NEGLIGIBLE:
+                total += share * class_probabilities(
+                    mean, var, calibration=calibration, method=method
+                )
+    return total / total.sum(axis=1, keepdims=True)
+
+
+def _median(values: Sequence[float], weights: Array) -> Array:
+    """Weighted median of values (J,), for each row of weights (..., J)."""
+    order = np.argsort(values)
+    below = np.cumsum(np.asarray(weights)[..., order], axis=-1)
+    index = np.argmax(below >= 0.5 * below[..., -1:], axis=-1)
+    return np.asarray(values, dtype=np.float64)[order][index]
