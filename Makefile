@@ -46,6 +46,7 @@ test-slow: $(TEST_STAMP)
 # no speed is reported from a tree whose tests fail
 bench: test
 	$(BIN)/python benchmarks/core.py
+	$(BIN)/python benchmarks/predictive.py
 
 format: $(TEST_STAMP)
 	$(BIN)/ruff format .

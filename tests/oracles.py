@@ -152,7 +152,7 @@ def learned(
         if known and labels and target not in seen:
             seen.append(target)
         if lr > 0.0:
-            delta = min(max(delta + lr * w * dt * slope, 0.0), 100.0)
+            delta = min(max(delta + lr * w * dt * slope, 0.0), 5.0)
         g = np.exp(-0.5 * delta * dt)
         gammas.append(g)
         posterior = transition(posterior, gamma=g, **shared)

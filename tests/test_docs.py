@@ -18,7 +18,7 @@ def test_readme_code_prints_what_the_readme_says(capsys: pytest.CaptureFixture[s
     exec(compile(code, "README.md", "exec"), {})
     assert f"It prints `{capsys.readouterr().out.strip()}`" in readme
 
-    exec(code.replace("import Mixture", "import Fixed").replace("Mixture()", "Fixed(1.0)"), {})
+    exec(code.replace("Mixture", "Fixed").replace("Fixed()", "Fixed(1.0)"), {})
     accuracy = re.search(r"accuracy ([0-9.]+),", capsys.readouterr().out).group(1)
     assert f"gets {accuracy}." in readme.replace("\n", " ")
 

@@ -78,7 +78,6 @@ def test_import_time_beside_sklearn_base(module: str, below: float) -> None:
 
 
 def test_every_module_imports_or_names_its_extra() -> None:
-    # doctest collection skips what fails to import; only a missing extra may hide there
     for info in pkgutil.walk_packages(kalstream.__path__, "kalstream.", onerror=lambda _: None):
         with contextlib.suppress(MissingExtra):
             importlib.import_module(info.name)

@@ -15,5 +15,9 @@ class NumericalError(KalstreamError, ArithmeticError):
     """The filter cannot be continued in this precision; the state is the one before the call."""
 
 
+class DonatedState(KalstreamError, RuntimeError):
+    """A state was used after it had been given away with donate=True."""
+
+
 class MissingExtra(KalstreamError, ImportError):
     """A feature needs an optional dependency that is not installed."""

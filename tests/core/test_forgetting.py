@@ -214,7 +214,7 @@ def test_class_probabilities_are_those_of_the_moments():
     )
     assert_close(found, expected, rtol=1e-9)
     # once all classes are known, the log predictive of a label is the log of its probability
-    of_label = mixture_probabilities(seen, mixed.calibrations)[np.arange(80), labels]
+    of_label = mixture_probabilities(seen)[np.arange(80), labels]
     np.testing.assert_allclose(seen.log_prob[40:], np.log(of_label[40:]), rtol=1e-6)
 
 

@@ -19,9 +19,9 @@ LARGEST_FLOAT32: Final = 1e15
 
 def scalar(name: str, value: Any) -> float:
     """One number."""
-    array = _numeric(name, value)
-    if array.ndim != 0:
-        raise InvalidInput(f"{name} must be a scalar, got shape {array.shape}")
+    array = np.asarray(value)
+    if array.ndim != 0 or array.dtype.kind not in "fiub":
+        raise InvalidInput(f"{name} must be one number, got {value!r}")
     return float(array)
 
 
@@ -37,10 +37,26 @@ def unit_interval(name: str, value: float) -> float:
     """A scalar in [0, 1]."""
     number = value if isinstance(value, float) else scalar(name, value)
     if not 0.0 <= number <= 1.0:
-        raise InvalidInput(
-            f"{name} must lie in [0, 1] (1 forgets nothing, 0 everything), got {value!r}"
-        )
+        note = " (1 forgets nothing, 0 everything)" if "share" not in name else ""
+        raise InvalidInput(f"{name} must lie in [0, 1]{note}, got {value!r}")
     return number
+
+
+def instance(name: str, value: Any, kind: type) -> None:
+    """An object of the core, and not the pair that a step returned."""
+    if not isinstance(value, kind):
+        remedy = "unpack what a step returns: state, step = ..." if type(value) is tuple else ""
+        if hasattr(value, "posterior"):
+            remedy = "use the step_chunk of its policy, or pass state.posterior"
+        given = f"{name} must be a {kind.__name__}, got {type(value).__name__}"
+        raise InvalidInput(f"{given}; {remedy}" if remedy else given)
+
+
+def sequence(name: str, value: Any) -> tuple[float, ...]:
+    """A sequence of at least one number."""
+    if np.ndim(value) != 1 or len(value) == 0:
+        raise InvalidInput(f"{name} must be a sequence of at least one number, got {value!r}")
+    return tuple(scalar(name, item) for item in value)
 
 
 def count(name: str, value: int) -> int:
@@ -57,6 +73,13 @@ def choice(name: str, value: str, options: tuple[str, ...]) -> str:
     return value
 
 
+def flag(name: str, value: bool) -> bool:
+    """True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise InvalidInput(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
 def float_dtype(dtype: Any) -> np.dtype[Any]:
     """float64 or float32."""
     try:
@@ -70,21 +93,30 @@ def float_dtype(dtype: Any) -> np.dtype[Any]:
 
 def feature_rows(features: ArrayLike, n_features: int, dtype: Any) -> Array:
     """Chunk features as a C-ordered (b, m) array of finite numbers."""
-    rows = _numeric("features", features)
+    rows = numeric("features", features)
+    if rows.shape[0:1] == (0,):
+        raise InvalidInput("features holds no rows; skip empty chunks before the filter")
     if rows.ndim != 2 or rows.shape[1] != n_features:
         raise InvalidInput(
-            f"features must have shape (b, {n_features}), got {rows.shape}; "
-            "give one row per example and as many columns as the posterior has features"
+            f"features must have shape (b, {n_features}), got {rows.shape}; give a row per example "
+            "and a column per feature of the posterior, and a single example x as x[None]"
         )
-    if rows.shape[0] == 0:
-        raise InvalidInput("features holds no rows; skip empty chunks before the filter")
     _bounded("features", rows, dtype)
     return np.ascontiguousarray(rows, dtype=dtype)
 
 
+def matrix(name: str, value: ArrayLike) -> Array:
+    """A float64 array of two dimensions."""
+    array = numeric(name, value)
+    if array.ndim != 2 or array.shape[1] == 0:
+        raise InvalidInput(f"{name} must have two dimensions, got shape {array.shape}")
+    _finite(name, array)
+    return array.astype(np.float64)
+
+
 def feature_vector(features: ArrayLike, n_features: int, dtype: Any) -> Array:
     """One example's features as an (m,) array of finite numbers."""
-    vector = _numeric("features", features)
+    vector = numeric("features", features)
     if vector.shape != (n_features,):
         raise InvalidInput(
             f"features must have shape ({n_features},), got {vector.shape}; "
@@ -95,7 +127,7 @@ def feature_vector(features: ArrayLike, n_features: int, dtype: Any) -> Array:
 
 def per_row(name: str, value: ArrayLike, n_rows: int) -> Array:
     """A float64 array (b,), from a scalar or one number per row; NaN and inf are refused."""
-    numbers = _numeric(name, value).astype(np.float64)
+    numbers = numeric(name, value).astype(np.float64)
     if numbers.ndim == 0:
         numbers = np.full(n_rows, numbers)
     if numbers.shape != (n_rows,):
@@ -108,7 +140,7 @@ def per_row(name: str, value: ArrayLike, n_rows: int) -> Array:
 
 def gammas(value: Any, n_rows: int) -> Array:
     """Per-row forgetting coefficients in [0, 1], shape (b,)."""
-    if isinstance(value, float):
+    if np.ndim(value) == 0:
         return np.full(n_rows, unit_interval("gamma", value))
     gamma = per_row("gamma", value, n_rows)
     if (gamma < 0.0).any() or (gamma > 1.0).any():
@@ -120,7 +152,7 @@ def non_negative_rows(name: str, value: ArrayLike, n_rows: int) -> Array:
     """Per-row numbers of at least zero, shape (b,)."""
     numbers = per_row(name, value, n_rows)
     if (numbers < 0.0).any():
-        raise InvalidInput(f"{name} must not be negative, got {numbers[numbers < 0.0][0]!r}")
+        raise InvalidInput(f"{name} must not be negative, got {numbers[numbers < 0.0][0]}")
     return numbers
 
 
@@ -168,23 +200,24 @@ class Targets:
 def targets(value: Any, n_rows: int, n_outputs: int, dtype: Any = np.float64) -> Targets:
     """Read targets of a chunk for a posterior of this dtype.
 
-    Integers of shape (b,) are class labels, -1 meaning unknown. Floats of shape (b, K), or (b,)
-    when there is one output, are values, NaN meaning unknown. Floats of shape (b,) with several
-    outputs are labels with NaN for unknown.
+    Integers of shape (b,) are always class labels, -1 meaning unknown. Floats of shape (b, K),
+    or (b,) when there is one output, are values, NaN meaning unknown. Floats of shape (b,) with
+    several outputs are labels with NaN for unknown.
     """
     if isinstance(value, Targets):
         return value
-    array = _numeric("targets", value)
+    array = numeric("targets", value)
     if array.shape == (n_rows,):
         if array.dtype.kind in "iub":
-            return _labels(array.astype(np.int64, copy=False), n_outputs)
+            return _labels(array, n_outputs)
         if n_outputs > 1:
             return _float_labels(array, n_outputs)
         array = array[:, None]
     if array.shape != (n_rows, n_outputs):
         raise InvalidInput(
             f"targets must be ({n_rows},) integer labels or ({n_rows}, {n_outputs}) values, "
-            f"got shape {array.shape}; give one target per row of features"
+            f"got shape {array.shape}; give one target per row of features, "
+            "and labels as a flat array (y.ravel())"
         )
     dense = array.astype(np.float64)
     missing = np.isnan(dense)
@@ -201,7 +234,7 @@ def targets(value: Any, n_rows: int, n_outputs: int, dtype: Any = np.float64) ->
 
 def single_target(value: Any, n_outputs: int, dtype: Any = np.float64) -> Targets:
     """Read the target of one example: a label, a number, or (K,) values."""
-    array = _numeric("target", value)
+    array = numeric("target", value)
     if array.shape not in ((), (n_outputs,)):
         raise InvalidInput(
             f"target must be a label, a number or have shape ({n_outputs},), got {array.shape}"
@@ -210,15 +243,17 @@ def single_target(value: Any, n_outputs: int, dtype: Any = np.float64) -> Target
 
 
 def _labels(labels: Array, n_outputs: int) -> Targets:
+    """Labels of any numeric type, whole numbers."""
     if labels.max() >= n_outputs or labels.min() < -1:
-        bad = int(labels[(labels >= n_outputs) | (labels < -1)][0])
+        bad = labels[(labels >= n_outputs) | (labels < -1)][0]
         remedy = (
             "integers are class labels: for regression pass floats"
             if n_outputs == 1
             else "grow the posterior with add_outputs first, or use -1 for an unknown label"
         )
-        raise InvalidInput(f"targets holds label {bad}, outside 0..{n_outputs - 1}; {remedy}")
-    return Targets(labels, None, labels >= 0)
+        raise InvalidInput(f"targets holds label {bad:g}, outside 0..{n_outputs - 1}; {remedy}")
+    whole = labels.astype(np.int64, copy=False)
+    return Targets(whole, None, whole >= 0)
 
 
 def _float_labels(array: Array, n_outputs: int) -> Targets:
@@ -231,20 +266,24 @@ def _float_labels(array: Array, n_outputs: int) -> Targets:
         )
     if (values < 0.0).any():
         raise InvalidInput("targets holds a negative float label; use NaN for an unknown label")
-    labels = np.full(array.shape, -1, dtype=np.int64)
-    labels[known] = values.astype(np.int64)
-    return _labels(labels, n_outputs)
+    return _labels(np.where(known, array, -1.0), n_outputs)
 
 
-def _numeric(name: str, value: Any) -> Array:
+def numeric(name: str, value: Any) -> Array:
+    """An array of real numbers."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidInput(f"{name} is a masked array; fill it, with NaN for an unknown target")
     try:
         array = np.asarray(value)
-        if array.dtype.kind == "O":  # None and pandas' missing values among numbers
-            array = array.astype(np.float64)
+        if array.dtype.kind == "O" and not any(isinstance(x, str) for x in array.flat):
+            array = array.astype(np.float64)  # None and pandas' missing values among numbers
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"{name} must be an array of numbers: {error}") from None
     if array.dtype.kind not in "fiub":
-        raise InvalidInput(f"{name} must be an array of real numbers, got dtype {array.dtype}")
+        remedy = ""
+        if name.startswith("target"):
+            remedy = "; encode labels as 0..K-1, as np.unique(y, return_inverse=True) does"
+        raise InvalidInput(f"{name} must be real numbers, got dtype {array.dtype}{remedy}")
     return array
 
 
@@ -255,8 +294,8 @@ def _finite(name: str, array: Array) -> None:
 def _bounded(name: str, array: Array, dtype: Any) -> None:
     """Refuse NaN, inf, and numbers whose squares, summed, would overflow in dtype."""
     limit = LARGEST_FLOAT32 if dtype == np.float32 else LARGEST_FLOAT64
-    if not float(np.abs(array).max()) <= limit:  # NaN fails too
+    if not float(np.abs(array).max(initial=0.0)) <= limit:  # NaN fails too
         where = tuple(int(i) for i in np.argwhere(~(np.abs(array.astype(float)) <= limit))[0])
         bad = array[where]
         remedy = "scale it" if np.isfinite(bad) else "impute or drop it before the filter"
-        raise InvalidInput(f"{name} holds {bad!r} at index {where}; {remedy}")
+        raise InvalidInput(f"{name} holds {bad} at index {where}; {remedy}")

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kalstream.core._scan import calibrated_terms, jit
+from kalstream.core._jit import jit
+from kalstream.core._scan import calibrated_terms
 
 Array = Any
 
@@ -56,9 +57,10 @@ def mix(
     for i in range(n):
         for j in range(n_filters):
             for c in range(n_calibrations):
-                w = (1.0 - switch[i]) * np.exp(log_weights[j, c]) + switch[i] / n_all
-                weights[i, j, c] = w
-                log_weights[j, c] = np.log(w)
+                weights[i, j, c] = np.exp(log_weights[j, c])
+                if switch[i] > 0.0:
+                    weights[i, j, c] += switch[i] * (1.0 / n_all - weights[i, j, c])
+                    log_weights[j, c] = np.log(weights[i, j, c])
         if noise_var[i] == np.inf:
             continue
         if labels.shape[0]:

@@ -11,17 +11,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from kalstream.core._jit import jit
 from kalstream.core._softmax_integral import label_terms
 
 Array = Any
 
 # A block ends before a row of which less than this part of the variance is left: what is left
 # is a difference, and would have lost that many digits (core/README.md, "Rounding").
-_LOSSY = 1e-3
-
-jit = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
+_LOSSY = 1e-2
 
 
 @jit

@@ -24,10 +24,11 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numba import njit
+
+from kalstream.core._jit import jit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,10 +65,6 @@ NODES_TO_BEND = 8.5
 MAX_STRIDE = 7  # 1.4 u, 3/8 of the standard deviation of a Gaussian
 
 WORK_ROWS = 10
-
-_jit: Any = njit(
-    cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"}, error_model="numpy"
-)
 
 
 @lru_cache(maxsize=1)
@@ -136,7 +133,7 @@ def _log_minus_log_cdf(std: float, u: Array) -> tuple[Array, Array]:
     return np.log(-log_cdf), scale * rho / log_cdf
 
 
-@_jit
+@jit
 def _lagrange(t: float, weights: Array) -> None:
     """Weights of the POINTS-point rule at fraction t of its middle interval (points -3..4)."""
     a, b, c, d = t + 3.0, t + 2.0, t + 1.0, t
@@ -153,7 +150,7 @@ def _lagrange(t: float, weights: Array) -> None:
     weights[7] = left * ef * g / 5040.0
 
 
-@_jit
+@jit
 def _dot(a: Array, b: Array) -> float:
     total = 0.0
     for i in range(a.size):
@@ -161,7 +158,7 @@ def _dot(a: Array, b: Array) -> float:
     return total
 
 
-@_jit
+@jit
 def _fill_lattice(
     std: float, ell: Array, slope: Array, log_cdf: Array, rho: Array, weights: Array
 ) -> None:
@@ -184,7 +181,7 @@ def _fill_lattice(
         rho[i] *= value
 
 
-@_jit
+@jit
 def _first_above(level: float, spread: Array, log_cdf: Array, low: int, high: int) -> int:
     """Bisect for the shift in [low, high] at which sum_j log F, increasing, reaches `level`."""
     while high > low:
@@ -196,19 +193,19 @@ def _first_above(level: float, spread: Array, log_cdf: Array, low: int, high: in
     return low
 
 
-@_jit
+@jit
 def _far_slope(gap: float, var: float) -> float:
     """-d log p / d gap of a class far below the top one: see `_far`."""
     return min(gap / (2.0 * var), 1.0) if var > 0.0 else 1.0
 
 
-@_jit
+@jit
 def _far(gap: float, var: float) -> float:
     """Leading term of -log p at a large gap: Gaussian up to 2 var, exponential from there on."""
     return gap * gap / (4.0 * var) if gap < 2.0 * var else gap - var
 
 
-@_jit
+@jit
 def _locate(gap: float, per_step: float, limit: int, var: float) -> tuple[int, float, float]:
     """Place a class `gap` below the top one: lattice offset, fraction, log of a factor.
 
@@ -222,7 +219,7 @@ def _locate(gap: float, per_step: float, limit: int, var: float) -> tuple[int, f
     return limit, 0.0, _far(limit / per_step, var) - _far(gap, var)
 
 
-@_jit
+@jit
 def _spread(
     mean: Array,
     active: NDArray[np.int64],
@@ -255,7 +252,7 @@ def _spread(
     return span
 
 
-@_jit
+@jit
 def _setup(
     mean: Array,
     std: float,
@@ -283,7 +280,7 @@ def _setup(
     return top, 1.0 / (STEP * math.sqrt(1.0 + std * std / KAPPA)), limit, stride
 
 
-@_jit
+@jit
 def _nodes(
     spread: Array, stride: int, log_cdf: Array, rho: Array, suffix: Array
 ) -> tuple[int, int]:
@@ -300,7 +297,7 @@ def _nodes(
     return first, count
 
 
-@_jit
+@jit
 def _products(
     spread: Array, log_cdf: Array, first: int, stride: int, count: int, product: Array
 ) -> tuple[float, float]:
@@ -316,7 +313,7 @@ def _products(
     return math.exp(total / (1.0 + ratio)), ratio
 
 
-@_jit
+@jit
 def _correlate(
     rho: Array, at_nodes: Array, first: int, stride: int, count: int, out: Array
 ) -> None:
@@ -328,7 +325,7 @@ def _correlate(
             out[i] += w * part[i]
 
 
-@_jit
+@jit
 def probabilities(
     mean: Array, std: Array, ell: Array, slope: Array, work: Array, out: Array
 ) -> None:
@@ -355,7 +352,7 @@ def probabilities(
             out[row, k] = p * (STEP * stride) * math.exp(log_factor)
 
 
-@_jit
+@jit
 def _label(
     mean: Array,
     std: float,
@@ -424,7 +421,7 @@ def _label(
     return log_p, lifted, d_var, for_mean, top, per_step, limit, first, stride, count, span
 
 
-@_jit
+@jit
 def label_terms(
     mean: Array,
     std: float,
@@ -454,7 +451,7 @@ def label_terms(
     return terms[0], terms[1], terms[2]
 
 
-@_jit
+@jit
 def label_rows(
     mean: Array,
     std: Array,

@@ -43,14 +43,16 @@ def step_chunk(
 ) -> tuple[Posterior, Step]:
     """Run the recursion, eqs. (7) and (8), over the rows of a chunk.
 
-    Equal to `recursion.step` row by row, however the rows are cut into chunks.
+    Equal to `recursion.step` row by row (with gamma ** time_gap and noise_var / sample_weight),
+    however the rows are cut into chunks.
 
     Parameters
     ----------
     posterior : Posterior
     features : (b, m)
     targets : (b,) integer labels, (b, K) values, or (b,) values if K = 1
-        A NaN row, or the label -1, is predicted and not learnt.
+        Integers are always class labels, -1 if unknown; floats of shape (b,) are labels too if
+        K > 1. A NaN row, or the label -1, is predicted and not learnt.
     gamma : float or (b,)
         Forgetting coefficients in [0, 1].
     noise_var, prior_var : float
@@ -145,6 +147,7 @@ class Rows:
         time_gap: ArrayLike | None = None,
     ) -> Rows:
         """Check everything before anything is computed."""
+        check.instance("posterior", posterior, Posterior)
         phi = check.feature_rows(features, posterior.n_features, posterior.dtype)
         n = len(phi)
         read = check.targets(targets, n, posterior.n_outputs, posterior.dtype)
@@ -162,7 +165,8 @@ class Rows:
         if check.choice("transition", transition, TRANSITIONS) == "chunk":
             gap[:-1] = 0.0
         prior = check.positive("prior_var", prior_var)
-        return cls(phi, read, noise, weight, gap, prior, keep_mean, bool(learnt.all()))
+        keep = check.flag("keep_mean", keep_mean)
+        return cls(phi, read, noise, weight, gap, prior, keep, bool(learnt.all()))
 
     def __getitem__(self, part: slice) -> Rows:
         if part.stop - part.start == len(self.gap):
@@ -186,7 +190,7 @@ class Grams:
     Attributes
     ----------
     cov : (b, b)
-        Phi A Phi', G in DESIGN.
+        Phi A Phi', G in core/README.md.
     eye : (b, b)
         Phi Phi', H.
     mean : (b, K)

@@ -3,7 +3,8 @@
 Plain SGD on log alpha has no scale of its own and runs away (to 1e27 on real data). Here log
 alpha is filtered as the weights are: a scalar with a Gaussian prior that forgets towards it, and
 whose observations are the gradients of the log predictive, with their squares as information. A
-step is then at most half a standard deviation, whatever the gradient (core/README.md).
+step of an example of weight 1 is then at most half a standard deviation, whatever the gradient
+(core/README.md).
 """
 
 from __future__ import annotations

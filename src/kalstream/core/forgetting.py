@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-# exp(-50) of a weight is gone in float64: a larger delta would only take longer to return.
-_LARGEST_DELTA: Final = 100.0
+# gamma = 0.08 keeps nothing worth having, and the gradient of delta, which vanishes with gamma,
+# still leads back: SGD that shot further would never return.
+_LARGEST_DELTA: Final = 5.0
 # exp(-1000) is 0 in float64, and times a gap of 0 it is still 1.
 _INFINITE_DELTA: Final = 2000.0
 
@@ -138,11 +139,41 @@ class _OneFilter(ABC):
         features: ArrayLike,
         targets: ArrayLike,
         *,
+        noise_var: float,
+        prior_var: float,
+        transition: str = "example",
+        keep_mean: bool = False,
+        sample_weight: ArrayLike | None = None,
+        time_gap: ArrayLike | None = None,
         donate: bool = False,
-        **settings: Any,
     ) -> tuple[FilterState, Step]:
-        """Advance over the rows of a chunk; ``settings`` as in `block.step_chunk`, less gamma."""
-        rows = Rows.read(state.posterior, features, targets, **settings)
+        """Advance over the rows of a chunk.
+
+        Parameters
+        ----------
+        state : FilterState
+        features : (b, m)
+        targets, noise_var, prior_var, transition, keep_mean, sample_weight, time_gap, donate
+            As in `block.step_chunk`.
+
+        Returns
+        -------
+        state : FilterState
+        step : Step
+            With arrays over the rows; `Step.calibration` is the alpha before each row.
+        """
+        check.instance("state", state, FilterState)
+        rows = Rows.read(
+            state.posterior,
+            features,
+            targets,
+            noise_var=noise_var,
+            prior_var=prior_var,
+            transition=transition,
+            keep_mean=keep_mean,
+            sample_weight=sample_weight,
+            time_gap=time_gap,
+        )
         scan = _Scanner(state, rows, _as_calibration(self.calibration), *self._rule[1:])
         posterior, step = run(state.posterior, rows, scan, donate)
         return scan.state(posterior), replace(step, calibration=np.concatenate(scan.alphas))
@@ -156,7 +187,11 @@ class _OneFilter(ABC):
         time_gap: float = 1.0,
         keep_mean: bool = False,
     ) -> Step:
-        """Moments of each row one step ahead, each row on its own; the state is not touched."""
+        """Moments of each row (b, m) one step ahead, each on its own; the state is not touched.
+
+        ``time_gap`` is one number, the time since the last example that was learnt.
+        """
+        check.instance("state", state, FilterState)
         gamma = state.gamma
         ahead = one_ahead(state.posterior, features, gamma, prior_var, time_gap, keep_mean)
         return replace(ahead, calibration=np.full(len(ahead.gamma), state.calibration))
@@ -168,12 +203,22 @@ class _OneFilter(ABC):
         *,
         prior_var: float,
         time_gap: float = 1.0,
+        keep_mean: bool = False,
         method: Method = "exact",
+        n_samples: int = 100,
+        random_state: int | np.random.Generator | None = None,
     ) -> Array:
-        """Class probabilities (b, K) one step ahead."""
-        ahead = self.predict(state, features, prior_var=prior_var, time_gap=time_gap)
+        """Class probabilities (b, K) one step ahead; see `predict` and `class_probabilities`."""
+        ahead = self.predict(
+            state, features, prior_var=prior_var, time_gap=time_gap, keep_mean=keep_mean
+        )
         return class_probabilities(
-            ahead.logit_mean, ahead.logit_var, calibration=state.calibration, method=method
+            ahead.logit_mean,
+            ahead.logit_var,
+            calibration=state.calibration,
+            method=method,
+            n_samples=n_samples,
+            random_state=random_state,
         )
 
 
@@ -218,6 +263,9 @@ class Learned(_OneFilter):
     Row by row: the row is predicted with the delta before it, its target moves delta along the
     gradient of its log predictive (the exact softmax integral for labels, the Gaussian for
     values), and the row is learnt with the delta after it.
+
+    The learning rate matters: too large a one, or outliers, let delta run up (it is held below
+    5, gamma = 0.08) and with it the error. `Mixture` needs no such choice.
 
     Parameters
     ----------
@@ -358,7 +406,9 @@ def one_ahead(
     """Moments after one transition, eqs. (6), (7), of each row on its own."""
     phi = check.feature_rows(features, posterior.n_features, posterior.dtype)
     prior_var = check.positive("prior_var", prior_var)
-    gap = check.non_negative_rows("time_gap", time_gap, 1)[0]
+    gap = check.scalar("time_gap", time_gap)
+    if not 0.0 <= gap < math.inf:
+        raise InvalidInput(f"time_gap must be one finite number of at least 0, got {time_gap!r}")
     g = gamma**gap
     with OneThread(2.0 * phi.size * phi.shape[1]):
         times_cov, times_mean, _ = posterior.stored.products(phi)
@@ -371,7 +421,9 @@ def one_ahead(
     return Step(mean, var, np.full(n, g), np.full(n, np.inf), none)
 
 
-def _as_calibration(calibration: Calibration | float) -> Calibration:
+def _as_calibration(calibration: Any) -> Calibration:
     if isinstance(calibration, Calibration):
         return calibration
+    if isinstance(calibration, str):
+        raise InvalidInput(f"calibration={calibration!r}: pass a number, or Calibration() to learn")
     return Calibration.fixed(check.positive("calibration", calibration))

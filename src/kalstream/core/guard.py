@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kalstream.core import _checks as check
 from kalstream.core.state import Posterior, Step
 from kalstream.errors import NumericalError
 
@@ -48,8 +49,10 @@ class Health:
     effective_memory: float
 
 
-def health(posterior: Posterior, step: Step) -> Health:
-    """Report on a posterior and the step that led to it.
+def health(state: Any, step: Any) -> Health:
+    """Report on a posterior, or a policy's state, and the step that led to it.
+
+    Of a mixture, the most believed filter is reported on.
 
     Examples
     --------
@@ -62,6 +65,11 @@ def health(posterior: Posterior, step: Step) -> Health:
     >>> report.smallest_innovation_var, report.effective_memory
     (2.0, 2.0)
     """
+    posterior: Posterior = getattr(state, "posterior", state)
+    check.instance("state", posterior, Posterior)
+    if hasattr(step, "filters"):
+        step = step.filters[state.heaviest]
+    check.instance("step", step, Step)
     cov = posterior.cov
     variances = cov.diagonal()
     learnt = np.isfinite(np.atleast_1d(step.noise_var))

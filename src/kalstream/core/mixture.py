@@ -18,8 +18,7 @@ from kalstream.core.block import Rows, fixed_scanner, run
 from kalstream.core.forgetting import Seen, gamma_of, one_ahead
 from kalstream.core.predictive import class_probabilities
 from kalstream.core.recursion import init
-from kalstream.core.state import Posterior, add_outputs
-from kalstream.errors import InvalidInput
+from kalstream.core.state import Posterior, Step, add_outputs
 
 if TYPE_CHECKING:
     from kalstream.core.predictive import Method
@@ -47,6 +46,16 @@ class MixtureState:
     calibrations: tuple[float, ...]
     log_weights: Array
     seen: Array
+
+    @property
+    def heaviest(self) -> int:
+        """Index of the most believed filter."""
+        return int(self.half_life_weights.argmax())
+
+    @property
+    def posterior(self) -> Posterior:
+        """Posterior of the most believed filter."""
+        return self.posteriors[self.heaviest]
 
     @property
     def weights(self) -> Array:
@@ -96,6 +105,9 @@ class MixtureStep:
         Median of the posterior over half-lives, and its coefficient.
     log_prob : (b,)
         Log predictive of the row's target; NaN if it had none or was a class never seen.
+    calibrations : C numbers
+    filters : J steps
+        What each filter tells by itself.
     """
 
     logit_mean: Array
@@ -104,11 +116,24 @@ class MixtureStep:
     half_life: Array
     gamma: Array
     log_prob: Array
+    calibrations: tuple[float, ...]
+    filters: tuple[Step, ...]
 
     @property
     def half_life_weights(self) -> Array:
         """Posterior over half-lives (b, J)."""
         return self.weights.sum(axis=2)
+
+    @property
+    def mean(self) -> Array:
+        """Predicted mean of the outputs (b, K), averaged over the mixture."""
+        return np.einsum("bj,jbk->bk", self.half_life_weights, self.logit_mean)
+
+    @property
+    def var(self) -> Array:
+        """Predicted variance of the outputs without noise (b, K): within and between filters."""
+        between = np.square(self.logit_mean - self.mean)
+        return np.einsum("bj,jbk->bk", self.half_life_weights, self.logit_var[:, :, None] + between)
 
 
 @final
@@ -144,16 +169,13 @@ class Mixture:
 
     half_lives: Sequence[float] = (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0, math.inf)
     share: float = 0.01
-    calibrations: Sequence[float] = (1.0, 2.0, 4.0, 8.0, 16.0)
+    calibrations: Sequence[float] = (1.0, 3.0, 10.0, 30.0, 100.0)
     predictive: str = "exact"
 
     def __post_init__(self) -> None:
-        for name in ("half_lives", "calibrations"):
-            if len(getattr(self, name)) == 0:
-                raise InvalidInput(f"{name} is empty; give at least one")
-        for value in self.half_lives:
+        for value in check.sequence("half_lives", self.half_lives):
             gamma_of(value)
-        for value in self.calibrations:
+        for value in check.sequence("calibrations", self.calibrations):
             check.positive("calibrations", value)
         check.unit_interval("share", self.share)
         check.choice("predictive", self.predictive, ("exact", "probit"))
@@ -173,17 +195,45 @@ class Mixture:
         )
 
     def step_chunk(
-        self, state: MixtureState, features: ArrayLike, targets: ArrayLike, **settings: Any
+        self,
+        state: MixtureState,
+        features: ArrayLike,
+        targets: ArrayLike,
+        *,
+        noise_var: float,
+        prior_var: float,
+        transition: str = "example",
+        keep_mean: bool = False,
+        sample_weight: ArrayLike | None = None,
+        time_gap: ArrayLike | None = None,
+        donate: bool = False,
     ) -> tuple[MixtureState, MixtureStep]:
-        """Advance over the rows of a chunk; ``settings`` as in `block.step_chunk`, less gamma.
+        """Advance over the rows of a chunk.
 
-        Buffers are not reused (``donate``): the old state must last until every filter is sound.
+        Parameters
+        ----------
+        state : MixtureState
+        features : (b, m)
+        targets, noise_var, prior_var, transition, keep_mean, sample_weight, time_gap
+            As in `block.step_chunk`.
+        donate : bool
+            Accepted, but no buffer is reused: the old state must last until every filter is sound.
         """
         from kalstream.core._mix import mix
         from kalstream.core._softmax_integral import table, work
 
-        settings.pop("donate", None)
-        rows = Rows.read(state.posteriors[0], features, targets, **settings)
+        check.instance("state", state, MixtureState)
+        rows = Rows.read(
+            state.posteriors[0],
+            features,
+            targets,
+            noise_var=noise_var,
+            prior_var=prior_var,
+            transition=transition,
+            keep_mean=keep_mean,
+            sample_weight=sample_weight,
+            time_gap=time_gap,
+        )
         done = [
             run(posterior, rows, fixed_scanner(rows, gamma_of(half_life) ** rows.gap), donate=False)
             for posterior, half_life in zip(state.posteriors, state.half_lives, strict=True)
@@ -208,7 +258,16 @@ class Mixture:
             work(),
         )
         median = _median(state.half_lives, weights.sum(axis=2))
-        step = MixtureStep(means, variances, weights, median, 0.5 ** (1.0 / median), log_prob)
+        step = MixtureStep(
+            means,
+            variances,
+            weights,
+            median,
+            0.5 ** (1.0 / median),
+            log_prob,
+            state.calibrations,
+            tuple(step for _, step in done),
+        )
         posteriors = tuple(posterior for posterior, _ in done)
         return replace(
             state, posteriors=posteriors, log_weights=log_weights, seen=seen.mask()
@@ -223,12 +282,16 @@ class Mixture:
         time_gap: float = 1.0,
         keep_mean: bool = False,
     ) -> MixtureStep:
-        """Moments of each row one step ahead, each row on its own; the state is not touched."""
+        """Moments of each row (b, m) one step ahead, each on its own; the state is not touched.
+
+        ``time_gap`` is one number, the time since the last example that was learnt.
+        """
+        check.instance("state", state, MixtureState)
         ahead = [
             one_ahead(posterior, features, gamma_of(half_life), prior_var, time_gap, keep_mean)
             for posterior, half_life in zip(state.posteriors, state.half_lives, strict=True)
         ]
-        switch = 1.0 - (1.0 - self.share) ** time_gap
+        switch = 1.0 - (1.0 - self.share) ** float(time_gap)
         weights = (1.0 - switch) * state.weights + switch / state.log_weights.size
         n = len(ahead[0].gamma)
         median = np.full(n, _median(state.half_lives, weights.sum(axis=1)))
@@ -239,6 +302,8 @@ class Mixture:
             median,
             0.5 ** (1.0 / median),
             np.full(n, np.nan),
+            state.calibrations,
+            tuple(ahead),
         )
 
     def class_probabilities(
@@ -248,25 +313,51 @@ class Mixture:
         *,
         prior_var: float,
         time_gap: float = 1.0,
+        keep_mean: bool = False,
         method: Method = "exact",
+        n_samples: int = 100,
+        random_state: int | np.random.Generator | None = None,
     ) -> Array:
         """Class probabilities (b, K) one step ahead, averaged over the mixture."""
-        ahead = self.predict(state, features, prior_var=prior_var, time_gap=time_gap)
-        return mixture_probabilities(ahead, state.calibrations, method=method)
+        ahead = self.predict(
+            state, features, prior_var=prior_var, time_gap=time_gap, keep_mean=keep_mean
+        )
+        return mixture_probabilities(
+            ahead, method=method, n_samples=n_samples, random_state=random_state
+        )
 
 
 def mixture_probabilities(
-    step: MixtureStep, calibrations: Sequence[float], *, method: Method = "exact"
+    step: MixtureStep,
+    *,
+    method: Method = "exact",
+    n_samples: int = 100,
+    random_state: int | np.random.Generator | None = None,
 ) -> Array:
-    """Class probabilities (b, K) of a mixture's rows."""
+    """Class probabilities (b, K) of a mixture's rows, made before their labels were seen.
+
+    Examples
+    --------
+    >>> policy = Mixture()
+    >>> state = policy.start(1, 2, prior_var=1.0)
+    >>> state, seen = policy.step_chunk(state, [[1.0]], [0], noise_var=0.5, prior_var=1.0)
+    >>> mixture_probabilities(seen)
+    array([[0.5, 0.5]])
+    """
+    rng = np.random.default_rng(random_state)
     weights = step.weights / step.weights.sum(axis=(1, 2), keepdims=True)
     total = np.zeros(step.logit_mean.shape[1:])
     for j, (mean, var) in enumerate(zip(step.logit_mean, step.logit_var, strict=True)):
-        for c, calibration in enumerate(calibrations):
+        for c, calibration in enumerate(step.calibrations):
             share = weights[:, j, c, None]
             if share.max() > _NEGLIGIBLE:
                 total += share * class_probabilities(
-                    mean, var, calibration=calibration, method=method
+                    mean,
+                    var,
+                    calibration=calibration,
+                    method=method,
+                    n_samples=n_samples,
+                    random_state=rng,
                 )
     return total / total.sum(axis=1, keepdims=True)
 

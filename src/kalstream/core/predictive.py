@@ -2,7 +2,7 @@
 
 The logits of one example are N(logit_mean, logit_var I): one variance, shared by all classes. Their
 softmax has no closed-form mean, but it is a one-dimensional integral, computed here to about
-1e-7 and differentiated (core/README.md); the paper's Monte Carlo estimate is kept beside it.
+1e-6 and differentiated (core/README.md); the paper's Monte Carlo estimate is kept beside it.
 """
 
 from __future__ import annotations

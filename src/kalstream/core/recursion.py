@@ -16,6 +16,7 @@ from kalstream.core import _checks as check
 from kalstream.core.guard import check_innovations, rounding_error
 from kalstream.core.predictive import gaussian_log_density, label_log_prob
 from kalstream.core.state import Posterior, Step
+from kalstream.errors import InvalidInput
 
 Array = NDArray[Any]
 
@@ -32,10 +33,18 @@ def log_likelihood(
     target : label, number or (K,)
     noise_var : float
         Variance of the observation noise, sigma^2.
+
+    Examples
+    --------
+    >>> round(log_likelihood([[1.0]], [2.0], 2.0, noise_var=1.0), 3)
+    -0.919
     """
-    w = np.asarray(weights, dtype=np.float64)
+    w = check.matrix("weights", weights)
     phi = check.feature_vector(features, len(w), np.float64)
-    residual = check.single_target(target, w.shape[1]).minus((phi @ w)[None])
+    read = check.single_target(target, w.shape[1])
+    if not read.observed[0]:
+        raise InvalidInput(f"target is unknown ({target!r}); a missing target has no likelihood")
+    residual = read.minus((phi @ w)[None])
     # eq. (1)
     return float(gaussian_log_density(residual, 0.0, check.positive("noise_var", noise_var)).sum())
 
@@ -67,7 +76,13 @@ def init(
 
 
 def drift(weights: ArrayLike, *, gamma: float, prior_var: float) -> tuple[Array, float]:
-    """Mean (as weights) and variance of the weights one step on, given weights, eq. (3)."""
+    """Mean (as weights) and variance of the weights one step on, given weights, eq. (3).
+
+    Examples
+    --------
+    >>> drift([[2.0]], gamma=0.5, prior_var=1.0)
+    (array([[1.]]), 0.75)
+    """
     check.unit_interval("gamma", gamma)
     check.positive("prior_var", prior_var)
     # eq. (3)
@@ -95,8 +110,9 @@ def transition(
     """
     gamma = check.unit_interval("gamma", gamma)
     prior_var = check.positive("prior_var", prior_var)
+    check.instance("posterior", posterior, Posterior)
     mean, cov = posterior.mean, posterior.cov
-    if not keep_mean:
+    if not check.flag("keep_mean", keep_mean):
         mean *= gamma  # eq. (7), left
     before = cov.diagonal().copy()
     cov *= gamma**2  # eq. (7), right
@@ -111,6 +127,11 @@ def predict(posterior: Posterior, features: ArrayLike) -> tuple[Array, float]:
     """Mean (K,) and variance of the outputs for features (m,): the moments in eqs. (6), (11).
 
     ``posterior`` is the predicted one, after `transition`.
+
+    Examples
+    --------
+    >>> predict(Posterior([[1.0, 0.0]], [[0.5]]), [2.0])
+    (array([2., 0.]), 2.0)
     """
     phi = check.feature_vector(features, posterior.n_features, posterior.dtype)
     return phi @ posterior.mean, float(phi @ posterior.cov @ phi)
@@ -130,7 +151,14 @@ def update(
         An integer is a class label (its one-hot vector is learnt), a float or vector a value.
         NaN, or the label -1, teaches nothing.
     noise_var : float
+
+    Examples
+    --------
+    >>> posterior, seen = update(init(1, 1, prior_var=1.0), [1.0], 3.0, noise_var=1.0)
+    >>> posterior.mean, posterior.cov
+    (array([[1.5]]), array([[0.5]]))
     """
+    check.instance("posterior", posterior, Posterior)
     noise_var = check.positive("noise_var", noise_var)
     phi = check.feature_vector(features, posterior.n_features, posterior.dtype)
     read = check.single_target(target, posterior.n_outputs, posterior.dtype)
@@ -191,8 +219,17 @@ def ridge_posterior(
     ----------
     features : (n, m)
     targets : (n, K)
+
+    Examples
+    --------
+    >>> ridge_posterior([[1.0]], [[3.0]], noise_var=1.0, prior_var=1.0).mean
+    array([[1.5]])
     """
-    phi, y = np.asarray(features, np.float64), np.asarray(targets, np.float64)
+    phi, y = check.matrix("features", features), check.matrix("targets", targets)
+    if len(phi) != len(y):
+        raise InvalidInput(f"features has {len(phi)} rows and targets {len(y)}; give as many")
+    check.positive("noise_var", noise_var)
+    check.positive("prior_var", prior_var)
     precision = phi.T @ phi / noise_var + np.eye(phi.shape[1]) / prior_var
     cov = np.linalg.inv(precision)
     return Posterior(cov @ (phi.T @ y) / noise_var, (cov + cov.T) / 2.0)
@@ -212,14 +249,24 @@ def delta_gradient(
     """Derivative of the log predictive of a target by delta, where gamma = exp(-delta / 2).
 
     The posterior n-1 is held constant, as in the paper: eq. (9) through the exact eq. (11) for a
-    label, appendix B, eq. (15), for values. Calibration multiplies the logits of a label.
+    label, appendix B, eq. (15), for values. Calibration multiplies the logits of a label. 0 for a
+    target that is unknown.
+
+    Examples
+    --------
+    >>> posterior = Posterior([[0.0]], [[0.0]])  # sure of 0, but wrong: it should forget more
+    >>> delta_gradient(posterior, [1.0], 3.0, gamma=1.0, noise_var=1.0, prior_var=1.0)
+    4.0
     """
+    check.positive("noise_var", noise_var)
+    read = check.single_target(target, posterior.n_outputs)
+    if not read.observed[0]:
+        return 0.0
     predicted = transition(posterior, gamma=gamma, prior_var=prior_var, keep_mean=keep_mean)
     mean, var = predict(predicted, features)
     phi = np.asarray(features, np.float64)
     mean_slope = np.zeros_like(mean) if keep_mean else -0.5 * mean
     var_slope = prior_var * float(phi @ phi) - var
-    read = check.single_target(target, posterior.n_outputs)
     if read.labels is not None:
         terms = label_log_prob(mean, var, int(read.labels[0]), calibration=calibration)
         return float(terms.d_mean @ mean_slope + terms.d_var * var_slope)

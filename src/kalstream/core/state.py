@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import blas
 
 from kalstream.core import _checks as check
-from kalstream.errors import InvalidInput, KalstreamError
+from kalstream.errors import DonatedState, InvalidInput
 
 Array = NDArray[Any]
 
@@ -19,7 +19,7 @@ Array = NDArray[Any]
 # its square root, are folded before they lose half their digits to the larger shift.
 _SMALLEST_SCALE: Final = 1e-8
 # As in `_scan`: a difference of which less than this part is left has lost too many digits.
-_LOSSY: Final = 1e-3
+_LOSSY: Final = 1e-2
 # Chunks of more rows are folded at once: a rank-b update then costs no more than its deferral.
 _DEFERRED_CHUNK: Final = 4
 
@@ -77,7 +77,7 @@ class Posterior:
     Parameters
     ----------
     mean : (m, K)
-    cov : (m, m), symmetric
+    cov : (m, m), symmetric and positive semi-definite
 
     Examples
     --------
@@ -91,7 +91,7 @@ class Posterior:
     _stored: _Stored | None
 
     def __init__(self, mean: ArrayLike, cov: ArrayLike) -> None:
-        mean, cov = np.asarray(mean), np.asarray(cov)
+        mean, cov = check.numeric("mean", mean), check.numeric("cov", cov)
         dtype = np.float32 if mean.dtype == cov.dtype == np.float32 else np.float64
         if mean.ndim != 2 or cov.shape != (len(mean), len(mean)) or not mean.size:
             raise InvalidInput(
@@ -102,7 +102,7 @@ class Posterior:
         if np.abs(cov - cov.T).max() > 1e3 * np.finfo(dtype).eps * np.abs(cov).max():
             raise InvalidInput("cov must be symmetric; pass (cov + cov.T) / 2")
         if cov.diagonal().min() < 0.0:
-            raise InvalidInput(f"cov has a negative variance, {cov.diagonal().min()!r}")
+            raise InvalidInput(f"cov has a negative variance, {cov.diagonal().min()}")
         self._stored = _Stored(
             _Base(np.array(mean, dtype, order="C"), np.array(cov, dtype, order="F"))
         )
@@ -117,7 +117,7 @@ class Posterior:
     def stored(self) -> _Stored:
         """The parts behind `mean` and `cov`; continuing from a copy of them is bit-exact."""
         if self._stored is None:
-            raise KalstreamError(
+            raise DonatedState(
                 "this posterior was given away with donate=True; use the one that was returned"
             )
         return self._stored
@@ -344,7 +344,10 @@ def _no_room() -> None:
 
 
 def add_outputs(posterior: Posterior, n_outputs: int) -> Posterior:
-    """Grow by ``n_outputs`` outputs that had target 0 all along: exact (DESIGN, piece 4).
+    """Grow by ``n_outputs`` outputs, exactly.
+
+    A class never seen has had target 0 all along, so its mean is 0: the posterior is the one
+    that declaring it at the start would have given.
 
     Examples
     --------
@@ -353,6 +356,7 @@ def add_outputs(posterior: Posterior, n_outputs: int) -> Posterior:
     array([[1., 0., 0.],
            [1., 0., 0.]])
     """
+    check.instance("posterior", posterior, Posterior)
     stored = posterior.stored
     columns = ((0, 0), (0, check.count("n_outputs", n_outputs)))
     stored.base.lent = True
