@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import wraps
 from multiprocessing import get_context
 from pathlib import Path
@@ -48,6 +49,17 @@ def write_section(name: str, body: str) -> None:
     PAGE.write_text(f"{before}{begin}\n\n{body}\n\n{end}{after}")
 
 
+@contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    """Set environment variables for the processes started meanwhile."""
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            del os.environ[name]
+
+
 def alone(measure: Callable[..., Any]) -> Callable[..., Any]:
     """Run each call of a module-level function in a fresh process with one BLAS thread."""
 
@@ -56,12 +68,11 @@ def alone(measure: Callable[..., Any]) -> Callable[..., Any]:
         if os.environ.get("KALSTREAM_ALONE"):
             with threadpool_limits(1):
                 return measure(*arguments)
-        os.environ["KALSTREAM_ALONE"] = "1"
-        try:
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                return pool.submit(call, *arguments).result()
-        finally:
-            del os.environ["KALSTREAM_ALONE"]
+        with (
+            environment(KALSTREAM_ALONE="1"),
+            ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool,
+        ):
+            return pool.submit(call, *arguments).result()
 
     return call
 

@@ -23,6 +23,43 @@ _LOSSY = 1e-2
 
 
 @jit
+def take_pending(
+    times_cov: Array,
+    times_mean: Array,
+    features: Array,
+    rows: Array,
+    coefficients: Array,
+    scale: float,
+    shift: float,
+    mean_scale: float,
+) -> bool:
+    """Correct products of features with B and N, in place, for pending rows and scales.
+
+    See `state.Posterior` for the two equations. Returns whether digits were lost.
+    """
+    lossy = False
+    for i in range(features.shape[0]):
+        before, taken = 0.0, 0.0
+        for k in range(features.shape[1]):
+            before += features[i, k] * times_cov[i, k]
+        for j in range(rows.shape[0]):
+            overlap = 0.0
+            for k in range(features.shape[1]):
+                overlap += features[i, k] * rows[j, k]
+            taken += overlap * overlap
+            for k in range(features.shape[1]):
+                times_cov[i, k] -= overlap * rows[j, k]
+            for k in range(times_mean.shape[1]):
+                times_mean[i, k] += overlap * coefficients[j, k]
+        lossy = lossy or before - taken < _LOSSY * before
+        for k in range(features.shape[1]):
+            times_cov[i, k] = scale * times_cov[i, k] + shift * features[i, k]
+        for k in range(times_mean.shape[1]):
+            times_mean[i, k] *= mean_scale
+    return lossy
+
+
+@jit
 def sound_rows(
     logit_var: Array,
     noise_var: Array,
@@ -43,19 +80,23 @@ def sound_rows(
 
 
 @jit
-def gains_in_place(
-    times_cov: Array, features: Array, kept: Array, spread: Array, system: Array
-) -> None:
-    """`block._gains` for few rows, where calling BLAS takes longer than its work."""
-    n, m = times_cov.shape
-    for i in range(n):
-        for k in range(m):
-            times_cov[i, k] = kept[i] * kept[i] * times_cov[i, k] + spread[i] * features[i, k]
+def with_targets(times_cov: Array, features: Array, kept: Array, spread: Array) -> None:
+    """Covariance (n, m) of the weights with each row's target, from features times covariance."""
+    for i in range(times_cov.shape[0]):
+        scale, shift = kept[i] * kept[i], spread[i]
+        for k in range(times_cov.shape[1]):
+            times_cov[i, k] = scale * times_cov[i, k] + shift * features[i, k]
+
+
+@jit
+def solve_few(system: Array, right: Array) -> None:
+    """Solve the lower triangular system (n, n) for right (n, m), in place."""
+    for i in range(right.shape[0]):
         for j in range(i):
-            for k in range(m):
-                times_cov[i, k] -= system[i, j] * times_cov[j, k]
-        for k in range(m):
-            times_cov[i, k] /= system[i, i]
+            for k in range(right.shape[1]):
+                right[i, k] -= system[i, j] * right[j, k]
+        for k in range(right.shape[1]):
+            right[i, k] /= system[i, i]
 
 
 @jit

@@ -17,7 +17,7 @@ from scipy.linalg import blas
 from kalstream.core import _checks as check
 from kalstream.core._threads import OneThread
 from kalstream.core.guard import ROUNDING_LIMIT, check_innovations, rounding_error
-from kalstream.core.state import Posterior, Step, _Stored
+from kalstream.core.state import DEFERRED_ROWS, Posterior, Step, _Stored
 
 Array = NDArray[Any]
 
@@ -104,7 +104,7 @@ def step_chunk(
     return run(posterior, rows, fixed_scanner(rows, gammas), donate)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that triples the time to make one
 class Rows:
     """The checked arguments of a chunk.
 
@@ -183,7 +183,7 @@ class Rows:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Grams:
     """What a scan may know of features and posterior, all float64.
 
@@ -202,7 +202,7 @@ class Grams:
     mean: Array
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Scan:
     """What a scan finds about the b rows of a block.
 
@@ -300,6 +300,8 @@ def _advance(
     from kalstream.core._scan import sound_rows
 
     phi, dtype, prior_var = rows.features[part], rows.features.dtype, rows.prior_var
+    if stored.rows is not None and len(phi) > DEFERRED_ROWS:
+        stored, own = stored.folded(donate=own), True
     times_cov, times_mean, lossy = stored.products(phi)
     if lossy:
         stored, own = stored.folded(donate=own), True
@@ -378,14 +380,12 @@ def _gains(times_cov: Array, features: Array, kept: Array, spread: Array, system
     The covariance of the weights with each row's target, kept^2 A phi + spread phi, is solved
     for the innovations with the triangular system (n, n).
     """
-    if len(times_cov) <= _FEW_ROWS:
-        from kalstream.core._scan import gains_in_place
+    from kalstream.core._scan import solve_few, with_targets
 
-        gains_in_place(times_cov, features, kept, spread, system)
+    with_targets(times_cov, features, kept, spread)
+    if len(times_cov) <= _FEW_ROWS:
+        solve_few(system, times_cov)
         return times_cov
-    times_cov *= (kept * kept)[:, None]
-    if spread[-1] > 0.0:
-        times_cov += spread[:, None] * features
     return blas.dtrsm(1.0, system.T, times_cov.T, side=1, lower=0, overwrite_b=1).T
 
 

@@ -18,10 +18,8 @@ Array = NDArray[Any]
 # Once the scale of the stored covariance has decayed this far, pending rows, stored divided by
 # its square root, are folded before they lose half their digits to the larger shift.
 _SMALLEST_SCALE: Final = 1e-8
-# As in `_scan`: a difference of which less than this part is left has lost too many digits.
-_LOSSY: Final = 1e-2
 # Chunks of more rows are folded at once: a rank-b update then costs no more than its deferral.
-_DEFERRED_CHUNK: Final = 4
+DEFERRED_ROWS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,21 +209,20 @@ class _Stored:
         Also whether pending rows took away so much of a variance that what is left, a difference,
         has lost digits: then fold first.
         """
+        if self.rows is not None and len(features) > DEFERRED_ROWS:
+            return self.folded(donate=False).products(features)
         times_cov = _times_symmetric(features, self.base.cov)
         times_mean = features @ self.base.mean
         lossy = False
         if self.rows is not None:
-            overlap = features @ self.rows.T  # (b, r)
-            before = np.einsum("bm,bm->b", times_cov, features)
-            taken = np.einsum("br,br->b", overlap, overlap)
-            lossy = bool((taken > (1.0 - _LOSSY) * before).any())
-            times_cov -= overlap @ self.rows
-            times_mean += overlap @ self.coefficients
-        if self.scale != 1.0:
+            from kalstream.core._scan import take_pending
+
+            scales = self.scale, self.shift, self.mean_scale
+            pending = self.rows, self.coefficients
+            lossy = take_pending(times_cov, times_mean, features, *pending, *scales)
+        elif self.scale != 1.0 or self.shift != 0.0 or self.mean_scale != 1.0:
             times_cov *= self.scale
-        if self.shift != 0.0:
             times_cov += self.shift * features
-        if self.mean_scale != 1.0:
             times_mean *= self.mean_scale
         return times_cov, times_mean, lossy
 
@@ -256,7 +253,7 @@ class _Stored:
         """The covariance loses rows'rows (n, m), the mean gains rows'coefficients (n, K)."""
         n_after = len(rows) + (0 if self.rows is None else len(self.rows))
         if (
-            len(rows) > _DEFERRED_CHUNK
+            len(rows) > DEFERRED_ROWS
             or n_after > self.capacity()
             or min(self.scale, self.mean_scale) < _SMALLEST_SCALE
         ):
