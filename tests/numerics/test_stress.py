@@ -143,3 +143,35 @@ def test_float64_is_right_or_refuses(kind):
     wrong = {cell: error for cell, error in found.items() if not error < TOLERANCE}
     assert not wrong, wrong
     assert 16 <= len(found) <= 48, f"accepts {len(found)} of 64"
+
+
+@pytest.mark.parametrize("layout", ["rank 5", "duplicated", "constant", "full rank"])
+def test_float32_says_when_collinear_features_have_worn_it_out(layout):
+    """gamma = 1 on collinear rows: what rounding leaks adds up, as if there were forgetting."""
+    rng = np.random.default_rng(0)
+    basis = rng.standard_normal((5, 50)) / 5**0.5
+    draw = {
+        "rank 5": lambda n: rng.standard_normal((n, 5)) @ basis,
+        "duplicated": lambda n: np.repeat(rng.standard_normal((n, 25)), 2, axis=1),
+        "constant": lambda n: np.c_[np.ones((n, 47)), rng.standard_normal((n, 3))],
+        "full rank": lambda n: rng.standard_normal((n, 50)),
+    }[layout]
+    truth = rng.standard_normal((50, 3)) / 50**0.5
+    how = {"gamma": 1.0, "noise_var": 1 / 3, "prior_var": 1 / 50}
+    narrow, wide = (init(50, 3, prior_var=1 / 50, dtype=d) for d in (np.float32, np.float64))
+    for n_seen in range(0, 120_000, 2000):
+        features = draw(2000).astype(np.float32)
+        labels = (features @ truth).argmax(axis=1)
+        try:
+            narrow, ours = step_chunk(narrow, features, labels, **how)
+        except NumericalError as error:
+            assert "roundings" in str(error)
+            assert "float64" in str(error)
+            assert n_seen >= 2000
+            assert layout != "full rank"
+            return
+        wide, theirs = step_chunk(wide, features, labels, **how)
+        sd = np.sqrt(theirs.logit_var + 1 / 3)[:, None]
+        assert np.abs((ours.logit_mean - theirs.logit_mean) / sd).max() < 1e-3
+        assert np.abs(ours.logit_var / theirs.logit_var - 1.0).max() < 0.1
+    assert layout == "full rank"

@@ -15,6 +15,7 @@ Array = NDArray[Any]
 # Squares of features and targets, and sums of many of them, must not overflow.
 LARGEST_FLOAT64: Final = 1e100
 LARGEST_FLOAT32: Final = 1e15
+LARGEST_VARIANCE: Final = 1e50
 
 
 def scalar(name: str, value: Any) -> float:
@@ -30,6 +31,18 @@ def positive(name: str, value: float) -> float:
     number = value if isinstance(value, float) else scalar(name, value)
     if not (math.isfinite(number) and number > 0.0):
         raise InvalidInput(f"{name} must be a finite number above 0, got {value!r}")
+    return number
+
+
+def variance(name: str, value: float, dtype: Any) -> float:
+    """A scalar above zero, of a size whose products with others do not leave the dtype."""
+    number = positive(name, value)
+    limit = LARGEST_FLOAT32 if dtype == np.float32 else LARGEST_VARIANCE
+    if not 1.0 / limit <= number <= limit:
+        raise InvalidInput(
+            f"{name} must lie between {1.0 / limit:g} and {limit:g} in {np.dtype(dtype)}, "
+            f"got {value!r}; rescale features or targets"
+        )
     return number
 
 
@@ -277,7 +290,7 @@ def numeric(name: str, value: Any) -> Array:
         array = np.asarray(value)
         if array.dtype.kind == "O" and not any(isinstance(x, str) for x in array.flat):
             array = array.astype(np.float64)  # None and pandas' missing values among numbers
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidInput(f"{name} must be an array of numbers: {error}") from None
     if array.dtype.kind not in "fiub":
         remedy = ""

@@ -11,6 +11,9 @@ from kalstream.core._scan import calibrated_terms
 
 Array = Any
 
+# A target that no filter could have foreseen must not leave -inf minus -inf behind.
+_LEAST_LOG = -1e100
+
 
 @jit
 def mix(
@@ -95,7 +98,7 @@ def mix(
                     log_lik = probit_log_prob(
                         means[j, i], var, calibrations[c], labels[i], active[:n_active]
                     )
-                log_liks[j, c] = log_lik
+                log_liks[j, c] = max(log_lik, _LEAST_LOG)
         log_prob[i] = log_sum_exp(log_weights + log_liks)
         for j in range(n_filters):
             for c in range(n_calibrations):

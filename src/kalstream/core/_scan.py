@@ -66,15 +66,23 @@ def sound_rows(
     features: Array,
     variances: Array,
     epsilon: float,
-    limit: float,
+    folds: float,
+    limits: tuple[float, float, float],
 ) -> bool:
     """Whether `guard.check_innovations` has nothing to say; NaN is not sound."""
+    at_once, leaked, harmless = limits
     for i in range(logit_var.shape[0]):
-        reach = 0.0
+        rounding = 0.0
         for k in range(variances.shape[0]):
-            reach += features[i, k] * features[i, k] * variances[k]
-        floor = -limit * noise_var[i]
-        if not (logit_var[i] > floor and epsilon * reach <= -floor):
+            rounding += features[i, k] * features[i, k] * variances[k]
+        rounding *= epsilon
+        leak = rounding * np.sqrt(folds)
+        if noise_var[i] == np.inf:
+            sound = logit_var[i] >= -leak and logit_var[i] < np.inf
+        else:
+            sound = logit_var[i] > -at_once * noise_var[i] and rounding <= at_once * noise_var[i]
+            sound = sound and (leak <= leaked * logit_var[i] or leak <= harmless * noise_var[i])
+        if not sound:
             return False
     return True
 
@@ -301,6 +309,7 @@ def scan_learned(
     gap: Array,
     prior_var: float,
     keep_mean: bool,
+    gamma: float,
     delta: float,
     rate: float,
     largest_delta: float,
@@ -317,7 +326,8 @@ def scan_learned(
     """Scan that decides gamma_i, and alpha, from row i's own prediction and target.
 
     Order within a row as in Algorithm 1 of the paper: predict with the delta before it, move
-    delta, then forget and learn with the delta after it. ``active`` (K,) begins with the classes
+    delta, then forget and learn with the delta after it. With rate 0, gamma rules instead of
+    delta, which need not be finite. ``active`` (K,) begins with the classes
     seen so far; only these enter the softmax, and it grows as labels come.
     """
     n, n_outputs = base_mean.shape
@@ -340,7 +350,7 @@ def scan_learned(
         if var < _LOSSY * base_var and i > 0:
             done = i
             break
-        g = np.exp(-0.5 * delta * gap[i])
+        g = np.exp(-0.5 * delta * gap[i]) if rate > 0.0 else gamma ** gap[i]
         prior_here = prior_var * gram_eye[i, i]
         mean_g = 1.0 if keep_mean else g
         for k in range(n_outputs):
@@ -408,7 +418,7 @@ def scan_learned(
             if rate > 0.0:
                 delta = min(max(delta, 0.0), largest_delta)
         # Forget and learn with the new delta.
-        g = np.exp(-0.5 * delta * gap[i])
+        g = np.exp(-0.5 * delta * gap[i]) if rate > 0.0 else gamma ** gap[i]
         gammas[i] = g
         mean_g = 1.0 if keep_mean else g
         kept_now *= g

@@ -16,7 +16,7 @@ from scipy.linalg import blas
 
 from kalstream.core import _checks as check
 from kalstream.core._threads import OneThread
-from kalstream.core.guard import ROUNDING_LIMIT, check_innovations, rounding_error
+from kalstream.core.guard import ROUNDING_LIMITS, check_innovations, rounding_error
 from kalstream.core.state import DEFERRED_ROWS, Posterior, Step, _Stored
 
 Array = NDArray[Any]
@@ -151,12 +151,15 @@ class Rows:
         phi = check.feature_rows(features, posterior.n_features, posterior.dtype)
         n = len(phi)
         read = check.targets(targets, n, posterior.n_outputs, posterior.dtype)
-        noise = np.full(n, check.positive("noise_var", noise_var))
+        noise = np.full(n, check.variance("noise_var", noise_var, posterior.dtype))
         weight = np.ones(n)
         if sample_weight is not None:
             weight = check.non_negative_rows("sample_weight", sample_weight, n)
             with np.errstate(divide="ignore", over="ignore"):
                 noise /= weight
+            if weight.max() > 0.0:
+                least = float(noise.min())
+                check.variance("noise_var over the largest sample_weight", least, posterior.dtype)
         noise[~read.observed] = np.inf
         learnt = noise < np.inf
         gap = np.ones(n)
@@ -164,7 +167,7 @@ class Rows:
             gap = check.non_negative_rows("time_gap", time_gap, n)
         if check.choice("transition", transition, TRANSITIONS) == "chunk":
             gap[:-1] = 0.0
-        prior = check.positive("prior_var", prior_var)
+        prior = check.variance("prior_var", prior_var, posterior.dtype)
         keep = check.flag("keep_mean", keep_mean)
         return cls(phi, read, noise, weight, gap, prior, keep, bool(learnt.all()))
 
@@ -316,11 +319,11 @@ def _advance(
         found, part = found.scanned(), slice(part.start, part.start + found.done)
         times_cov, phi = times_cov[: found.done], phi[: found.done]
     rows = rows[part]
-    if not sound_rows(
-        found.logit_var, rows.noise_var, phi, variances, np.finfo(dtype).eps, ROUNDING_LIMIT
-    ):
+    told = found.logit_var, rows.noise_var
+    unit = float(np.finfo(dtype).eps)
+    if not sound_rows(*told, phi, variances, unit, stored.folds, ROUNDING_LIMITS):
         rounding = rounding_error(phi, variances)
-        check_innovations(found.logit_var, rows.noise_var, rounding, dtype, part.start)
+        check_innovations(*told, rounding, dtype, folds=stored.folds, first_row=part.start)
 
     system, innovations, reach = found.system, found.innovations, found.reach
     kept, lost = found.kept, found.lost

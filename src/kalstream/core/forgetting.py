@@ -302,8 +302,11 @@ class Learned(_OneFilter):
 
     def __post_init__(self) -> None:
         check.unit_interval("init", self.init)
-        if self.init == 0.0:
-            raise InvalidInput("init must be above 0: from delta = inf no gradient leads back")
+        if self.init < math.exp(-0.5 * _LARGEST_DELTA):
+            raise InvalidInput(
+                f"init must be at least {math.exp(-0.5 * _LARGEST_DELTA):.3f}, got {self.init!r}: "
+                "from below, no gradient leads back"
+            )
         check.positive("lr", self.lr)
         _as_calibration(self.calibration)
 
@@ -352,6 +355,7 @@ class _Scanner:
             rows.gap,
             rows.prior_var,
             rows.keep_mean,
+            math.exp(-0.5 * self.delta),
             self.delta,
             self.lr,
             _LARGEST_DELTA,
@@ -405,7 +409,7 @@ def one_ahead(
 ) -> Step:
     """Moments after one transition, eqs. (6), (7), of each row on its own."""
     phi = check.feature_rows(features, posterior.n_features, posterior.dtype)
-    prior_var = check.positive("prior_var", prior_var)
+    prior_var = check.variance("prior_var", prior_var, posterior.dtype)
     gap = check.scalar("time_gap", time_gap)
     if not 0.0 <= gap < math.inf:
         raise InvalidInput(f"time_gap must be one finite number of at least 0, got {time_gap!r}")

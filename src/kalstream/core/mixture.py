@@ -104,7 +104,8 @@ class MixtureStep:
     half_life, gamma : (b,)
         Median of the posterior over half-lives, and its coefficient.
     log_prob : (b,)
-        Log predictive of the row's target; NaN if it had none or was a class never seen.
+        Log predictive of the row's target, among the classes seen so far; NaN if it had none or
+        was a class never seen.
     calibrations : C numbers
     filters : J steps
         What each filter tells by itself.

@@ -182,7 +182,8 @@ def gaussian_log_density(target: ArrayLike, mean: ArrayLike, var: ArrayLike) -> 
     y, mu, v = _floats("target", target), _floats("mean", mean), _floats("var", var)
     if not (v > 0.0).all():
         raise InvalidInput(f"var goes down to {v.min()}; every variance must be positive")
-    return np.asarray(-0.5 * (np.log(2.0 * np.pi * v) + (y - mu) ** 2 / v))
+    with np.errstate(over="ignore"):  # a density of 0 has log -inf
+        return np.asarray(-0.5 * (np.log(2.0 * np.pi) + np.log(v) + (y - mu) ** 2 / v))
 
 
 def mixture_log_density(
@@ -254,8 +255,9 @@ def _calibrated(
     rows = 1 if mean.ndim == 1 else shape[0]
     var = _per_row("logit_var", logit_var, shape[:-1])
     alpha = _per_row("calibration", calibration, shape[:-1], positive=True)
-    std = alpha * np.sqrt(var)
-    mean = mean.reshape(rows, -1) * alpha[:, None]
+    with np.errstate(over="ignore"):
+        std = alpha * np.sqrt(var)
+        mean = mean.reshape(rows, -1) * alpha[:, None]
     largest = max(np.abs(mean).max(), std.max())
     if not largest < _LARGEST:
         raise InvalidInput(

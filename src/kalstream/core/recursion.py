@@ -71,7 +71,7 @@ def init(
     m = check.count("n_features", n_features)
     k = check.count("n_outputs", n_outputs)
     kind = check.float_dtype(dtype)
-    variance = check.positive("prior_var", prior_var)
+    variance = check.variance("prior_var", prior_var, kind)
     return Posterior(np.zeros((m, k), kind), np.eye(m, dtype=kind) * kind.type(variance))
 
 
@@ -109,8 +109,8 @@ def transition(
     array([[0.75]])
     """
     gamma = check.unit_interval("gamma", gamma)
-    prior_var = check.positive("prior_var", prior_var)
     check.instance("posterior", posterior, Posterior)
+    prior_var = check.variance("prior_var", prior_var, posterior.dtype)
     mean, cov = posterior.mean, posterior.cov
     if not check.flag("keep_mean", keep_mean):
         mean *= gamma  # eq. (7), left
@@ -159,7 +159,7 @@ def update(
     (array([[1.5]]), array([[0.5]]))
     """
     check.instance("posterior", posterior, Posterior)
-    noise_var = check.positive("noise_var", noise_var)
+    noise_var = check.variance("noise_var", noise_var, posterior.dtype)
     phi = check.feature_vector(features, posterior.n_features, posterior.dtype)
     read = check.single_target(target, posterior.n_outputs, posterior.dtype)
     mean, cov = posterior.mean, posterior.cov

@@ -188,6 +188,8 @@ class _Stored:
     mean_scale, scale, shift : float
     ceiling : float
         Largest prior variance that the shift came from.
+    folds : float
+        How often the covariance was rounded, past roundings forgotten as the covariance is.
     rows, coefficients : (r, m), (r, K)
         Pending rows U and R.
     room : _Room or None
@@ -199,6 +201,7 @@ class _Stored:
     scale: float = 1.0
     shift: float = 0.0
     ceiling: float = 0.0
+    folds: float = 1.0
     rows: Array | None = None
     coefficients: Array | None = None
     room: _Room | None = None
@@ -238,6 +241,7 @@ class _Stored:
             self.scale * kept,
             self.shift * kept + lost * prior_var,
             max(self.ceiling, prior_var) if lost else self.ceiling,
+            self.folds * kept,
             self.rows,
             self.coefficients,
             self.room,
@@ -283,7 +287,7 @@ class _Stored:
         if ceiling is not None:
             diagonal += self.shift
             np.minimum(diagonal, ceiling, out=diagonal)
-        return _Stored(base)
+        return _Stored(base, folds=self.folds + 1.0)
 
     def capacity(self) -> int:
         """How many rows may wait: enough to make folding cheap, few enough to multiply with."""
@@ -307,6 +311,7 @@ class _Stored:
             self.scale,
             self.shift,
             self.ceiling,
+            self.folds,
             room.rows[:stop],
             room.coefficients[:stop],
             room,
