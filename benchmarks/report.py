@@ -78,7 +78,10 @@ def alone(measure: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def interleaved(tasks: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Median seconds of each task, run in turn so that all see the same machine."""
+    """Least seconds of each task, run in turn so that all see the same machine.
+
+    The least disturbed repetition: on a shared machine the others measure the neighbours.
+    """
     times: dict[str, list[float]] = {name: [] for name in tasks}
     for task in tasks.values():
         task()
@@ -87,4 +90,4 @@ def interleaved(tasks: dict[str, Callable[[], None]], repeats: int) -> dict[str,
             start = time.perf_counter()
             task()
             times[name].append(time.perf_counter() - start)
-    return {name: float(np.median(value)) for name, value in times.items()}
+    return {name: min(value) for name, value in times.items()}

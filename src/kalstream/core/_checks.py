@@ -17,6 +17,9 @@ LARGEST_FLOAT64: Final = 1e100
 LARGEST_FLOAT32: Final = 1e15
 LARGEST_VARIANCE: Final = 1e50
 
+_NO_LABELS: Final = np.empty(0, np.int64)
+_NO_VALUES: Final = np.empty((0, 0))
+
 
 def scalar(name: str, value: Any) -> float:
     """One number."""
@@ -196,8 +199,8 @@ class Targets:
 
     def arrays(self) -> tuple[Array, Array]:
         """Labels (b,) and dense (b, K) for compiled code; the absent one is empty."""
-        labels = np.empty(0, np.int64) if self.labels is None else self.labels
-        return labels, np.empty((0, 0)) if self.dense is None else self.dense
+        labels = _NO_LABELS if self.labels is None else self.labels
+        return labels, _NO_VALUES if self.dense is None else self.dense
 
     def minus(self, prediction: Array) -> Array:
         """Targets minus a (b, K) prediction; one-hot rows are never formed."""
@@ -257,7 +260,7 @@ def single_target(value: Any, n_outputs: int, dtype: Any = np.float64) -> Target
 
 def _labels(labels: Array, n_outputs: int) -> Targets:
     """Labels of any numeric type, whole numbers."""
-    if labels.max() >= n_outputs or labels.min() < -1:
+    if len(labels) and (labels.max() >= n_outputs or labels.min() < -1):
         bad = labels[(labels >= n_outputs) | (labels < -1)][0]
         remedy = (
             "integers are class labels: for regression pass floats"
@@ -307,7 +310,10 @@ def _finite(name: str, array: Array) -> None:
 def _bounded(name: str, array: Array, dtype: Any) -> None:
     """Refuse NaN, inf, and numbers whose squares, summed, would overflow in dtype."""
     limit = LARGEST_FLOAT32 if dtype == np.float32 else LARGEST_FLOAT64
-    if not float(np.abs(array).max(initial=0.0)) <= limit:  # NaN fails too
+    if array.size == 0:
+        return
+    # No copy is made, and NaN fails both.
+    if not (float(array.max()) <= limit and float(array.min()) >= -limit):
         where = tuple(int(i) for i in np.argwhere(~(np.abs(array.astype(float)) <= limit))[0])
         bad = array[where]
         remedy = "scale it" if np.isfinite(bad) else "impute or drop it before the filter"

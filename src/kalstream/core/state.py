@@ -18,6 +18,8 @@ Array = NDArray[Any]
 # Once the scale of the stored covariance has decayed this far, pending rows, stored divided by
 # its square root, are folded before they lose half their digits to the larger shift.
 _SMALLEST_SCALE: Final = 1e-8
+# The scale of the stored mean is multiplied in once it has decayed this far.
+_WORN_SCALE: Final = 1e-3
 # Chunks of more rows are folded at once: a rank-b update then costs no more than its deferral.
 DEFERRED_ROWS: Final = 4
 
@@ -178,9 +180,9 @@ class _Base:
         return _Base(self.mean.copy(), self.cov.copy(order="F"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Stored:
-    """The lazy form of a posterior; see `Posterior` for the two equations.
+    """The lazy form of a posterior; see `Posterior` for the two equations. Never changed.
 
     Attributes
     ----------
@@ -262,32 +264,38 @@ class _Stored:
             or min(self.scale, self.mean_scale) < _SMALLEST_SCALE
         ):
             return self.folded(rows, coefficients, donate=donate)
-        root = self.scale**0.5
-        return self._appended(rows / root, coefficients * (root / self.mean_scale))
+        return self._appended(rows, coefficients)
 
     def folded(
         self, rows: Array | None = None, coefficients: Array | None = None, *, donate: bool
     ) -> _Stored:
-        """The same posterior, less rows'rows and plus rows'coefficients, with nothing pending."""
+        """The same posterior, less rows'rows and plus rows'coefficients, with nothing pending.
+
+        The covariance's scale and shift are multiplied in.
+        """
         base = self.base if donate and not self.base.lent else self.base.copy()
         diagonal = base.cov.ravel(order="F")[:: len(base.cov) + 1]  # a view, cov is F-ordered
         # Forgetting averages a variance with the prior's; rounding must not exceed both.
         ceiling = np.maximum(diagonal, self.ceiling) if self.shift else None
-        scale, mean_scale = self.scale, self.mean_scale
+        # The scale of the mean may stay, unlike the other it has no shift: it spares a pass.
+        mean_scale = self.mean_scale if self.mean_scale > _WORN_SCALE else 1.0
+        rescale = self.mean_scale / mean_scale
+        if rescale != 1.0:
+            base.mean *= rescale
+        scale = self.scale
         if self.rows is not None:
             _subtract_square(base.cov, scale, self.rows, scale)
-            _add_product(base.mean, mean_scale, self.rows, self.coefficients, mean_scale)
-            scale = mean_scale = 1.0
+            _add_product(base.mean, self.rows, self.coefficients, rescale)
+            scale = 1.0
         if rows is not None:
             _subtract_square(base.cov, scale, rows, 1.0)
-            _add_product(base.mean, mean_scale, rows, coefficients, 1.0)
-        else:
+            _add_product(base.mean, rows, coefficients, 1.0 / mean_scale)
+        elif scale != 1.0:
             base.cov *= scale
-            base.mean *= mean_scale
         if ceiling is not None:
             diagonal += self.shift
             np.minimum(diagonal, ceiling, out=diagonal)
-        return _Stored(base, folds=self.folds + 1.0)
+        return _Stored(base, mean_scale, folds=self.folds + 1.0)
 
     def capacity(self) -> int:
         """How many rows may wait: enough to make folding cheap, few enough to multiply with."""
@@ -303,8 +311,9 @@ class _Stored:
             if self.rows is not None:
                 room.rows[:start], room.coefficients[:start] = self.rows, self.coefficients
             room.claim(start, stop)
-        room.rows[start:stop] = rows
-        room.coefficients[start:stop] = coefficients
+        root = self.scale**0.5
+        np.divide(rows, root, out=room.rows[start:stop])
+        np.multiply(coefficients, root / self.mean_scale, out=room.coefficients[start:stop])
         return _Stored(
             self.base,
             self.mean_scale,
@@ -387,10 +396,8 @@ def _subtract_square(cov: Array, keep: float, rows: Array, scale: float) -> None
     syrk(-scale, rows.T, beta=keep, c=cov, lower=1, overwrite_c=1)
 
 
-def _add_product(
-    mean: Array, keep: float, rows: Array, coefficients: Array | None, scale: float
-) -> None:
-    """Replace mean by keep * mean + scale * rows'coefficients, in place."""
+def _add_product(mean: Array, rows: Array, coefficients: Array | None, scale: float) -> None:
+    """Add scale * rows'coefficients to mean, in place."""
     assert coefficients is not None
     gemm = blas.dgemm if mean.dtype == np.float64 else blas.sgemm
-    gemm(scale, coefficients.T, rows.T, beta=keep, c=mean.T, trans_b=1, overwrite_c=1)
+    gemm(scale, coefficients.T, rows.T, beta=1.0, c=mean.T, trans_b=1, overwrite_c=1)
