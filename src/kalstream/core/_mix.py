@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kalstream.core._jit import jit
-from kalstream.core._scan import calibrated_terms
+from kalstream.core._scan import calibrated_terms, is_among
 
 Array = Any
 
@@ -66,14 +66,10 @@ def mix(
                     log_weights[j, c] = np.log(weights[i, j, c])
         if noise_var[i] == np.inf:
             continue
-        if labels.shape[0]:
-            known = False
-            for a in range(n_active):
-                known = known or active[a] == labels[i]
-            if not known:
-                active[n_active] = labels[i]
-                n_active += 1
-                continue
+        if labels.shape[0] and not is_among(labels[i], active[:n_active]):
+            active[n_active] = labels[i]
+            n_active += 1
+            continue
         for j in range(n_filters):
             var = max(variances[j, i], 0.0)
             for c in range(n_calibrations):

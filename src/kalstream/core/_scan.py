@@ -280,6 +280,12 @@ def gaussian_slope(
 
 
 @jit
+def is_among(label: int, classes: Array) -> bool:
+    """Whether a label is one of the classes."""
+    return bool(np.any(classes == label))
+
+
+@jit
 def calibrated_terms(
     mean: Array,
     var: float,
@@ -372,10 +378,7 @@ def scan_learned(
                 )
                 delta += rate * weight[i] * gap[i] * slope_delta
             else:
-                known = False
-                for a in range(n_active):
-                    known = known or active[a] == labels[i]
-                if not known:
+                if not is_among(labels[i], active[:n_active]):
                     active[n_active] = labels[i]
                     n_active += 1
                 elif n_active > 1:
