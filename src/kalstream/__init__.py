@@ -8,18 +8,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kalstream import core, errors
+    from kalstream import core, errors, features
     from kalstream.errors import KalstreamError
 
 __version__ = "0.1.0"
 
-__all__ = ["KalstreamError", "__version__", "core", "errors"]
+__all__ = ["KalstreamError", "__version__", "core", "errors", "features"]
 
 # public name -> the module that defines it; a submodule is its own home
 _HOME = {
     "KalstreamError": "kalstream.errors",
     "core": "kalstream.core",
     "errors": "kalstream.errors",
+    "features": "kalstream.features",
 }
 
 

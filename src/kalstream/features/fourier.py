@@ -1,0 +1,138 @@
+"""Random Fourier features of scaled columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from kalstream.errors import InvalidInput
+from kalstream.features.scaling import OnlineScaler
+
+Array = NDArray[np.float64]
+
+
+class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """Cosines and sines of random projections: a Gaussian kernel for a linear filter.
+
+    Columns are scaled online first (`OnlineScaler`). The waves of a row have norm 1, and inner
+    products of waves approximate exp(-|z - z'|^2 / (2 bandwidth^2)) of the scaled columns z.
+
+    Parameters
+    ----------
+    n_components : int
+        Number of waves, rounded up to an even number.
+    bandwidth : float or "auto"
+        Length scale in standard deviations. "auto" is the square root of the number of columns:
+        two independent rows are 2 d apart on average (squared), so their kernel is 1 / e.
+    linear : bool
+        Append the scaled columns themselves, divided by sqrt(d).
+    random_state : int, RandomState or None
+        Of the projections, drawn once when the number of columns is known.
+
+    Attributes
+    ----------
+    scaler_ : OnlineScaler
+    projection_ : (d, n_components / 2)
+    bandwidth_ : float
+    n_features_in_ : int
+
+    References
+    ----------
+    Rahimi and Recht (2007), "Random Features for Large-Scale Kernel Machines".
+
+    Examples
+    --------
+    >>> features = RandomFourierFeatures(n_components=4, random_state=0)
+    >>> features.advance([[1.0, 2.0], [3.0, 4.0]]).shape
+    (2, 6)
+    """
+
+    def __init__(
+        self,
+        n_components: int = 200,
+        bandwidth: float | str = "auto",
+        linear: bool = True,
+        random_state: Any = None,
+    ) -> None:
+        self.n_components = n_components
+        self.bandwidth = bandwidth
+        self.linear = linear
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: Any = None) -> RandomFourierFeatures:
+        """Forget everything, then learn the scale of the rows of X (b, d)."""
+        if hasattr(self, "scaler_"):
+            del self.scaler_
+        return self.partial_fit(X)
+
+    def partial_fit(self, X: ArrayLike, y: Any = None) -> RandomFourierFeatures:
+        """Learn the scale of the rows of X (b, d)."""
+        self._ready(X)
+        self.scaler_.partial_fit(X)
+        return self
+
+    def transform(self, X: ArrayLike) -> Array:
+        """Features of the rows of X (b, d), with the scale known now."""
+        check_is_fitted(self)
+        return self._waves(self.scaler_.transform(X))
+
+    def advance(self, X: ArrayLike) -> Array:
+        """Transform each row of X (b, d) with the scale known before it, then learn its scale."""
+        self._ready(X)
+        return self._waves(self.scaler_.advance(X))
+
+    @property
+    def n_features_in_(self) -> int:
+        """Number of columns, d."""
+        return int(self.scaler_.n_features_in_)
+
+    @property
+    def _n_features_out(self) -> int:
+        return 2 * self.projection_.shape[1] + (self.n_features_in_ if self.linear else 0)
+
+    def _ready(self, X: ArrayLike) -> None:
+        """Draw the projections once the number of columns is known."""
+        if hasattr(self, "scaler_"):
+            return
+        if not isinstance(self.n_components, int | np.integer) or self.n_components < 1:
+            raise InvalidInput(
+                f"n_components must be an integer of at least 1, got {self.n_components!r}"
+            )
+        scaler = OnlineScaler()
+        n_columns = scaler._validated(X, reset=True).shape[1]
+        self.bandwidth_ = self._bandwidth(n_columns)
+        directions = check_random_state(self.random_state).standard_normal(
+            (n_columns, (self.n_components + 1) // 2)
+        )
+        self.projection_ = directions / self.bandwidth_
+        if hasattr(scaler, "feature_names_in_"):
+            self.feature_names_in_ = scaler.feature_names_in_
+        self.scaler_ = scaler
+
+    def _bandwidth(self, n_columns: int) -> float:
+        if isinstance(self.bandwidth, str):
+            if self.bandwidth != "auto":
+                raise InvalidInput(f'bandwidth must be "auto" or a number, got {self.bandwidth!r}')
+            return float(n_columns) ** 0.5
+        if not 0.0 < self.bandwidth < np.inf:
+            raise InvalidInput(f"bandwidth must be above 0 and finite, got {self.bandwidth!r}")
+        return float(self.bandwidth)
+
+    def _waves(self, scaled: Array) -> Array:
+        angles = scaled @ self.projection_  # (b, n_components / 2)
+        n_columns, n_directions = self.projection_.shape
+        size = n_directions**-0.5
+        parts = [size * np.cos(angles), size * np.sin(angles)]
+        if self.linear:
+            parts.append(scaled / n_columns**0.5)
+        return np.hstack(parts)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags

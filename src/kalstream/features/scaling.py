@@ -1,0 +1,114 @@
+"""Scaling that is learnt as the rows pass."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from kalstream.core.forgetting import gamma_of
+from kalstream.errors import InvalidInput
+
+Array = NDArray[np.float64]
+
+# A deviation teaches as if it were at most this many standard deviations: an outlier of any size
+# widens the scale by less than a tenth after a thousand rows, and a real change still gets through.
+_OUTLIER: Final = 10.0
+
+
+class OnlineScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+    """Standardise columns with the mean and variance of the rows seen so far.
+
+    Constant memory, three numbers a column. Heavy tails are clipped, in what comes out and in what
+    is learnt; a column that has been constant gives 0. NaN gives 0, which is the mean, and
+    teaches nothing.
+
+    Parameters
+    ----------
+    clip : float
+        Largest absolute value that comes out, in standard deviations.
+    half_life : float
+        Rows after which a row's influence has halved; inf weighs all rows alike.
+
+    Attributes
+    ----------
+    mean_, var_ : (d,)
+        Running mean and variance of each column.
+    count_ : (d,)
+        Number of rows behind them, less what was forgotten.
+    n_features_in_ : int
+
+    Examples
+    --------
+    >>> scaler = OnlineScaler()
+    >>> scaler.advance([[1.0], [3.0], [2.0], [4.0]]).ravel().round(2)
+    array([0.  , 5.  , 0.  , 2.45])
+    >>> scaler.transform([[2.5]])
+    array([[0.]])
+    """
+
+    def __init__(self, clip: float = 5.0, half_life: float = math.inf) -> None:
+        self.clip = clip
+        self.half_life = half_life
+
+    def fit(self, X: ArrayLike, y: Any = None) -> OnlineScaler:
+        """Forget everything, then learn the rows of X (b, d)."""
+        self._start(self._validated(X, reset=True))
+        return self.partial_fit(X)
+
+    def partial_fit(self, X: ArrayLike, y: Any = None) -> OnlineScaler:
+        """Learn the rows of X (b, d)."""
+        self.advance(X)
+        return self
+
+    def transform(self, X: ArrayLike) -> Array:
+        """Rows of X (b, d) in standard deviations from the mean, with what is known now."""
+        from kalstream.features._moments import standardise_rows
+
+        check_is_fitted(self)
+        rows = self._validated(X, reset=False)
+        out = np.empty_like(rows)
+        standardise_rows(rows, *self._moments(), float(self.clip), out)
+        return out
+
+    def advance(self, X: ArrayLike) -> Array:
+        """Transform each row of X (b, d) with what was known before it, then learn it."""
+        from kalstream.features._moments import pass_over
+
+        first = not hasattr(self, "count_")
+        rows = self._validated(X, reset=first)
+        if first:
+            self._start(rows)
+        out = np.empty_like(rows)
+        keep = gamma_of(self.half_life)
+        pass_over(rows, *self._moments(), keep, float(self.clip), _OUTLIER, out)
+        return out
+
+    @property
+    def var_(self) -> Array:
+        """Running variance of each column (d,)."""
+        return self._spread / np.maximum(self.count_, 1.0)
+
+    def _start(self, rows: Array) -> None:
+        if not (isinstance(self.clip, float | int) and 0.0 < self.clip < math.inf):
+            raise InvalidInput(f"clip must be a finite number above 0, got {self.clip!r}")
+        gamma_of(self.half_life)
+        self.count_, self.mean_, self._spread = (np.zeros(rows.shape[1]) for _ in range(3))
+
+    def _moments(self) -> tuple[Array, Array, Array]:
+        return self.count_, self.mean_, self._spread
+
+    def _validated(self, X: ArrayLike, *, reset: bool) -> Array:
+        rows: Array = validate_data(
+            self, X, reset=reset, dtype=np.float64, order="C", ensure_all_finite="allow-nan"
+        )
+        return rows
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags

@@ -1,0 +1,108 @@
+"""Scaling and Fourier features learn as rows pass, and a chunk equals its rows."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from kalstream.errors import InvalidInput
+from kalstream.features import OnlineScaler, RandomFourierFeatures
+
+
+@parametrize_with_checks([OnlineScaler(), RandomFourierFeatures(n_components=20, random_state=0)])
+def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
+
+
+def test_moments_are_those_of_the_rows():
+    rows = np.random.default_rng(0).normal(size=(500, 3)) * [1.0, 1e-3, 1e3] + [0.0, 5.0, -1e4]
+    ours, theirs = OnlineScaler().fit(rows), StandardScaler().fit(rows)
+    np.testing.assert_allclose(ours.mean_, theirs.mean_, rtol=1e-12)
+    np.testing.assert_allclose(ours.var_, theirs.var_, rtol=1e-9)
+    np.testing.assert_allclose(ours.transform(rows), theirs.transform(rows), rtol=1e-7, atol=1e-9)
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.lists(st.integers(1, 30), min_size=1, max_size=8),
+    st.sampled_from([float("inf"), 5.0, 100.0]),
+    st.sampled_from([OnlineScaler, RandomFourierFeatures]),
+)
+def test_a_chunk_equals_its_rows_one_by_one(seed, cuts, half_life, kind):
+    rng = np.random.default_rng(seed)
+    n = sum(cuts)
+    rows = rng.standard_cauchy((n, 4)) * [1.0, 100.0, 0.0, 1e-6]
+    rows[rng.random((n, 4)) < 0.1] = np.nan
+    made = {"half_life": half_life} if kind is OnlineScaler else {"random_state": 0}
+    whole, one_by_one, parts = kind(**made), kind(**made), kind(**made)
+    at_once = whole.advance(rows)
+    np.testing.assert_allclose(at_once, np.vstack([one_by_one.advance(r[None]) for r in rows]))
+    stops = np.cumsum(cuts)
+    pieces = [parts.advance(rows[a:b]) for a, b in zip([0, *stops], stops, strict=False)]
+    np.testing.assert_allclose(at_once, np.vstack(pieces))
+    # what is learnt from a row is used only after it
+    before = kind(**made).partial_fit(rows[:-1]) if n > 1 else None
+    if before is not None:
+        np.testing.assert_allclose(before.transform(rows[-1:]), at_once[-1:])
+
+
+def test_constant_and_heavy_tailed_columns_and_missing_values():
+    rng = np.random.default_rng(1)
+    rows = np.c_[np.full(5000, 7.0), rng.standard_cauchy(5000), rng.normal(size=5000)]
+    rows[::7, 2] = np.nan
+    scaler = OnlineScaler()
+    out = scaler.advance(rows)
+    assert np.abs(out).max() <= 5.0
+    assert (out[:, 0] == 0.0).all()
+    assert (out[::7, 2] == 0.0).all()
+    # the middle half of a Cauchy column keeps a usable spread: one outlier does not flatten it
+    middle = np.abs(rows[1000:, 1]) < 1.0
+    assert out[1000:, 1][middle].std() > 0.05
+    assert scaler.count_.tolist() == [5000, 5000, 5000 - len(rows[::7])]
+
+
+def test_half_life_follows_a_change_of_scale():
+    rng = np.random.default_rng(2)
+    rows = np.r_[rng.normal(size=(2000, 1)), 50.0 + 10.0 * rng.normal(size=(2000, 1))]
+    fast, slow = OnlineScaler(half_life=100.0).fit(rows), OnlineScaler().fit(rows)
+    assert abs(fast.mean_[0] - 50.0) < 5.0 < abs(slow.mean_[0] - 50.0)
+    assert 6.0 < fast.var_[0] ** 0.5 < 14.0
+
+
+@pytest.mark.parametrize("bandwidth", ["auto", 0.7, 3.0])
+def test_inner_products_approximate_the_kernel(bandwidth):
+    rows = np.random.default_rng(3).normal(size=(40, 5))
+    features = RandomFourierFeatures(20_000, bandwidth, linear=False, random_state=0).fit(rows)
+    waves, scaled = features.transform(rows), features.scaler_.transform(rows)
+    squares = np.sum((scaled[:, None] - scaled[None]) ** 2, axis=2)
+    length = 5**0.5 if bandwidth == "auto" else bandwidth
+    assert features.bandwidth_ == length
+    np.testing.assert_allclose(waves @ waves.T, np.exp(-squares / (2 * length**2)), atol=0.04)
+    np.testing.assert_allclose(np.sum(waves**2, axis=1), 1.0)
+
+
+def test_memory_does_not_grow():
+    features = RandomFourierFeatures(10, random_state=0)
+    sizes = set()
+    for _ in range(5):
+        features.partial_fit(np.random.default_rng(0).normal(size=(100, 3)))
+        held = [*vars(features).values(), *vars(features.scaler_).values()]
+        sizes.add(sum(value.nbytes for value in held if isinstance(value, np.ndarray)))
+    assert len(sizes) == 1
+
+
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [
+        (OnlineScaler(clip=0.0), "clip"),
+        (OnlineScaler(half_life=-1.0), "half_life"),
+        (RandomFourierFeatures(0), "n_components"),
+        (RandomFourierFeatures(bandwidth=0.0), "bandwidth"),
+        (RandomFourierFeatures(bandwidth="wide"), "bandwidth"),
+    ],
+)
+def test_bad_settings_are_named(made, named):
+    with pytest.raises(InvalidInput, match=named):
+        made.fit([[1.0, 2.0]])
