@@ -1,5 +1,6 @@
 """Policies against their textbook loops, and on the time series of the paper's figure 1."""
 
+import copy
 import math
 from functools import cache
 
@@ -21,6 +22,7 @@ from kalstream.core import (
     mixture_log_density,
     mixture_probabilities,
 )
+from kalstream.errors import KalstreamError, NumericalError
 from oracles import assert_close, assert_same_posterior
 from strategies import decades, streams
 
@@ -308,3 +310,27 @@ def test_figure_1_mixture_moves_after_every_change(seed):
     )
     np.testing.assert_allclose(densities, seen.log_prob, rtol=1e-9)
     assert densities.mean() > mean_log_density(Fixed(1.0), seed) + 1.0
+
+
+@pytest.mark.parametrize("n_rows", [1, 3, 40, 200])
+def test_mixture_may_reuse_buffers_and_fails_as_a_whole(n_rows):
+    rng = np.random.default_rng(4)
+    policy, how = Mixture(half_lives=(5.0, 50.0, math.inf)), {"noise_var": 0.2, "prior_var": 1.0}
+    features, labels = rng.standard_normal((n_rows, 6)), rng.integers(0, 3, n_rows)
+    kept = given_away = policy.start(6, 3, prior_var=1.0)
+    for _ in range(3):
+        before, kept = kept, policy.step_chunk(kept, features, labels, **how)[0]
+        given_away, _ = policy.step_chunk(
+            copy.deepcopy(before), features, labels, donate=True, **how
+        )
+        for ours, theirs in zip(given_away.posteriors, kept.posteriors, strict=True):
+            assert ours.mean.tobytes() == theirs.mean.tobytes()
+            assert ours.cov.tobytes() == theirs.cov.tobytes()
+    snapshot = [p.cov.tobytes() for p in given_away.posteriors]
+    hopeless = np.r_[features, np.full((1, 6), 1e9)]
+    with pytest.raises(NumericalError):
+        policy.step_chunk(given_away, hopeless, np.r_[labels, 0], donate=True, **how)
+    assert [p.cov.tobytes() for p in given_away.posteriors] == snapshot
+    policy.step_chunk(given_away, features, labels, donate=True, **how)
+    with pytest.raises(KalstreamError, match="donate=True"):
+        policy.step_chunk(given_away, features, labels, **how)

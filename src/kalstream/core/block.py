@@ -7,6 +7,7 @@ takes one rank-b update. `forgetting.Learned` brings a scan of its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -273,16 +274,48 @@ def run(posterior: Posterior, rows: Rows, scan: Scanner, donate: bool) -> tuple[
         start = 0
         while start < n:
             part = slice(start, min(start + size, n))
+            plan = _plan(stored, rows, scan, part, stored.base.cov is not original.base.cov)
+            start += len(plan.step.gamma)
+            steps.append(plan.step)
             # Arrays of our own may be overwritten; those we were given, only by the last write.
-            own = stored.base.cov is not original.base.cov
-            stored, step = _advance(stored, rows, scan, part, own, donate and part.stop == n)
-            steps.append(step)
-            start += len(step.gamma)
+            own = plan.stored.base.cov is not original.base.cov
+            stored = plan.carried_out(own or (donate and start == n))
+    return _handed_over(posterior, stored, donate), _joined(steps)
+
+
+def run_all(
+    posteriors: Sequence[Posterior], rows: Rows, scans: Sequence[Scanner], donate: bool
+) -> list[tuple[Posterior, Step]]:
+    """`run` for several posteriors, none of which is touched if any fails.
+
+    The scans may run twice, so they must not learn.
+    """
+    n, m = rows.features.shape
+    pairs = list(zip(posteriors, scans, strict=True))
+    bases = {id(posterior.stored.base) for posterior in posteriors}
+    if donate and n <= block_rows(m) and len(bases) == len(posteriors):
+        # Plan for all, and overwrite only when no plan can fail any more.
+        with OneThread(4.0 * n * m * m):
+            plans = [_plan(p.stored, rows, scan, slice(0, n), own=False) for p, scan in pairs]
+            if all(len(plan.step.gamma) == n for plan in plans):
+                return [
+                    (_handed_over(posterior, plan.carried_out(True), donate), plan.step)
+                    for posterior, plan in zip(posteriors, plans, strict=True)
+                ]
+    done = [run(posterior, rows, scan, donate=False) for posterior, scan in pairs]
+    if donate:
+        for posterior in posteriors:
+            posterior._stored = None
+    return done
+
+
+def _handed_over(posterior: Posterior, stored: _Stored, donate: bool) -> Posterior:
+    """The posterior that goes on from another, which is given up or shares its arrays."""
     if donate:
         posterior._stored = None
-    elif stored.base.cov is original.base.cov:
-        stored.base.lent = original.base.lent = True
-    return Posterior._of(stored), _joined(steps)
+    elif stored.base.cov is posterior.stored.base.cov:
+        stored.base.lent = posterior.stored.base.lent = True
+    return Posterior._of(stored)
 
 
 def block_rows(n_features: int) -> int:
@@ -293,21 +326,41 @@ def block_rows(n_features: int) -> int:
     return 128 if n_features >= 1024 else 64
 
 
-def _advance(
-    stored: _Stored, rows: Rows, scan: Scanner, part: slice, own: bool, donate: bool
-) -> tuple[_Stored, Step]:
-    """Advance over as many rows of ``part`` as the scan takes; step tells how many.
+@dataclass(slots=True)
+class _Plan:
+    """What a block will do to a posterior; making it may fail, carrying it out may not.
 
-    Arrays are overwritten if they are our own, or donated and this is the last write.
+    Attributes
+    ----------
+    stored : _Stored
+        The posterior, with the block's forgetting (which touches no array).
+    rows, coefficients : (n, m), (n, K)
+        What `_Stored.updated` takes.
+    step : Step
     """
+
+    stored: _Stored
+    rows: Array
+    coefficients: Array
+    step: Step
+
+    def carried_out(self, donate: bool) -> _Stored:
+        """The posterior after the block; arrays are overwritten if donated."""
+        if len(self.rows) == 0:
+            return self.stored
+        return self.stored.updated(self.rows, self.coefficients, donate=donate)
+
+
+def _plan(stored: _Stored, rows: Rows, scan: Scanner, part: slice, own: bool) -> _Plan:
+    """Plan for as many rows of ``part`` as the scan takes; the step tells how many."""
     from kalstream.core._scan import sound_rows
 
     phi, dtype, prior_var = rows.features[part], rows.features.dtype, rows.prior_var
     if stored.rows is not None and len(phi) > DEFERRED_ROWS:
-        stored, own = stored.folded(donate=own), True
+        stored = stored.folded(donate=own)
     times_cov, times_mean, lossy = stored.products(phi)
     if lossy:
-        stored, own = stored.folded(donate=own), True
+        stored = stored.folded(donate=own)
         times_cov, times_mean, _ = stored.products(phi)
     variances = stored.variances()
     if dtype != np.float64:
@@ -315,7 +368,6 @@ def _advance(
         phi = phi.astype(np.float64)
     found = scan(Grams(times_cov @ phi.T, phi @ phi.T, times_mean), part)
     if found.done < len(phi):
-        donate = False  # more rows follow, and may fail
         found, part = found.scanned(), slice(part.start, part.start + found.done)
         times_cov, phi = times_cov[: found.done], phi[: found.done]
     rows = rows[part]
@@ -338,17 +390,14 @@ def _advance(
     stored = stored.decayed(
         end * end, float(found.lost[-1]), 1.0 if rows.keep_mean else end, prior_var
     )
-    if len(gains):
-        if rows.keep_mean:
-            stored = stored.with_mean_added((gains.T @ innovations).astype(dtype))
-            innovations = np.zeros_like(innovations)
-        gains *= reach[:, None]
-        stored = stored.updated(
-            gains.astype(dtype, copy=False),
-            innovations.astype(dtype, copy=False),
-            donate=own or donate,
-        )
-    return stored, Step(found.logit_mean, found.logit_var, found.gamma, rows.noise_var, found.nis)
+    if rows.keep_mean and len(gains):
+        stored = stored.with_mean_added((gains.T @ innovations).astype(dtype))
+        innovations = np.zeros_like(innovations)
+    gains *= reach[:, None]
+    step = Step(found.logit_mean, found.logit_var, found.gamma, rows.noise_var, found.nis)
+    return _Plan(
+        stored, gains.astype(dtype, copy=False), innovations.astype(dtype, copy=False), step
+    )
 
 
 def fixed_scanner(rows: Rows, gammas: Array) -> Scanner:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kalstream.core import _checks as check
-from kalstream.core.block import Rows, fixed_scanner, run
+from kalstream.core.block import Rows, fixed_scanner, run_all
 from kalstream.core.forgetting import Seen, gamma_of, one_ahead
 from kalstream.core.predictive import class_probabilities
 from kalstream.core.recursion import init
@@ -218,7 +218,7 @@ class Mixture:
         targets, noise_var, prior_var, transition, keep_mean, sample_weight, time_gap
             As in `block.step_chunk`.
         donate : bool
-            Accepted, but no buffer is reused: the old state must last until every filter is sound.
+            Allow the buffers of ``state`` to be reused; it cannot be used afterwards.
         """
         from kalstream.core._mix import mix
         from kalstream.core._softmax_integral import table, work
@@ -235,10 +235,8 @@ class Mixture:
             sample_weight=sample_weight,
             time_gap=time_gap,
         )
-        done = [
-            run(posterior, rows, fixed_scanner(rows, gamma_of(half_life) ** rows.gap), donate=False)
-            for posterior, half_life in zip(state.posteriors, state.half_lives, strict=True)
-        ]
+        scans = [fixed_scanner(rows, gamma_of(value) ** rows.gap) for value in state.half_lives]
+        done = run_all(state.posteriors, rows, scans, donate)
         means = np.stack([step.logit_mean for _, step in done])
         variances = np.stack([step.logit_var for _, step in done])
         log_weights = state.log_weights.copy()
