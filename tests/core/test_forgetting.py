@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 from functools import cache
 
 import numpy as np
@@ -334,3 +335,34 @@ def test_mixture_may_reuse_buffers_and_fails_as_a_whole(n_rows):
     policy.step_chunk(given_away, features, labels, donate=True, **how)
     with pytest.raises(KalstreamError, match="donate=True"):
         policy.step_chunk(given_away, features, labels, **how)
+
+
+def test_a_policy_keeps_to_its_own_settings_on_a_foreign_state():
+    rng = np.random.default_rng(5)
+    features, labels = rng.standard_normal((30, 3)), rng.integers(0, 2, 30)
+    how = {"noise_var": 0.5, "prior_var": 1.0}
+    learned = Learned(0.9, lr=0.5, calibration=Calibration())
+    state, _ = learned.step_chunk(learned.start(3, 2, prior_var=1.0), features, labels, **how)
+    assert state.gamma != 0.5
+    after, seen = Fixed(0.5, 2.0).step_chunk(state, features, labels, **how)
+    assert after.gamma == 0.5
+    assert np.all(seen.gamma == 0.5)
+    assert seen.calibration == pytest.approx(2.0)
+    assert Fixed(0.5).predict(state, features, prior_var=1.0).gamma[0] == 0.5
+
+    with pytest.raises(KalstreamError, match="half_lives"):
+        Mixture([5.0, 6.0]).step_chunk(
+            Mixture().start(3, 2, prior_var=1.0), features, labels, **how
+        )
+    with pytest.raises(KalstreamError, match="MixtureState"):
+        Mixture().step_chunk(state, features, labels, **how)
+    assert Mixture(np.array([5.0, 6.0])) == Mixture([5, 6])
+
+
+def test_a_state_that_was_given_away_cannot_be_saved():
+    policy = Fixed(0.9)
+    state = policy.start(2, 2, prior_var=1.0)
+    policy.step_chunk(state, [[1.0, 0.0]], [0], noise_var=1.0, prior_var=1.0, donate=True)
+    for save in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(KalstreamError, match="donate=True"):
+            save(state)

@@ -63,7 +63,7 @@ def instance(name: str, value: Any, kind: type) -> None:
     if not isinstance(value, kind):
         remedy = "unpack what a step returns: state, step = ..." if type(value) is tuple else ""
         if hasattr(value, "posterior"):
-            remedy = "use the step_chunk of its policy, or pass state.posterior"
+            remedy = "a policy's state goes to that policy's methods, and has add_outputs itself"
         given = f"{name} must be a {kind.__name__}, got {type(value).__name__}"
         raise InvalidInput(f"{given}; {remedy}" if remedy else given)
 
@@ -87,6 +87,16 @@ def choice(name: str, value: str, options: tuple[str, ...]) -> str:
     if value not in options:
         raise InvalidInput(f"{name} must be one of {', '.join(map(repr, options))}, got {value!r}")
     return value
+
+
+def generator(name: str, seed: Any) -> np.random.Generator:
+    """A random generator from a seed, a generator or None."""
+    try:
+        return np.random.default_rng(seed)
+    except (TypeError, ValueError):
+        raise InvalidInput(
+            f"{name} must be an integer, a Generator or None, got {seed!r}"
+        ) from None
 
 
 def flag(name: str, value: bool) -> bool:
@@ -216,7 +226,7 @@ class Targets:
 def targets(value: Any, n_rows: int, n_outputs: int, dtype: Any = np.float64) -> Targets:
     """Read targets of a chunk for a posterior of this dtype.
 
-    Integers of shape (b,) are always class labels, -1 meaning unknown. Floats of shape (b, K),
+    Integers of shape (b,) are class labels, -1 meaning unknown. Floats of shape (b, K),
     or (b,) when there is one output, are values, NaN meaning unknown. Floats of shape (b,) with
     several outputs are labels with NaN for unknown.
     """
@@ -262,11 +272,11 @@ def _labels(labels: Array, n_outputs: int) -> Targets:
     """Labels of any numeric type, whole numbers."""
     if len(labels) and (labels.max() >= n_outputs or labels.min() < -1):
         bad = labels[(labels >= n_outputs) | (labels < -1)][0]
-        remedy = (
-            "integers are class labels: for regression pass floats"
-            if n_outputs == 1
-            else "grow the posterior with add_outputs first, or use -1 for an unknown label"
-        )
+        remedy = "grow the posterior with add_outputs first"
+        if bad < 0:
+            remedy = "use -1 for an unknown label"
+        elif n_outputs == 1:
+            remedy = "integers are class labels: for regression pass floats"
         raise InvalidInput(f"targets holds label {bad:g}, outside 0..{n_outputs - 1}; {remedy}")
     whole = labels.astype(np.int64, copy=False)
     return Targets(whole, None, whole >= 0)
@@ -288,7 +298,8 @@ def _float_labels(array: Array, n_outputs: int) -> Targets:
 def numeric(name: str, value: Any) -> Array:
     """An array of real numbers."""
     if isinstance(value, np.ma.MaskedArray):
-        raise InvalidInput(f"{name} is a masked array; fill it, with NaN for an unknown target")
+        fill = "with NaN (or -1) for an unknown target" if name.startswith("target") else "first"
+        raise InvalidInput(f"{name} is a masked array; fill it {fill}")
     try:
         array = np.asarray(value)
         if array.dtype.kind == "O" and not any(isinstance(x, str) for x in array.flat):

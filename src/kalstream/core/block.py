@@ -52,8 +52,9 @@ def step_chunk(
     posterior : Posterior
     features : (b, m)
     targets : (b,) integer labels, (b, K) values, or (b,) values if K = 1
-        Integers are always class labels, -1 if unknown; floats of shape (b,) are labels too if
-        K > 1. A NaN row, or the label -1, is predicted and not learnt.
+        Integers of shape (b,) are class labels, -1 if unknown, also if K = 1: for regression pass
+        floats. Floats of shape (b,) are labels too if K > 1. A NaN row, or the label -1, is
+        predicted and not learnt.
     gamma : float or (b,)
         Forgetting coefficients in [0, 1].
     noise_var, prior_var : float
@@ -266,6 +267,7 @@ class Scanner(Protocol):
 
 def run(posterior: Posterior, rows: Rows, scan: Scanner, donate: bool) -> tuple[Posterior, Step]:
     """Advance over all rows, block by block; the posterior is untouched if anything fails."""
+    check.flag("donate", donate)
     original = stored = posterior.stored
     n, m = rows.features.shape
     size = block_rows(m)
@@ -290,6 +292,7 @@ def run_all(
 
     The scans may run twice, so they must not learn.
     """
+    check.flag("donate", donate)
     n, m = rows.features.shape
     pairs = list(zip(posteriors, scans, strict=True))
     bases = {id(posterior.stored.base) for posterior in posteriors}

@@ -78,6 +78,8 @@ class FilterState:
     alpha : Alpha
     seen : (K,) bool
         Classes that have been learnt at least once.
+    gamma, half_life, calibration : float
+        What delta and alpha stand for.
     """
 
     posterior: Posterior
@@ -125,12 +127,22 @@ class _OneFilter(ABC):
         self, n_features: int, n_outputs: int, *, prior_var: float, dtype: Any = np.float64
     ) -> FilterState:
         """State before any data."""
-        gamma, _, _ = self._rule
         return FilterState(
             init(n_features, n_outputs, prior_var=prior_var, dtype=dtype),
-            max(0.0, -2.0 * math.log(gamma)) if gamma > 0.0 else _INFINITE_DELTA,
+            _delta_of(self._rule[0]),
             _as_calibration(self.calibration).start(),
             np.zeros(n_outputs, bool),
+        )
+
+    def _own(self, state: FilterState) -> FilterState:
+        """The state, which may come from another policy, with what this policy does not learn."""
+        check.instance("state", state, FilterState)
+        gamma, lr, _ = self._rule
+        calibration = _as_calibration(self.calibration)
+        return replace(
+            state,
+            delta=state.delta if lr > 0.0 else _delta_of(gamma),
+            alpha=state.alpha if calibration.learns else calibration.start(),
         )
 
     def step_chunk(
@@ -154,7 +166,7 @@ class _OneFilter(ABC):
         state : FilterState
         features : (b, m)
         targets, noise_var, prior_var, transition, keep_mean, sample_weight, time_gap, donate
-            As in `block.step_chunk`.
+            As in `kalstream.core.step_chunk`.
 
         Returns
         -------
@@ -162,7 +174,7 @@ class _OneFilter(ABC):
         step : Step
             With arrays over the rows; `Step.calibration` is the alpha before each row.
         """
-        check.instance("state", state, FilterState)
+        state = self._own(state)
         rows = Rows.read(
             state.posterior,
             features,
@@ -191,7 +203,7 @@ class _OneFilter(ABC):
 
         ``time_gap`` is one number, the time since the last example that was learnt.
         """
-        check.instance("state", state, FilterState)
+        state = self._own(state)
         gamma = state.gamma
         ahead = one_ahead(state.posterior, features, gamma, prior_var, time_gap, keep_mean)
         return replace(ahead, calibration=np.full(len(ahead.gamma), state.calibration))
@@ -215,7 +227,7 @@ class _OneFilter(ABC):
         return class_probabilities(
             ahead.logit_mean,
             ahead.logit_var,
-            calibration=state.calibration,
+            calibration=self._own(state).calibration,
             method=method,
             n_samples=n_samples,
             random_state=random_state,
@@ -269,8 +281,8 @@ class Learned(_OneFilter):
 
     Parameters
     ----------
-    init : float in [0, 1]
-        Gamma to start from.
+    init : float
+        Gamma to start from, at least 0.083 and at most 1.
     lr : float
         Learning rate of delta; the paper considers 0.5 to 0.001.
     calibration : Calibration or float
@@ -308,6 +320,7 @@ class Learned(_OneFilter):
                 "from below, no gradient leads back"
             )
         check.positive("lr", self.lr)
+        check.flag("calibrated", self.calibrated)
         _as_calibration(self.calibration)
 
     @property
@@ -399,6 +412,10 @@ class Seen:
         return mask
 
 
+def _delta_of(gamma: float) -> float:
+    return max(0.0, -2.0 * math.log(gamma)) if gamma > 0.0 else _INFINITE_DELTA
+
+
 def one_ahead(
     posterior: Posterior,
     features: ArrayLike,
@@ -428,6 +445,6 @@ def one_ahead(
 def _as_calibration(calibration: Any) -> Calibration:
     if isinstance(calibration, Calibration):
         return calibration
-    if isinstance(calibration, str):
+    if not isinstance(calibration, float | int | np.number):
         raise InvalidInput(f"calibration={calibration!r}: pass a number, or Calibration() to learn")
-    return Calibration.fixed(check.positive("calibration", calibration))
+    return Calibration.fixed(check.positive("calibration", float(calibration)))

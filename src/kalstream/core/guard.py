@@ -68,7 +68,7 @@ def health(state: Any, step: Any) -> Health:
     """
     posterior: Posterior = getattr(state, "posterior", state)
     check.instance("state", posterior, Posterior)
-    if hasattr(step, "filters"):
+    if hasattr(step, "filters") and hasattr(state, "heaviest"):
         step = step.filters[state.heaviest]
     check.instance("step", step, Step)
     cov = posterior.cov

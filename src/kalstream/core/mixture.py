@@ -19,6 +19,7 @@ from kalstream.core.forgetting import Seen, gamma_of, one_ahead
 from kalstream.core.predictive import class_probabilities
 from kalstream.core.recursion import init
 from kalstream.core.state import Posterior, Step, add_outputs
+from kalstream.errors import InvalidInput
 
 if TYPE_CHECKING:
     from kalstream.core.predictive import Method
@@ -39,6 +40,12 @@ class MixtureState:
     half_lives, calibrations : J and C numbers
     log_weights : (J, C)
     seen : (K,) bool
+    weights, half_life_weights : (J, C), (J,)
+        Posterior over half-lives and calibrations, and over half-lives.
+    half_life, gamma, calibration : float
+        Medians of that posterior.
+    posterior : Posterior
+        Of the most believed filter.
     """
 
     posteriors: tuple[Posterior, ...]
@@ -109,6 +116,10 @@ class MixtureStep:
     calibrations : C numbers
     filters : J steps
         What each filter tells by itself.
+    half_life_weights : (b, J)
+        Posterior over half-lives.
+    mean, var : (b, K)
+        Predicted mean and variance (without noise) of the outputs, averaged over the mixture.
     """
 
     logit_mean: Array
@@ -174,9 +185,11 @@ class Mixture:
     predictive: str = "exact"
 
     def __post_init__(self) -> None:
-        for value in check.sequence("half_lives", self.half_lives):
+        for name in ("half_lives", "calibrations"):
+            object.__setattr__(self, name, check.sequence(name, getattr(self, name)))
+        for value in self.half_lives:
             gamma_of(value)
-        for value in check.sequence("calibrations", self.calibrations):
+        for value in self.calibrations:
             check.positive("calibrations", value)
         check.unit_interval("share", self.share)
         check.choice("predictive", self.predictive, ("exact", "probit"))
@@ -189,11 +202,20 @@ class Mixture:
         shape = len(self.half_lives), len(self.calibrations)
         return MixtureState(
             (prior,) * shape[0],
-            tuple(map(float, self.half_lives)),
-            tuple(map(float, self.calibrations)),
+            tuple(self.half_lives),
+            tuple(self.calibrations),
             np.full(shape, -math.log(shape[0] * shape[1])),
             np.zeros(n_outputs, bool),
         )
+
+    def _check(self, state: MixtureState) -> None:
+        check.instance("state", state, MixtureState)
+        for name in ("half_lives", "calibrations"):
+            if getattr(state, name) != getattr(self, name):
+                raise InvalidInput(
+                    f"state is of a mixture with {name} {getattr(state, name)}, this one has "
+                    f"{getattr(self, name)}; use the policy that started it, or start anew"
+                )
 
     def step_chunk(
         self,
@@ -216,14 +238,19 @@ class Mixture:
         state : MixtureState
         features : (b, m)
         targets, noise_var, prior_var, transition, keep_mean, sample_weight, time_gap
-            As in `block.step_chunk`.
+            As in `kalstream.core.step_chunk`.
         donate : bool
             Allow the buffers of ``state`` to be reused; it cannot be used afterwards.
+
+        Returns
+        -------
+        state : MixtureState
+        step : MixtureStep
         """
         from kalstream.core._mix import mix
         from kalstream.core._softmax_integral import table, work
 
-        check.instance("state", state, MixtureState)
+        self._check(state)
         rows = Rows.read(
             state.posteriors[0],
             features,
@@ -285,7 +312,7 @@ class Mixture:
 
         ``time_gap`` is one number, the time since the last example that was learnt.
         """
-        check.instance("state", state, MixtureState)
+        self._check(state)
         ahead = [
             one_ahead(posterior, features, gamma_of(half_life), prior_var, time_gap, keep_mean)
             for posterior, half_life in zip(state.posteriors, state.half_lives, strict=True)
@@ -343,7 +370,8 @@ def mixture_probabilities(
     >>> mixture_probabilities(seen)
     array([[0.5, 0.5]])
     """
-    rng = np.random.default_rng(random_state)
+    check.instance("step", step, MixtureStep)
+    rng = check.generator("random_state", random_state)
     weights = step.weights / step.weights.sum(axis=(1, 2), keepdims=True)
     total = np.zeros(step.logit_mean.shape[1:])
     for j, (mean, var) in enumerate(zip(step.logit_mean, step.logit_var, strict=True)):

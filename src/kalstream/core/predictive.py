@@ -96,7 +96,8 @@ def class_probabilities(
         out /= out.sum(axis=1, keepdims=True)
     elif method == "monte-carlo":
         n_samples = check.count("n_samples", n_samples)
-        out = _monte_carlo(mean, std, n_samples, np.random.default_rng(random_state))
+        rng = check.generator("random_state", random_state)
+        out = _monte_carlo(mean, std, n_samples, rng)
     elif method == "probit":
         out = _softmax(mean / np.sqrt(1.0 + np.pi / 8.0 * std**2)[:, None])
     else:

@@ -151,6 +151,9 @@ class Posterior:
         lower = self.stored.folded(donate=False).base.cov
         return np.ascontiguousarray(np.tril(lower) + np.tril(lower, -1).T)
 
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        return None, {"_stored": self.stored}  # a state that was given away cannot be saved
+
     def __copy__(self) -> Posterior:
         stored = self.stored
         stored.base.lent = True

@@ -31,7 +31,7 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
         two independent rows are 2 d apart on average (squared), so their kernel is 1 / e.
     linear : bool
         Append the scaled columns themselves, divided by sqrt(d).
-    random_state : int, RandomState or None
+    random_state : int, RandomState, Generator or None
         Of the projections, drawn once when the number of columns is known.
 
     Attributes
@@ -106,9 +106,10 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
         scaler = OnlineScaler()
         n_columns = scaler._validated(X, reset=True).shape[1]
         self.bandwidth_ = self._bandwidth(n_columns)
-        directions = check_random_state(self.random_state).standard_normal(
-            (n_columns, (self.n_components + 1) // 2)
-        )
+        draw = self.random_state
+        if not isinstance(draw, np.random.Generator):
+            draw = check_random_state(draw)
+        directions = draw.standard_normal((n_columns, (self.n_components + 1) // 2))
         self.projection_ = directions / self.bandwidth_
         if hasattr(scaler, "feature_names_in_"):
             self.feature_names_in_ = scaler.feature_names_in_
@@ -119,7 +120,7 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
             if self.bandwidth != "auto":
                 raise InvalidInput(f'bandwidth must be "auto" or a number, got {self.bandwidth!r}')
             return float(n_columns) ** 0.5
-        if not 0.0 < self.bandwidth < np.inf:
+        if not (isinstance(self.bandwidth, float | int) and 0.0 < self.bandwidth < np.inf):
             raise InvalidInput(f"bandwidth must be above 0 and finite, got {self.bandwidth!r}")
         return float(self.bandwidth)
 

@@ -25,7 +25,7 @@ class OnlineScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     Constant memory, three numbers a column. Heavy tails are clipped, in what comes out and in what
     is learnt; a column that has been constant gives 0. NaN gives 0, which is the mean, and
-    teaches nothing.
+    teaches nothing. Other bad input raises scikit-learn's own errors.
 
     Parameters
     ----------
@@ -103,6 +103,8 @@ class OnlineScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return self.count_, self.mean_, self._spread
 
     def _validated(self, X: ArrayLike, *, reset: bool) -> Array:
+        if isinstance(X, np.ma.MaskedArray):
+            raise InvalidInput("X is a masked array; fill it, with NaN where a value is unknown")
         rows: Array = validate_data(
             self, X, reset=reset, dtype=np.float64, order="C", ensure_all_finite="allow-nan"
         )
