@@ -90,7 +90,7 @@ def measure(m: int, n_classes: int, b: int) -> dict[str, float]:
                 donate=True,
             )
 
-    times = interleaved({"plain": plain, "ours": ours, "products": two_products(m, b)}, 9)
+    times = interleaved({"plain": plain, "ours": ours, "products": two_products(m, b)}, 25)
     times["plain"] *= b / few
     times["ours"] /= n_chunks
     return times
