@@ -119,17 +119,15 @@ def check_innovations(
     large variances, and each of ``folds`` roundings of these leaks into the others.
     """
     at_once, leaked, harmless = ROUNDING_LIMITS
-    known = np.isfinite(noise_var)
-    noise = np.where(known, noise_var, np.inf)
     leak = rounding * np.sqrt(folds)
-    # Written so that NaN fails too.
-    floor = np.where(known, -at_once * np.where(known, noise_var, 0.0), -leak)
+    # Written so that NaN fails too. noise_var is inf where a row is only predicted.
+    floor = np.where(np.isfinite(noise_var), -at_once * noise_var, -leak)
     positive = (logit_var >= floor) & (logit_var < np.inf)
     for sound, what in (
         (positive, "the covariance lost positive definiteness"),
-        (rounding <= at_once * noise, f"{np.dtype(dtype)} cannot hold the covariance"),
+        (rounding <= at_once * noise_var, f"{np.dtype(dtype)} cannot hold the covariance"),
         (
-            (leak <= leaked * logit_var) | (leak <= harmless * noise),
+            (leak <= leaked * logit_var) | (leak <= harmless * noise_var),
             f"{np.dtype(dtype)} has lost the covariance to {folds:.0f} roundings",
         ),
     ):
