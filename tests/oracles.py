@@ -88,12 +88,16 @@ def textbook(
 ):
     """`recursion.step` row by row."""
     means, variances, gammas = [], [], []
-    for phi, target, g, w, dt in rows_of(features, targets, gamma, **per_row):
+    rows = list(rows_of(features, targets, gamma, **per_row))
+    # Taken over the array, as step_chunk does: a unit in the last place of gamma ** gap is a large
+    # part of what is forgotten when gamma is 1 - 1e-12, and libm's pow may round it otherwise.
+    powers = np.array([g for _, _, g, _, _ in rows]) ** np.array([dt for *_, dt in rows])
+    for (phi, target, _, w, _), power in zip(rows, powers, strict=True):
         posterior, seen = step(
             posterior,
             phi,
             target,
-            gamma=g**dt,
+            gamma=float(power),
             noise_var=noise_var / w if w > 0.0 else noise_var,
             prior_var=prior_var,
             keep_mean=keep_mean,

@@ -75,7 +75,7 @@ def streams(draw, max_rows=24, labels=None, keep_mean=None, gammas=GAMMAS, seeds
         "noise_var": noise_var,
         # Their ratio is the condition of the problem: a posterior 1e4 times smaller than the prior
         # knows 1e4 times fewer digits, in any arithmetic. numerics/ goes further.
-        "prior_var": noise_var * draw(decades(1e-4, 1e3)),
+        "prior_var": noise_var * draw(decades(1e-4, 1e2)),
         "keep_mean": draw(st.booleans()) if keep_mean is None else keep_mean,
     }
     if draw(st.booleans()):
