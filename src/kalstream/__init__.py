@@ -8,18 +8,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kalstream import core, errors, features
+    from kalstream import core, errors, estimators, features
     from kalstream.errors import KalstreamError
+    from kalstream.estimators import KalmanClassifier, KalmanRegressor
 
 __version__ = "0.1.0"
 
-__all__ = ["KalstreamError", "__version__", "core", "errors", "features"]
+__all__ = [
+    "KalmanClassifier",
+    "KalmanRegressor",
+    "KalstreamError",
+    "__version__",
+    "core",
+    "errors",
+    "estimators",
+    "features",
+]
 
 # public name -> the module that defines it; a submodule is its own home
 _HOME = {
+    "KalmanClassifier": "kalstream.estimators",
+    "KalmanRegressor": "kalstream.estimators",
     "KalstreamError": "kalstream.errors",
     "core": "kalstream.core",
     "errors": "kalstream.errors",
+    "estimators": "kalstream.estimators",
     "features": "kalstream.features",
 }
 

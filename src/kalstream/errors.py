@@ -21,3 +21,7 @@ class DonatedState(KalstreamError, RuntimeError):
 
 class MissingExtra(KalstreamError, ImportError):
     """A feature needs an optional dependency that is not installed."""
+
+
+class CheckpointError(KalstreamError, ValueError):
+    """A file is not a checkpoint, is damaged, or is of a version that cannot be read."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from kalstream.core._jit import jit
 from kalstream.core._scan import calibrated_terms, is_among
+from kalstream.core._softmax_integral import probabilities
 
 Array = Any
 
 # A target that no filter could have foreseen must not leave -inf minus -inf behind.
 _LEAST_LOG = -1e100
+# The scale of regression forgets as a filter with a half-life of some 700 examples.
+_KEEP_SCALE = 0.999
 
 
 @jit
@@ -26,13 +30,15 @@ def mix(
     switch: Array,
     calibrations: Array,
     exact: bool,
+    learn_scale: bool,
     log_weights: Array,
+    spread: Array,
     active: Array,
     n_active: int,
     ell: Array,
     slope: Array,
     work: Array,
-) -> tuple[Array, Array, int]:
+) -> tuple[Array, Array, Array, int]:
     """Bayes' rule with a fixed share of switching over J filters and C calibrations.
 
     Parameters
@@ -41,12 +47,14 @@ def mix(
         One-step-ahead moments of each filter.
     switch : (b,)
         Probability of switching before the row.
-    log_weights : (J, C), changed in place
+    log_weights, spread : (J, C), (J, 2), changed in place
 
     Returns
     -------
     weights : (b, J, C)
         Before each row's target was seen, after switching.
+    scale : (b, J)
+        What variances were multiples of, before each row's target was seen.
     log_prob : (b,)
         Log predictive of the mixture; NaN where there is none.
     n_active : int
@@ -55,6 +63,7 @@ def mix(
     n_calibrations = calibrations.shape[0]
     n_all = n_filters * n_calibrations
     weights, log_prob = np.empty((n, n_filters, n_calibrations)), np.full(n, np.nan)
+    scale = np.ones((n, n_filters))
     log_liks = np.empty((n_filters, n_calibrations))
     scaled = np.empty(n_outputs)
     for i in range(n):
@@ -64,7 +73,15 @@ def mix(
                 if switch[i] > 0.0:
                     weights[i, j, c] += switch[i] * (1.0 / n_all - weights[i, j, c])
                     log_weights[j, c] = np.log(weights[i, j, c])
+        if learn_scale:
+            for j in range(n_filters):
+                scale[i, j] = spread[j, 1] / spread[j, 0]
         if noise_var[i] == np.inf:
+            continue
+        if learn_scale and not spread[:, 1].min() > 0.0:  # too early to say anything
+            for j in range(n_filters):
+                unit = max(variances[j, i], 0.0) + noise_var[i] * weight[i]
+                learn_spread(dense[i], means[j, i], unit, weight[i], spread[j])
             continue
         if labels.shape[0] and not is_among(labels[i], active[:n_active]):
             active[n_active] = labels[i]
@@ -73,7 +90,10 @@ def mix(
         for j in range(n_filters):
             var = max(variances[j, i], 0.0)
             for c in range(n_calibrations):
-                if labels.shape[0] == 0:
+                if learn_scale:
+                    total = var + noise_var[i] * weight[i]
+                    log_lik = student_log_density(dense[i], means[j, i], total, spread[j])
+                elif labels.shape[0] == 0:
                     total = var + noise_var[i] * weight[i]
                     log_lik = -0.5 * n_outputs * np.log(2.0 * np.pi * total)
                     for k in range(n_outputs):
@@ -95,6 +115,9 @@ def mix(
                         means[j, i], var, calibrations[c], labels[i], active[:n_active]
                     )
                 log_liks[j, c] = max(log_lik, _LEAST_LOG)
+            if learn_scale:
+                total = var + noise_var[i] * weight[i]
+                learn_spread(dense[i], means[j, i], total, weight[i], spread[j])
         log_prob[i] = log_sum_exp(log_weights + log_liks)
         for j in range(n_filters):
             for c in range(n_calibrations):
@@ -103,7 +126,84 @@ def mix(
         for j in range(n_filters):
             for c in range(n_calibrations):
                 log_weights[j, c] -= total
-    return weights, log_prob, n_active
+    return weights, scale, log_prob, n_active
+
+
+@jit
+def squared_distance(target: Array, mean: Array) -> float:
+    total = 0.0
+    for k in range(target.shape[0]):
+        total += (target[k] - mean[k]) ** 2
+    return total
+
+
+@jit
+def student_log_density(target: Array, mean: Array, unit: float, spread: Array) -> float:
+    """Log density of a target (K,) whose variance is unit times a scale known by spread (2,)."""
+    freedom, squares = spread
+    n_outputs = target.shape[0]
+    after = freedom + n_outputs
+    return (
+        math.lgamma(0.5 * after)
+        - math.lgamma(0.5 * freedom)
+        - 0.5 * n_outputs * np.log(np.pi * squares * unit)
+        - 0.5 * after * np.log1p(squared_distance(target, mean) / (unit * squares))
+    )
+
+
+@jit
+def learn_spread(target: Array, mean: Array, unit: float, weight: float, spread: Array) -> None:
+    """Degrees of freedom and sum of squares after a target, in place."""
+    spread[0] = _KEEP_SCALE * spread[0] + weight * target.shape[0]
+    spread[1] = _KEEP_SCALE * spread[1] + weight * squared_distance(target, mean) / unit
+
+
+@jit
+def mixed_probabilities(
+    means: Array,
+    variances: Array,
+    weights: Array,
+    calibrations: Array,
+    light: float,
+    ell: Array,
+    slope: Array,
+    work: Array,
+) -> Array:
+    """Class probabilities (b, K) of a mixture, weights (b, J, C) summing to 1.
+
+    The lightest components that hold ``light`` together are taken by probit, the others exactly.
+    """
+    n_filters, n, n_outputs = means.shape
+    n_all = n_filters * calibrations.shape[0]
+    out, one = np.zeros((n, n_outputs)), np.empty((1, n_outputs))
+    mean, std = np.empty((1, n_outputs)), np.empty(1)
+    for i in range(n):
+        flat = np.sort(weights[i].ravel())
+        held, least = 0.0, np.inf
+        for a in range(n_all):
+            held += flat[a]
+            if held > light:
+                least = flat[a]
+                break
+        for j in range(n_filters):
+            top = means[j, i].max()
+            for c in range(calibrations.shape[0]):
+                weight, alpha = weights[i, j, c], calibrations[c]
+                spread = alpha * np.sqrt(variances[j, i])
+                exact = weight >= least and n_outputs > 1
+                if not exact:
+                    alpha /= np.sqrt(1.0 + np.pi / 8.0 * spread * spread)
+                for k in range(n_outputs):
+                    mean[0, k] = alpha * (means[j, i, k] - top)
+                    one[0, k] = np.exp(mean[0, k]) if not exact else 0.0
+                if exact:
+                    std[0] = spread
+                    probabilities(mean, std, ell, slope, work, one)
+                share = weight / one.sum()
+                for k in range(n_outputs):
+                    out[i, k] += share * one[0, k]
+        out[i] /= out[i].sum()
+    return out
 
 
 @jit

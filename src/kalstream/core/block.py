@@ -7,7 +7,6 @@ takes one rank-b update. `forgetting.Learned` brings a scan of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -91,6 +90,7 @@ def step_chunk(
     array([[0. , 0. ],
            [0.5, 0. ]])
     """
+    check.instance("posterior", posterior, Posterior)
     rows = Rows.read(
         posterior,
         features,
@@ -137,7 +137,7 @@ class Rows:
     @classmethod
     def read(
         cls,
-        posterior: Posterior,
+        state: Any,
         features: ArrayLike,
         targets: Any,
         *,
@@ -148,12 +148,12 @@ class Rows:
         sample_weight: ArrayLike | None = None,
         time_gap: ArrayLike | None = None,
     ) -> Rows:
-        """Check everything before anything is computed."""
-        check.instance("posterior", posterior, Posterior)
-        phi = check.feature_rows(features, posterior.n_features, posterior.dtype)
+        """Check everything for a posterior or a bank before anything is computed."""
+        n_features, n_outputs, dtype = state.n_features, state.n_outputs, state.dtype
+        phi = check.feature_rows(features, n_features, dtype)
         n = len(phi)
-        read = check.targets(targets, n, posterior.n_outputs, posterior.dtype)
-        noise = np.full(n, check.variance("noise_var", noise_var, posterior.dtype))
+        read = check.targets(targets, n, n_outputs, dtype)
+        noise = np.full(n, check.variance("noise_var", noise_var, dtype))
         weight = np.ones(n)
         if sample_weight is not None:
             weight = check.non_negative_rows("sample_weight", sample_weight, n)
@@ -161,7 +161,7 @@ class Rows:
                 noise /= weight
             if weight.max() > 0.0:
                 least = float(noise.min())
-                check.variance("noise_var over the largest sample_weight", least, posterior.dtype)
+                check.variance("noise_var over the largest sample_weight", least, dtype)
         noise[~read.observed] = np.inf
         learnt = noise < np.inf
         gap = np.ones(n)
@@ -169,7 +169,7 @@ class Rows:
             gap = check.non_negative_rows("time_gap", time_gap, n)
         if check.choice("transition", transition, TRANSITIONS) == "chunk":
             gap[:-1] = 0.0
-        prior = check.variance("prior_var", prior_var, posterior.dtype)
+        prior = check.variance("prior_var", prior_var, dtype)
         keep = check.flag("keep_mean", keep_mean)
         return cls(phi, read, noise, weight, gap, prior, keep, bool(learnt.all()))
 
@@ -276,40 +276,13 @@ def run(posterior: Posterior, rows: Rows, scan: Scanner, donate: bool) -> tuple[
         start = 0
         while start < n:
             part = slice(start, min(start + size, n))
-            plan = _plan(stored, rows, scan, part, stored.base.cov is not original.base.cov)
-            start += len(plan.step.gamma)
-            steps.append(plan.step)
+            block = plan(stored, rows, scan, part, stored.base.cov is not original.base.cov)
+            start += len(block.step.gamma)
+            steps.append(block.step)
             # Arrays of our own may be overwritten; those we were given, only by the last write.
-            own = plan.stored.base.cov is not original.base.cov
-            stored = plan.carried_out(own or (donate and start == n))
+            own = block.stored.base.cov is not original.base.cov
+            stored = block.carried_out(own or (donate and start == n))
     return _handed_over(posterior, stored, donate), _joined(steps)
-
-
-def run_all(
-    posteriors: Sequence[Posterior], rows: Rows, scans: Sequence[Scanner], donate: bool
-) -> list[tuple[Posterior, Step]]:
-    """`run` for several posteriors, none of which is touched if any fails.
-
-    The scans may run twice, so they must not learn.
-    """
-    check.flag("donate", donate)
-    n, m = rows.features.shape
-    pairs = list(zip(posteriors, scans, strict=True))
-    bases = {id(posterior.stored.base) for posterior in posteriors}
-    if donate and n <= block_rows(m) and len(bases) == len(posteriors):
-        # Plan for all, and overwrite only when no plan can fail any more.
-        with OneThread(4.0 * n * m * m):
-            plans = [_plan(p.stored, rows, scan, slice(0, n), own=False) for p, scan in pairs]
-            if all(len(plan.step.gamma) == n for plan in plans):
-                return [
-                    (_handed_over(posterior, plan.carried_out(True), donate), plan.step)
-                    for posterior, plan in zip(posteriors, plans, strict=True)
-                ]
-    done = [run(posterior, rows, scan, donate=False) for posterior, scan in pairs]
-    if donate:
-        for posterior in posteriors:
-            posterior._stored = None
-    return done
 
 
 def _handed_over(posterior: Posterior, stored: _Stored, donate: bool) -> Posterior:
@@ -330,7 +303,7 @@ def block_rows(n_features: int) -> int:
 
 
 @dataclass(slots=True)
-class _Plan:
+class Plan:
     """What a block will do to a posterior; making it may fail, carrying it out may not.
 
     Attributes
@@ -354,17 +327,30 @@ class _Plan:
         return self.stored.updated(self.rows, self.coefficients, donate=donate)
 
 
-def _plan(stored: _Stored, rows: Rows, scan: Scanner, part: slice, own: bool) -> _Plan:
-    """Plan for as many rows of ``part`` as the scan takes; the step tells how many."""
+def plan(
+    stored: _Stored,
+    rows: Rows,
+    scan: Scanner,
+    part: slice,
+    own: bool,
+    products: tuple[Array, Array] | None = None,
+) -> Plan:
+    """Plan for as many rows of ``part`` as the scan takes; the step tells how many.
+
+    ``products`` of features and posterior are used, and the first consumed, if they are at hand.
+    """
     from kalstream.core._scan import sound_rows
 
     phi, dtype, prior_var = rows.features[part], rows.features.dtype, rows.prior_var
-    if stored.rows is not None and len(phi) > DEFERRED_ROWS:
-        stored = stored.folded(donate=own)
-    times_cov, times_mean, lossy = stored.products(phi)
-    if lossy:
-        stored = stored.folded(donate=own)
-        times_cov, times_mean, _ = stored.products(phi)
+    if products is not None:
+        times_cov, times_mean = products
+    else:
+        if stored.rows is not None and len(phi) > DEFERRED_ROWS:
+            stored = stored.folded(donate=own)
+        times_cov, times_mean, lossy = stored.products(phi)
+        if lossy:
+            stored = stored.folded(donate=own)
+            times_cov, times_mean, _ = stored.products(phi)
     variances = stored.variances()
     if dtype != np.float64:
         times_cov, times_mean = times_cov.astype(np.float64), times_mean.astype(np.float64)
@@ -398,7 +384,7 @@ def _plan(stored: _Stored, rows: Rows, scan: Scanner, part: slice, own: bool) ->
         innovations = np.zeros_like(innovations)
     gains *= reach[:, None]
     step = Step(found.logit_mean, found.logit_var, found.gamma, rows.noise_var, found.nis)
-    return _Plan(
+    return Plan(
         stored, gains.astype(dtype, copy=False), innovations.astype(dtype, copy=False), step
     )
 

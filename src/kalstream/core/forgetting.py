@@ -23,7 +23,7 @@ from kalstream.core.block import Grams, Rows, Scan, fixed_scan, run
 from kalstream.core.calibration import BOUND, Alpha, Calibration
 from kalstream.core.predictive import class_probabilities
 from kalstream.core.recursion import init
-from kalstream.core.state import Posterior, Step, add_outputs
+from kalstream.core.state import Posterior, Step, add_features, add_outputs, keep_outputs
 from kalstream.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -109,6 +109,16 @@ class FilterState:
             posterior=add_outputs(self.posterior, n_outputs),
             seen=np.pad(self.seen, (0, n_outputs)),
         )
+
+    def keep_outputs(self, columns: Array) -> FilterState:
+        """Keep these outputs only, exactly: outputs do not depend on one another."""
+        return replace(
+            self, posterior=keep_outputs(self.posterior, columns), seen=self.seen[columns]
+        )
+
+    def add_features(self, n_features: int, prior_var: float) -> FilterState:
+        """Grow by features that have been 0 in all rows so far, exactly."""
+        return replace(self, posterior=add_features(self.posterior, n_features, prior_var))
 
 
 class _OneFilter(ABC):
@@ -196,12 +206,12 @@ class _OneFilter(ABC):
         features: ArrayLike,
         *,
         prior_var: float,
-        time_gap: float = 1.0,
+        time_gap: ArrayLike = 1.0,
         keep_mean: bool = False,
     ) -> Step:
         """Moments of each row (b, m) one step ahead, each on its own; the state is not touched.
 
-        ``time_gap`` is one number, the time since the last example that was learnt.
+        ``time_gap`` is the time since the last example that was learnt, one number or (b,).
         """
         state = self._own(state)
         gamma = state.gamma
@@ -214,7 +224,7 @@ class _OneFilter(ABC):
         features: ArrayLike,
         *,
         prior_var: float,
-        time_gap: float = 1.0,
+        time_gap: ArrayLike = 1.0,
         keep_mean: bool = False,
         method: Method = "exact",
         n_samples: int = 100,
@@ -421,25 +431,21 @@ def one_ahead(
     features: ArrayLike,
     gamma: float,
     prior_var: float,
-    time_gap: float,
+    time_gap: ArrayLike,
     keep_mean: bool,
 ) -> Step:
     """Moments after one transition, eqs. (6), (7), of each row on its own."""
     phi = check.feature_rows(features, posterior.n_features, posterior.dtype)
     prior_var = check.variance("prior_var", prior_var, posterior.dtype)
-    gap = check.scalar("time_gap", time_gap)
-    if not 0.0 <= gap < math.inf:
-        raise InvalidInput(f"time_gap must be one finite number of at least 0, got {time_gap!r}")
-    g = gamma**gap
+    n = len(phi)
+    g = gamma ** check.non_negative_rows("time_gap", time_gap, n)
     with OneThread(2.0 * phi.size * phi.shape[1]):
         times_cov, times_mean, _ = posterior.stored.products(phi)
     spread = np.einsum("bm,bm->b", times_cov, phi, dtype=np.float64)
     norm = np.einsum("bm,bm->b", phi, phi, dtype=np.float64)
     var = g**2 * np.maximum(spread, 0.0) + (1.0 - g) * (1.0 + g) * prior_var * norm
-    n = len(phi)
-    none = np.full(n, np.nan)
-    mean = times_mean if keep_mean else g * times_mean
-    return Step(mean, var, np.full(n, g), np.full(n, np.inf), none)
+    mean = times_mean if keep_mean else g[:, None] * times_mean
+    return Step(mean, var, g, np.full(n, np.inf), np.full(n, np.nan))
 
 
 def _as_calibration(calibration: Any) -> Calibration:

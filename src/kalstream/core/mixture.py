@@ -8,26 +8,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kalstream.core import _checks as check
-from kalstream.core.block import Rows, fixed_scanner, run_all
-from kalstream.core.forgetting import Seen, gamma_of, one_ahead
-from kalstream.core.predictive import class_probabilities
+from kalstream.core.bank import Bank, BankStep, run_bank
+from kalstream.core.block import Rows
+from kalstream.core.forgetting import Seen, gamma_of
+from kalstream.core.predictive import METHODS, class_probabilities
 from kalstream.core.recursion import init
-from kalstream.core.state import Posterior, Step, add_outputs
+from kalstream.core.state import Posterior, Step
 from kalstream.errors import InvalidInput
 
 if TYPE_CHECKING:
     from kalstream.core.predictive import Method
 
 Array = NDArray[Any]
-
-# Shares of a mixture below this cannot be seen in a probability.
-_NEGLIGIBLE: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +34,14 @@ class MixtureState:
 
     Attributes
     ----------
-    posteriors : J posteriors
+    bank : Bank
+        The J filters.
     half_lives, calibrations : J and C numbers
     log_weights : (J, C)
     seen : (K,) bool
+    spread : (J, 2)
+        Degrees of freedom and sum of squares of each filter's scale, if that is learnt.
+    posteriors : J posteriors
     weights, half_life_weights : (J, C), (J,)
         Posterior over half-lives and calibrations, and over half-lives.
     half_life, gamma, calibration : float
@@ -48,11 +50,17 @@ class MixtureState:
         Of the most believed filter.
     """
 
-    posteriors: tuple[Posterior, ...]
+    bank: Bank
     half_lives: tuple[float, ...]
     calibrations: tuple[float, ...]
     log_weights: Array
     seen: Array
+    spread: Array
+
+    @property
+    def posteriors(self) -> tuple[Posterior, ...]:
+        """Posterior of each filter."""
+        return tuple(self.bank.posterior(j) for j in range(len(self.half_lives)))
 
     @property
     def heaviest(self) -> int:
@@ -62,7 +70,7 @@ class MixtureState:
     @property
     def posterior(self) -> Posterior:
         """Posterior of the most believed filter."""
-        return self.posteriors[self.heaviest]
+        return self.bank.posterior(self.heaviest)
 
     @property
     def weights(self) -> Array:
@@ -93,9 +101,17 @@ class MixtureState:
         """Grow by classes never seen, exactly."""
         return replace(
             self,
-            posteriors=tuple(add_outputs(p, n_outputs) for p in self.posteriors),
+            bank=self.bank.add_outputs(n_outputs),
             seen=np.pad(self.seen, (0, n_outputs)),
         )
+
+    def keep_outputs(self, columns: Array) -> MixtureState:
+        """Keep these outputs only, exactly: outputs do not depend on one another."""
+        return replace(self, bank=self.bank.keep_outputs(columns), seen=self.seen[columns])
+
+    def add_features(self, n_features: int, prior_var: float) -> MixtureState:
+        """Grow by features that have been 0 in all rows so far, exactly."""
+        return replace(self, bank=self.bank.add_features(n_features, prior_var))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +129,10 @@ class MixtureStep:
     log_prob : (b,)
         Log predictive of the row's target, among the classes seen so far; NaN if it had none or
         was a class never seen.
+    scale : (b, J)
+        What variances are multiples of; 1 unless the mixture learns it, NaN while unknown.
     calibrations : C numbers
+    told : BankStep
     filters : J steps
         What each filter tells by itself.
     half_life_weights : (b, J)
@@ -122,14 +141,37 @@ class MixtureStep:
         Predicted mean and variance (without noise) of the outputs, averaged over the mixture.
     """
 
-    logit_mean: Array
-    logit_var: Array
+    told: BankStep
     weights: Array
-    half_life: Array
-    gamma: Array
     log_prob: Array
+    scale: Array
+    half_lives: tuple[float, ...]
     calibrations: tuple[float, ...]
-    filters: tuple[Step, ...]
+
+    @property
+    def logit_mean(self) -> Array:
+        """Predicted mean of each filter (J, b, K)."""
+        return self.told.logit_mean
+
+    @property
+    def logit_var(self) -> Array:
+        """Predicted variance of each filter (J, b), shared by the outputs."""
+        return self.told.logit_var
+
+    @property
+    def filters(self) -> tuple[Step, ...]:
+        """What each filter tells by itself."""
+        return self.told.filters()
+
+    @property
+    def half_life(self) -> Array:
+        """Median of the posterior over half-lives (b,)."""
+        return _median(self.half_lives, self.half_life_weights)
+
+    @property
+    def gamma(self) -> Array:
+        """Forgetting coefficient of the median half-life (b,)."""
+        return 0.5 ** (1.0 / self.half_life)
 
     @property
     def half_life_weights(self) -> Array:
@@ -145,7 +187,8 @@ class MixtureStep:
     def var(self) -> Array:
         """Predicted variance of the outputs without noise (b, K): within and between filters."""
         between = np.square(self.logit_mean - self.mean)
-        return np.einsum("bj,jbk->bk", self.half_life_weights, self.logit_var[:, :, None] + between)
+        within = self.scale.T * self.logit_var
+        return np.einsum("bj,jbk->bk", self.half_life_weights, within[:, :, None] + between)
 
 
 @final
@@ -166,6 +209,9 @@ class Mixture:
         Grid of alpha; regression does not use it.
     predictive : "exact" or "probit"
         What weights the filters; the probit approximation is cheaper.
+    learn_scale : bool
+        Regression with a noise of unknown size: noise_var and prior_var are in units of a scale
+        that each filter learns from its innovations (core/README.md, "The unknown scale").
 
     Examples
     --------
@@ -183,6 +229,7 @@ class Mixture:
     share: float = 0.01
     calibrations: Sequence[float] = (1.0, 3.0, 10.0, 30.0, 100.0)
     predictive: str = "exact"
+    learn_scale: bool = False
 
     def __post_init__(self) -> None:
         for name in ("half_lives", "calibrations"):
@@ -193,6 +240,7 @@ class Mixture:
             check.positive("calibrations", value)
         check.unit_interval("share", self.share)
         check.choice("predictive", self.predictive, ("exact", "probit"))
+        check.flag("learn_scale", self.learn_scale)
 
     def start(
         self, n_features: int, n_outputs: int, *, prior_var: float, dtype: Any = np.float64
@@ -201,11 +249,12 @@ class Mixture:
         prior = init(n_features, n_outputs, prior_var=prior_var, dtype=dtype)
         shape = len(self.half_lives), len(self.calibrations)
         return MixtureState(
-            (prior,) * shape[0],
+            Bank.of(prior, shape[0]),
             tuple(self.half_lives),
             tuple(self.calibrations),
             np.full(shape, -math.log(shape[0] * shape[1])),
             np.zeros(n_outputs, bool),
+            np.zeros((shape[0], 2)),
         )
 
     def _check(self, state: MixtureState) -> None:
@@ -252,7 +301,7 @@ class Mixture:
 
         self._check(state)
         rows = Rows.read(
-            state.posteriors[0],
+            state.bank,
             features,
             targets,
             noise_var=noise_var,
@@ -262,42 +311,36 @@ class Mixture:
             sample_weight=sample_weight,
             time_gap=time_gap,
         )
-        scans = [fixed_scanner(rows, gamma_of(value) ** rows.gap) for value in state.half_lives]
-        done = run_all(state.posteriors, rows, scans, donate)
-        means = np.stack([step.logit_mean for _, step in done])
-        variances = np.stack([step.logit_var for _, step in done])
-        log_weights = state.log_weights.copy()
+        bank, told = run_bank(state.bank, rows, self._gammas(rows.gap), donate)
+        log_weights, spread = state.log_weights.copy(), state.spread.copy()
         seen = Seen(state.seen)
-        weights, log_prob, seen.count = mix(
-            means,
-            variances,
+        weights, scale, log_prob, seen.count = mix(
+            told.logit_mean,
+            told.logit_var,
             *rows.targets.arrays(),
             rows.noise_var,
             rows.weight,
             1.0 - (1.0 - self.share) ** rows.gap,
             np.array(state.calibrations),
             self.predictive == "exact",
+            self.learn_scale,
             log_weights,
+            spread,
             seen.classes,
             seen.count,
             *table(),
             work(),
         )
-        median = _median(state.half_lives, weights.sum(axis=2))
-        step = MixtureStep(
-            means,
-            variances,
-            weights,
-            median,
-            0.5 ** (1.0 / median),
-            log_prob,
-            state.calibrations,
-            tuple(step for _, step in done),
+        step = MixtureStep(told, weights, log_prob, scale, state.half_lives, state.calibrations)
+        after = MixtureState(
+            bank, state.half_lives, state.calibrations, log_weights, seen.mask(), spread
         )
-        posteriors = tuple(posterior for posterior, _ in done)
-        return replace(
-            state, posteriors=posteriors, log_weights=log_weights, seen=seen.mask()
-        ), step
+        return after, step
+
+    def _gammas(self, gap: Array) -> Array:
+        """Coefficients (J, b) of rows with these gaps (b,)."""
+        gammas = np.array([gamma_of(value) for value in self.half_lives])
+        return gammas[:, None] ** gap
 
     def predict(
         self,
@@ -305,32 +348,34 @@ class Mixture:
         features: ArrayLike,
         *,
         prior_var: float,
-        time_gap: float = 1.0,
+        time_gap: ArrayLike = 1.0,
         keep_mean: bool = False,
     ) -> MixtureStep:
         """Moments of each row (b, m) one step ahead, each on its own; the state is not touched.
 
-        ``time_gap`` is one number, the time since the last example that was learnt.
+        ``time_gap`` is the time since the last example that was learnt, one number or (b,).
         """
         self._check(state)
-        ahead = [
-            one_ahead(posterior, features, gamma_of(half_life), prior_var, time_gap, keep_mean)
-            for posterior, half_life in zip(state.posteriors, state.half_lives, strict=True)
-        ]
-        switch = 1.0 - (1.0 - self.share) ** float(time_gap)
+        bank = state.bank
+        phi = check.feature_rows(features, bank.n_features, bank.dtype)
+        n = len(phi)
+        gap = check.non_negative_rows("time_gap", time_gap, n)
+        gammas = self._gammas(gap)
+        prior_var = check.variance("prior_var", prior_var, bank.dtype)
+        mean, var = bank.ahead(phi, gammas, prior_var, check.flag("keep_mean", keep_mean))
+        switch = (1.0 - (1.0 - self.share) ** gap)[:, None, None]
         weights = (1.0 - switch) * state.weights + switch / state.log_weights.size
-        n = len(ahead[0].gamma)
-        median = np.full(n, _median(state.half_lives, weights.sum(axis=1)))
-        return MixtureStep(
-            np.stack([step.logit_mean for step in ahead]),
-            np.stack([step.logit_var for step in ahead]),
-            np.broadcast_to(weights, (n, *weights.shape)),
-            median,
-            0.5 ** (1.0 / median),
-            np.full(n, np.nan),
-            state.calibrations,
-            tuple(ahead),
-        )
+        unknown = np.full(n, np.nan)
+        told = BankStep(mean, var, gammas, np.full(n, np.inf), np.full(var.shape, np.nan))
+        scale = np.repeat(self.scale(state)[None], n, axis=0)
+        return MixtureStep(told, weights, unknown, scale, state.half_lives, state.calibrations)
+
+    def scale(self, state: MixtureState) -> Array:
+        """What the variances of each filter are multiples of (J,)."""
+        if not self.learn_scale:
+            return np.ones(len(state.half_lives))
+        with np.errstate(invalid="ignore"):
+            return state.spread[:, 1] / state.spread[:, 0]
 
     def class_probabilities(
         self,
@@ -338,7 +383,7 @@ class Mixture:
         features: ArrayLike,
         *,
         prior_var: float,
-        time_gap: float = 1.0,
+        time_gap: ArrayLike = 1.0,
         keep_mean: bool = False,
         method: Method = "exact",
         n_samples: int = 100,
@@ -357,10 +402,14 @@ def mixture_probabilities(
     step: MixtureStep,
     *,
     method: Method = "exact",
+    light: float = 0.0,
     n_samples: int = 100,
     random_state: int | np.random.Generator | None = None,
 ) -> Array:
     """Class probabilities (b, K) of a mixture's rows, made before their labels were seen.
+
+    With method "exact" the lightest components, ``light`` of the mixture together, may be taken by
+    probit: there are many of them, and their error hardly shows.
 
     Examples
     --------
@@ -371,21 +420,29 @@ def mixture_probabilities(
     array([[0.5, 0.5]])
     """
     check.instance("step", step, MixtureStep)
-    rng = check.generator("random_state", random_state)
+    check.choice("method", method, METHODS)
     weights = step.weights / step.weights.sum(axis=(1, 2), keepdims=True)
+    if method in ("exact", "probit"):
+        from kalstream.core._mix import mixed_probabilities
+        from kalstream.core._softmax_integral import table, work
+
+        light = check.unit_interval("light share", light) if method == "exact" else 1.0
+        moments = step.logit_mean, np.maximum(step.logit_var, 0.0)
+        return mixed_probabilities(
+            *moments, weights, np.array(step.calibrations), light, *table(), work()
+        )
+    rng = check.generator("random_state", random_state)
     total = np.zeros(step.logit_mean.shape[1:])
     for j, (mean, var) in enumerate(zip(step.logit_mean, step.logit_var, strict=True)):
         for c, calibration in enumerate(step.calibrations):
-            share = weights[:, j, c, None]
-            if share.max() > _NEGLIGIBLE:
-                total += share * class_probabilities(
-                    mean,
-                    var,
-                    calibration=calibration,
-                    method=method,
-                    n_samples=n_samples,
-                    random_state=rng,
-                )
+            total += weights[:, j, c, None] * class_probabilities(
+                mean,
+                np.maximum(var, 0.0),
+                calibration=calibration,
+                method=method,
+                n_samples=n_samples,
+                random_state=rng,
+            )
     return total / total.sum(axis=1, keepdims=True)
 
 

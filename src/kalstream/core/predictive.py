@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
     Method = Literal["exact", "monte-carlo", "probit", "plug-in"]
 
-_METHODS = ("exact", "monte-carlo", "probit", "plug-in")
+METHODS = ("exact", "monte-carlo", "probit", "plug-in")
 _LARGEST = 1e150  # its square is still finite
 _CHUNK = 1 << 20  # Monte Carlo logits held at a time: 8 MiB
 
@@ -84,7 +84,7 @@ def class_probabilities(
     >>> class_probabilities([2.0, 0.0, 0.0], 4.0).round(4)
     array([0.5865, 0.2068, 0.2068])
     """
-    check.choice("method", method, _METHODS)
+    check.choice("method", method, METHODS)
     mean, std, _, shape = _calibrated(logit_mean, logit_var, calibration)
     if mean.shape[1] == 1:
         return np.ones(shape)

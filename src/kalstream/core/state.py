@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 # Once the scale of the stored covariance has decayed this far, pending rows, stored divided by
 # its square root, are folded before they lose half their digits to the larger shift.
-_SMALLEST_SCALE: Final = 1e-8
+SMALLEST_SCALE: Final = 1e-8
 # The scale of the stored mean is multiplied in once it has decayed this far.
 _WORN_SCALE: Final = 1e-3
 # Chunks of more rows are folded at once: a rank-b update then costs no more than its deferral.
@@ -197,7 +197,7 @@ class _Stored:
         How often the covariance was rounded, past roundings forgotten as the covariance is.
     rows, coefficients : (r, m), (r, K)
         Pending rows U and R.
-    room : _Room or None
+    room : Room or None
         The buffer that `rows` and `coefficients` are the beginning of.
     """
 
@@ -209,7 +209,7 @@ class _Stored:
     folds: float = 1.0
     rows: Array | None = None
     coefficients: Array | None = None
-    room: _Room | None = None
+    room: Room | None = None
 
     def products(self, features: Array) -> tuple[Array, Array, bool]:
         """Features times covariance (b, m) and times mean (b, K), nothing materialised.
@@ -219,7 +219,7 @@ class _Stored:
         """
         if self.rows is not None and len(features) > DEFERRED_ROWS:
             return self.folded(donate=False).products(features)
-        times_cov = _times_symmetric(features, self.base.cov)
+        times_cov = times_symmetric(features, self.base.cov)
         times_mean = features @ self.base.mean
         lossy = False
         if self.rows is not None:
@@ -233,6 +233,14 @@ class _Stored:
             times_cov += self.shift * features
             times_mean *= self.mean_scale
         return times_cov, times_mean, lossy
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays that are kept from row to row."""
+        kept = [self.base.mean, self.base.cov]
+        if self.room is not None:
+            kept += [self.room.rows, self.room.coefficients]
+        return sum(array.nbytes for array in kept)
 
     def variances(self) -> Array:
         """Upper bounds (m,) on the weights' variances: pending rows only lower them."""
@@ -254,7 +262,7 @@ class _Stored:
 
     def with_mean_added(self, increment: Array) -> _Stored:
         """The mean gains increment (m, K), the covariance stays."""
-        own = self if self.mean_scale >= _SMALLEST_SCALE else self.folded(donate=False)
+        own = self if self.mean_scale >= SMALLEST_SCALE else self.folded(donate=False)
         mean = own.base.mean + increment / own.mean_scale
         return replace(own, base=_Base(mean, own.base.cov, own.base.lent))
 
@@ -263,8 +271,8 @@ class _Stored:
         n_after = len(rows) + (0 if self.rows is None else len(self.rows))
         if (
             len(rows) > DEFERRED_ROWS
-            or n_after > self.capacity()
-            or min(self.scale, self.mean_scale) < _SMALLEST_SCALE
+            or n_after > pending_capacity(len(self.base.mean))
+            or min(self.scale, self.mean_scale) < SMALLEST_SCALE
         ):
             return self.folded(rows, coefficients, donate=donate)
         return self._appended(rows, coefficients)
@@ -300,17 +308,14 @@ class _Stored:
             np.minimum(diagonal, ceiling, out=diagonal)
         return _Stored(base, mean_scale, folds=self.folds + 1.0)
 
-    def capacity(self) -> int:
-        """How many rows may wait: enough to make folding cheap, few enough to multiply with."""
-        return min(32, max(8, len(self.base.mean) // 8))
-
     def _appended(self, rows: Array, coefficients: Array) -> _Stored:
         start = 0 if self.rows is None else len(self.rows)
         stop = start + len(rows)
         room = self.room
         if room is None or not room.claim(start, stop):
             # Behind our rows there may be those of another continuation of the same state.
-            room = _Room(self.capacity(), self.base.mean)
+            shape = self.base.mean.shape
+            room = Room((), pending_capacity(len(self.base.mean)), shape, self.base.mean.dtype)
             if self.rows is not None:
                 room.rows[:start], room.coefficients[:start] = self.rows, self.coefficients
             room.claim(start, stop)
@@ -330,14 +335,21 @@ class _Stored:
         )
 
 
-class _Room:
-    """Room for pending rows; written once, front to back, so that states can share a prefix."""
+class Room:
+    """Room for pending rows; written once, front to back, so that states can share a prefix.
+
+    Attributes
+    ----------
+    rows, coefficients : (..., capacity, m), (..., capacity, K)
+    """
 
     __slots__ = ("coefficients", "lock", "rows", "used")
 
-    def __init__(self, capacity: int, mean: Array) -> None:
-        self.rows = np.empty((capacity, mean.shape[0]), mean.dtype)
-        self.coefficients = np.empty((capacity, mean.shape[1]), mean.dtype)
+    def __init__(
+        self, batch: tuple[int, ...], capacity: int, shape: tuple[int, ...], dtype: Any
+    ) -> None:
+        self.rows = np.empty((*batch, capacity, shape[0]), dtype)
+        self.coefficients = np.empty((*batch, capacity, shape[1]), dtype)
         self.used = 0
         self.lock = Lock()
 
@@ -355,6 +367,11 @@ class _Room:
 
 def _no_room() -> None:
     return None
+
+
+def pending_capacity(n_features: int) -> int:
+    """How many rows may wait: enough to make folding cheap, few enough to multiply with."""
+    return min(32, max(8, n_features // 8))
 
 
 def add_outputs(posterior: Posterior, n_outputs: int) -> Posterior:
@@ -381,7 +398,40 @@ def add_outputs(posterior: Posterior, n_outputs: int) -> Posterior:
     return Posterior._of(replace(stored, base=base, coefficients=coefficients, room=None))
 
 
-def _times_symmetric(features: Array, cov: Array) -> Array:
+def keep_outputs(posterior: Posterior, columns: Array) -> Posterior:
+    """Keep these outputs only (K',), in this order: exact, since outputs are independent.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> keep_outputs(Posterior(np.array([[1.0, 2.0, 3.0]]), np.eye(1)), np.array([2, 0])).mean
+    array([[3., 1.]])
+    """
+    stored = posterior.stored
+    stored.base.lent = True
+    mean = np.ascontiguousarray(stored.base.mean[:, columns])
+    coefficients = None if stored.coefficients is None else stored.coefficients[:, columns]
+    base = _Base(mean, stored.base.cov, lent=True)
+    return Posterior._of(replace(stored, base=base, coefficients=coefficients, room=None))
+
+
+def add_features(posterior: Posterior, n_features: int, prior_var: float) -> Posterior:
+    """Grow by features that have been 0 in all rows so far, exactly: nothing is known of them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> add_features(Posterior(np.ones((1, 1)), 0.5 * np.eye(1)), 1, 2.0).cov
+    array([[0.5, 0. ],
+           [0. , 2. ]])
+    """
+    m, new = posterior.n_features, check.count("n_features", n_features)
+    cov = np.diag(np.full(m + new, prior_var, posterior.dtype))
+    cov[:m, :m] = posterior.cov
+    return Posterior(np.pad(posterior.mean, ((0, new), (0, 0))), cov)
+
+
+def times_symmetric(features: Array, cov: Array) -> Array:
     """Features (b, m) times the symmetric matrix in the lower triangle of cov: (b, m)."""
     n_rows, n_features = features.shape
     symm, symv = (blas.dsymm, blas.dsymv) if cov.dtype == np.float64 else (blas.ssymm, blas.ssymv)

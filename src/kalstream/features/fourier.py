@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,9 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
     (2, 6)
     """
 
+    scaler_: OnlineScaler
+    projection_: Array
+
     def __init__(
         self,
         n_components: int = 200,
@@ -81,10 +85,29 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
         check_is_fitted(self)
         return self._waves(self.scaler_.transform(X))
 
+    def add_columns(self, n_columns: int) -> RandomFourierFeatures:
+        """Grow by columns that were missing (NaN) in all rows so far; the bandwidth stays."""
+        check_is_fitted(self)
+        self.scaler_.add_columns(n_columns)
+        self.projection_ = np.vstack([self.projection_, self._drawn(n_columns)])
+        return self
+
     def advance(self, X: ArrayLike) -> Array:
         """Transform each row of X (b, d) with the scale known before it, then learn its scale."""
         self._ready(X)
         return self._waves(self.scaler_.advance(X))
+
+    def _transform(self, rows: Array) -> Array:
+        return self._waves(self.scaler_._transform(rows))
+
+    def _advance(self, rows: Array) -> Array:
+        return self._waves(self.scaler_._advance(rows))
+
+    def _fork(self) -> RandomFourierFeatures:
+        """As `OnlineScaler._fork`."""
+        fork = copy.copy(self)
+        fork.scaler_ = self.scaler_._fork()
+        return fork
 
     @property
     def n_features_in_(self) -> int:
@@ -106,14 +129,19 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
         scaler = OnlineScaler()
         n_columns = scaler._validated(X, reset=True).shape[1]
         self.bandwidth_ = self._bandwidth(n_columns)
-        draw = self.random_state
-        if not isinstance(draw, np.random.Generator):
-            draw = check_random_state(draw)
-        directions = draw.standard_normal((n_columns, (self.n_components + 1) // 2))
-        self.projection_ = directions / self.bandwidth_
+        self._source = self.random_state
+        if not isinstance(self._source, np.random.Generator):
+            self._source = check_random_state(self._source)
+        self.projection_ = self._drawn(n_columns)
+        self._size = n_columns**0.5
         if hasattr(scaler, "feature_names_in_"):
             self.feature_names_in_ = scaler.feature_names_in_
         self.scaler_ = scaler
+
+    def _drawn(self, n_columns: int) -> Array:
+        """Projections of this many columns."""
+        shape = n_columns, (self.n_components + 1) // 2
+        return self._source.standard_normal(shape) / self.bandwidth_
 
     def _bandwidth(self, n_columns: int) -> float:
         if isinstance(self.bandwidth, str):
@@ -125,13 +153,15 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
         return float(self.bandwidth)
 
     def _waves(self, scaled: Array) -> Array:
-        angles = scaled @ self.projection_  # (b, n_components / 2)
-        n_columns, n_directions = self.projection_.shape
-        size = n_directions**-0.5
-        parts = [size * np.cos(angles), size * np.sin(angles)]
+        angles = scaled @ self.projection_
+        n, n_directions = angles.shape
+        out = np.empty((n, self._n_features_out))
+        np.cos(angles, out=out[:, :n_directions])
+        np.sin(angles, out=out[:, n_directions : 2 * n_directions])
+        out[:, : 2 * n_directions] *= n_directions**-0.5
         if self.linear:
-            parts.append(scaled / n_columns**0.5)
-        return np.hstack(parts)
+            np.divide(scaled, self._size, out=out[:, 2 * n_directions :])
+        return out
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any, Final
 
@@ -67,26 +68,45 @@ class OnlineScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     def transform(self, X: ArrayLike) -> Array:
         """Rows of X (b, d) in standard deviations from the mean, with what is known now."""
-        from kalstream.features._moments import standardise_rows
-
         check_is_fitted(self)
-        rows = self._validated(X, reset=False)
-        out = np.empty_like(rows)
-        standardise_rows(rows, *self._moments(), float(self.clip), out)
-        return out
+        return self._transform(self._validated(X, reset=False))
 
     def advance(self, X: ArrayLike) -> Array:
         """Transform each row of X (b, d) with what was known before it, then learn it."""
-        from kalstream.features._moments import pass_over
-
         first = not hasattr(self, "count_")
         rows = self._validated(X, reset=first)
         if first:
             self._start(rows)
+        return self._advance(rows)
+
+    def add_columns(self, n_columns: int) -> OnlineScaler:
+        """Grow by columns that were missing (NaN) in all rows so far."""
+        check_is_fitted(self)
+        for name in ("count_", "mean_", "_spread"):
+            setattr(self, name, np.pad(getattr(self, name), (0, n_columns)))
+        self.n_features_in_ += n_columns
+        return self
+
+    def _transform(self, rows: Array) -> Array:
+        from kalstream.features._moments import standardise_rows
+
+        out = np.empty_like(rows)
+        standardise_rows(rows, *self._moments(), float(self.clip), out)
+        return out
+
+    def _advance(self, rows: Array) -> Array:
+        from kalstream.features._moments import pass_over
+
         out = np.empty_like(rows)
         keep = gamma_of(self.half_life)
         pass_over(rows, *self._moments(), keep, float(self.clip), _OUTLIER, out)
         return out
+
+    def _fork(self) -> OnlineScaler:
+        """A copy that goes its own way; what is never changed in place is shared."""
+        fork = copy.copy(self)
+        fork.count_, fork.mean_, fork._spread = (part.copy() for part in self._moments())
+        return fork
 
     @property
     def var_(self) -> Array:

@@ -1,0 +1,150 @@
+"""A few rows under many filters, compiled. Imported on first use only, as `_scan`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kalstream.core._jit import jit
+from kalstream.core._scan import scan_fixed, solve_few, sound_rows, take_pending, with_targets
+
+Array = Any
+
+
+@jit
+def take_all_pending(
+    times_cov: Array,
+    times_mean: Array,
+    features: Array,
+    rows: Array,
+    coefficients: Array,
+    n_rows: int,
+    scales: Array,
+) -> bool:
+    """`take_pending` for J filters; times_cov (J, n, m) and times_mean (J, n, K) are changed.
+
+    The first n_rows of rows (J, r, m) and coefficients (J, r, K) are pending.
+    """
+    lossy = False
+    for j in range(times_cov.shape[0]):
+        shrink, scale, shift = scales[j, 0], scales[j, 1], scales[j, 2]
+        lost = take_pending(
+            times_cov[j],
+            times_mean[j],
+            features,
+            rows[j, :n_rows],
+            coefficients[j, :n_rows],
+            scale,
+            shift,
+            shrink,
+        )
+        lossy = lossy or lost
+    return lossy
+
+
+@jit
+def few_rows(
+    times_cov: Array,
+    times_mean: Array,
+    features: Array,
+    labels: Array,
+    dense: Array,
+    noise_var: Array,
+    gammas: Array,
+    prior_var: float,
+    cov: Array,
+    scales: Array,
+    epsilon: float,
+    limits: tuple[float, float, float],
+) -> tuple[Any, ...]:
+    """What `block.plan` finds, for J filters at once.
+
+    Parameters
+    ----------
+    times_cov, times_mean : (J, n, m), (J, n, K)
+        Of `bank.Bank.products`.
+    gammas : (J, n)
+    cov, scales : (J, m, m), (J, 5)
+        Of the bank.
+
+    Returns
+    -------
+    done : int
+        Rows that every filter could scan; if fewer than n, the rest is not to be used.
+    unsound : int
+        A filter whose innovations have to be looked at, or -1.
+    logit_mean, logit_var, nis : (J, n, K), (J, n), (J, n)
+    gains, innovations : (J, n learnt, m), (J, n learnt, K)
+    scales : (J, 5)
+    """
+    n_filters, n, m = times_cov.shape
+    n_outputs = times_mean.shape[2]
+    learnt = np.flatnonzero(noise_var < np.inf)
+    mean, var = np.empty((n_filters, n, n_outputs)), np.empty((n_filters, n))
+    nis = np.empty((n_filters, n))
+    gains = np.empty((n_filters, learnt.shape[0], m))
+    innovations = np.empty((n_filters, learnt.shape[0], n_outputs))
+    after = scales.copy()
+    system = np.zeros((learnt.shape[0], learnt.shape[0]))
+    phi = features[learnt]
+    gram_eye, gram_cov = np.empty((n, n)), np.empty((n, n))
+    products_with(features, features, gram_eye)
+    variances = np.empty(m)
+    done, unsound = n, -1
+    for j in range(n_filters):
+        products_with(times_cov[j], features, gram_cov)
+        found = scan_fixed(
+            gram_cov,
+            gram_eye,
+            times_mean[j],
+            labels,
+            dense,
+            noise_var,
+            gammas[j],
+            prior_var,
+            False,
+        )
+        done = min(done, found[0])
+        mean[j], var[j], nis[j] = found[2], found[3], found[9]
+        kept, lost, reach = found[6], found[7], found[8]
+        for k in range(m):
+            variances[k] = scales[j, 1] * cov[j, k, k] + scales[j, 2]
+        if not sound_rows(var[j], noise_var, features, variances, epsilon, scales[j, 4], limits):
+            unsound = j
+        for a in range(learnt.shape[0]):
+            gains[j, a] = times_cov[j, learnt[a]]
+            innovations[j, a] = found[5][learnt[a]]
+            for b in range(learnt.shape[0]):
+                system[a, b] = found[4][learnt[a], learnt[b]]
+        with_targets(gains[j], phi, kept[learnt], prior_var * lost[learnt])
+        solve_few(system, gains[j])
+        for a in range(learnt.shape[0]):
+            for k in range(m):
+                gains[j, a, k] *= reach[learnt[a]]
+        forget(after[j], kept[n - 1], lost[n - 1], prior_var)
+        if done < n:  # the caller comes back with fewer rows
+            break
+    return done, unsound, mean, var, nis, gains, innovations, after
+
+
+@jit
+def forget(scales: Array, kept: float, lost: float, prior_var: float) -> None:
+    """`_Stored.decayed` of one filter's scales (5,), in place."""
+    scales[0] *= kept
+    scales[1] *= kept * kept
+    scales[2] = scales[2] * kept * kept + lost * prior_var
+    if lost > 0.0:
+        scales[3] = max(scales[3], prior_var)
+    scales[4] *= kept * kept
+
+
+@jit
+def products_with(left: Array, right: Array, out: Array) -> None:
+    """Inner products of the rows of left (n, m) and right (p, m), into out (n, p)."""
+    for i in range(left.shape[0]):
+        for j in range(right.shape[0]):
+            total = 0.0
+            for k in range(left.shape[1]):
+                total += left[i, k] * right[j, k]
+            out[i, j] = total

@@ -1,0 +1,438 @@
+"""Several filters on the same features, stacked, so that a row costs one compiled call for all.
+
+What a mixture runs on. The state is that of `state.Posterior`, with a leading axis over filters;
+every number is the one that J separate posteriors would hold, up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kalstream.core import _checks as check
+from kalstream.core._threads import OneThread
+from kalstream.core.block import Rows, block_rows, fixed_scanner, plan
+from kalstream.core.guard import ROUNDING_LIMITS, check_innovations, rounding_error
+from kalstream.core.state import (
+    DEFERRED_ROWS,
+    SMALLEST_SCALE,
+    Posterior,
+    Room,
+    Step,
+    _Base,
+    _Stored,
+    pending_capacity,
+    times_symmetric,
+)
+from kalstream.errors import DonatedState
+
+Array = NDArray[Any]
+
+# Products of up to this many rows are kept for whoever learns the rows just predicted.
+_REMEMBERED_ROWS: Final = 16
+# Rows predicted at a time, so that memory stays bounded.
+_PREDICTED_ROWS: Final = 256
+
+
+@dataclass(slots=True)
+class _Stack:
+    """N and B of the lazy form: mean (J, m, K), and cov (J, m, m) of which the upper part is meant.
+
+    ``lent`` is set for good once two banks share the arrays, so that neither overwrites them.
+    """
+
+    mean: Array
+    cov: Array
+    lent: bool = False
+
+    def base(self, j: int) -> _Base:
+        """Filter j; its arrays are views."""
+        return _Base(self.mean[j], self.cov[j].T)
+
+
+@final
+@dataclass(slots=True)
+class Bank:
+    """J posteriors on the same features. Immutable to the caller, as `Posterior`.
+
+    Attributes
+    ----------
+    stack : _Stack, or None once given away
+    scales : (J, 5)
+        mean_scale, scale, shift, ceiling and folds of each filter, as in `_Stored`.
+    rows, coefficients : (J, r, m), (J, r, K), or None
+        Pending rows.
+    room : Room or None
+        The buffer that these are the beginning of.
+    memo : list of at most one (features, times_cov, times_mean)
+        Products that a prediction left behind; a list, since its pop is atomic between threads.
+    """
+
+    stack: _Stack | None
+    scales: Array
+    rows: Array | None = None
+    coefficients: Array | None = None
+    room: Room | None = None
+    memo: list[tuple[Array, Array, Array]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, prior: Posterior, n_filters: int) -> Bank:
+        """J copies of one posterior."""
+        mean, cov = prior.mean, prior.cov
+        scales = np.tile([1.0, 1.0, 0.0, 0.0, 1.0], (n_filters, 1))
+        return cls(_Stack(np.stack([mean] * n_filters), np.stack([cov] * n_filters)), scales)
+
+    @property
+    def arrays(self) -> _Stack:
+        """The stack, unless it was given away."""
+        if self.stack is None:
+            raise DonatedState(
+                "this state was given away with donate=True; use the one that was returned"
+            )
+        return self.stack
+
+    @property
+    def n_features(self) -> int:
+        """Number of features, m."""
+        return int(self.arrays.mean.shape[1])
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of outputs, K."""
+        return int(self.arrays.mean.shape[2])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float64, or float32 by choice."""
+        return self.arrays.mean.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays that are kept from row to row."""
+        kept = [self.arrays.mean, self.arrays.cov, self.scales]
+        if self.room is not None:
+            kept += [self.room.rows, self.room.coefficients]
+        return sum(array.nbytes for array in kept)
+
+    def posterior(self, j: int) -> Posterior:
+        """Filter j as a posterior of its own; the arrays are shared."""
+        self.lend()
+        stored = self._stored(j, self.arrays)
+        stored.base.lent = True
+        return Posterior._of(stored)
+
+    def lend(self) -> None:
+        """Never overwrite the arrays of this bank."""
+        self.arrays.lent = True
+
+    def add_outputs(self, n_outputs: int) -> Bank:
+        """Grow by outputs never seen, exactly; see `state.add_outputs`."""
+        columns = ((0, 0), (0, 0), (0, check.count("n_outputs", n_outputs)))
+        self.lend()
+        coefficients = None if self.coefficients is None else np.pad(self.coefficients, columns)
+        return Bank(
+            _Stack(np.pad(self.arrays.mean, columns), self.arrays.cov, lent=True),
+            self.scales,
+            _dense(self.rows),
+            coefficients,
+        )
+
+    def keep_outputs(self, columns: Array) -> Bank:
+        """The bank with these outputs only (K',), in this order: exact, outputs are independent."""
+        self.lend()
+        coefficients = None if self.coefficients is None else self.coefficients[:, :, columns]
+        mean = np.ascontiguousarray(self.arrays.mean[:, :, columns])
+        stack = _Stack(mean, self.arrays.cov, lent=True)
+        return Bank(stack, self.scales, _dense(self.rows), _dense(coefficients))
+
+    def add_features(self, n_features: int, prior_var: float) -> Bank:
+        """Grow by features that have been 0 in all rows so far, exactly."""
+        bank = self.folded(own=False)
+        n_filters, m, n_outputs = bank.arrays.mean.shape
+        mean = np.zeros((n_filters, m + n_features, n_outputs), bank.dtype)
+        cov = np.zeros((n_filters, m + n_features, m + n_features), bank.dtype)
+        mean[:, :m], cov[:, :m, :m] = bank.arrays.mean, bank.arrays.cov
+        new = np.arange(m, m + n_features)
+        cov[:, new, new] = prior_var  # the transition leaves the prior as it is
+        return Bank(_Stack(mean, cov), bank.scales)
+
+    def products(self, features: Array) -> tuple[Array, Array, bool]:
+        """Features (b, m) times covariance (J, b, m) and mean (J, b, K); whether digits were lost.
+
+        See `_Stored.products`.
+        """
+        stack = self.arrays
+        n_filters, m, _ = stack.mean.shape
+        if len(features) <= DEFERRED_ROWS:
+            from kalstream.core._few import take_all_pending
+
+            n_rows, rows, coefficients = 0, stack.cov, stack.mean
+            if self.rows is not None and self.coefficients is not None:
+                n_rows, rows, coefficients = self.rows.shape[1], self.rows, self.coefficients
+            if self.room is not None:  # not a view: compiled code would add in another order
+                rows, coefficients = self.room.rows, self.room.coefficients
+            times_cov = np.empty((n_filters, len(features), m))
+            for j in range(n_filters):
+                times_cov[j] = times_symmetric(features, stack.cov[j].T)
+            times_mean = np.matmul(features, stack.mean).astype(np.float64, copy=False)
+            wide = features.astype(np.float64, copy=False)
+            lossy = take_all_pending(
+                times_cov, times_mean, wide, rows, coefficients, n_rows, self.scales
+            )
+            return times_cov, times_mean, lossy
+        each = [self._stored(j, stack).products(features) for j in range(n_filters)]
+        return np.stack([cov for cov, _, _ in each]), np.stack([mean for _, mean, _ in each]), False
+
+    def remembered(self, features: Array) -> tuple[Array, Array, bool]:
+        """`products`, taken from a prediction of the same rows if there was one."""
+        try:
+            known, times_cov, times_mean = self.memo.pop()
+        except IndexError:
+            return self.products(features)
+        if known.shape == features.shape and (known == features).all():
+            return times_cov, times_mean, False
+        return self.products(features)
+
+    def ahead(
+        self, features: Array, gamma: Array, prior_var: float, keep_mean: bool
+    ) -> tuple[Array, Array]:
+        """Moments (J, b, K), (J, b) of each row after its own transition gamma (J, b)."""
+        n = len(features)
+        if n > _PREDICTED_ROWS:
+            cuts = range(0, n, _PREDICTED_ROWS)
+            parts = [slice(start, start + _PREDICTED_ROWS) for start in cuts]
+            found = [self.ahead(features[p], gamma[:, p], prior_var, keep_mean) for p in parts]
+            means, variances = zip(*found, strict=True)
+            return np.concatenate(means, axis=1), np.concatenate(variances, axis=1)
+        with OneThread(2.0 * features.size * features.shape[1]):
+            times_cov, times_mean, lossy = self.products(features)
+        if n <= _REMEMBERED_ROWS and not lossy:
+            self.memo[:] = [(features.copy(), times_cov, times_mean)]
+        spread = np.einsum("jbm,bm->jb", times_cov, features, dtype=np.float64)
+        norm = np.einsum("bm,bm->b", features, features, dtype=np.float64)
+        var = gamma**2 * np.maximum(spread, 0.0) + (1.0 - gamma) * (1.0 + gamma) * prior_var * norm
+        return times_mean if keep_mean else gamma[:, :, None] * times_mean, var
+
+    def folded(self, *, own: bool) -> Bank:
+        """The same posteriors with nothing pending.
+
+        If the arrays are our own they are overwritten, and this bank goes on as the folded one.
+        """
+        if self.rows is None:
+            return self
+        stack, in_place = self._writable(own)
+        folded = [self._stored(j, stack).folded(donate=True) for j in range(len(stack.mean))]
+        if not in_place:
+            return Bank(stack, _scales(folded))
+        self.scales, self.rows, self.coefficients, self.room = _scales(folded), None, None, None
+        return self
+
+    def _stored(self, j: int, stack: _Stack) -> _Stored:
+        stored = _Stored(stack.base(j), *self.scales[j].tolist())
+        if self.rows is not None and self.coefficients is not None:
+            stored.rows, stored.coefficients = self.rows[j], self.coefficients[j]
+        return stored
+
+    def _writable(self, own: bool) -> tuple[_Stack, bool]:
+        """Arrays that may be overwritten, and whether they are ours."""
+        stack = self.arrays
+        if own and not stack.lent:
+            return stack, True
+        return _Stack(stack.mean.copy(), stack.cov.copy()), False
+
+    def appended(self, gains: Array, innovations: Array, scales: Array, *, own: bool) -> Bank:
+        """The bank after a few rows: gains (J, n, m), innovations (J, n, K), scales (J, 5)."""
+        after = replace(self, scales=scales, memo=[])
+        n_new = gains.shape[1]
+        if n_new == 0:
+            return after
+        start = 0 if self.rows is None else self.rows.shape[1]
+        stop = start + n_new
+        n_filters, m, n_outputs = self.arrays.mean.shape
+        if stop > pending_capacity(m) or scales[:, :2].min() < SMALLEST_SCALE:
+            stack, _ = self._writable(own)
+            gains, innovations = gains.astype(self.dtype), innovations.astype(self.dtype)
+            folded = [
+                after._stored(j, stack).folded(gains[j], innovations[j], donate=True)
+                for j in range(n_filters)
+            ]
+            return Bank(stack, _scales(folded))
+        room = self.room
+        if room is None or not room.claim(start, stop):
+            room = Room((n_filters,), pending_capacity(m), (m, n_outputs), self.dtype)
+            if self.rows is not None:
+                room.rows[:, :start], room.coefficients[:, :start] = self.rows, self.coefficients
+            room.claim(start, stop)
+        root = np.sqrt(scales[:, 1, None, None])
+        room.rows[:, start:stop] = gains / root
+        room.coefficients[:, start:stop] = innovations * (root / scales[:, 0, None, None])
+        after.room = room
+        after.rows, after.coefficients = room.rows[:, :stop], room.coefficients[:, :stop]
+        return after
+
+
+@dataclass(slots=True)
+class BankStep:
+    """What the rows of a chunk tell about themselves under each filter; see `state.Step`.
+
+    Attributes
+    ----------
+    logit_mean, logit_var : (J, b, K), (J, b)
+    gamma : (J, b)
+    noise_var : (b,)
+    nis : (J, b)
+    """
+
+    logit_mean: Array
+    logit_var: Array
+    gamma: Array
+    noise_var: Array
+    nis: Array
+
+    def filters(self) -> tuple[Step, ...]:
+        """What each filter tells by itself."""
+        each = zip(self.logit_mean, self.logit_var, self.gamma, self.nis, strict=True)
+        return tuple(Step(mean, var, g, self.noise_var, nis) for mean, var, g, nis in each)
+
+
+def run_bank(bank: Bank, rows: Rows, gammas: Array, donate: bool) -> tuple[Bank, BankStep]:
+    """Advance all filters over all rows with coefficients gammas (J, b).
+
+    The bank that was given is untouched if anything fails.
+    """
+    check.flag("donate", donate)
+    n, m = rows.features.shape
+    size = block_rows(m)
+    current, steps, start = bank, [], 0
+    with OneThread(4.0 * min(n, size) * m * m):
+        while start < n:
+            part = slice(start, min(start + size, n))
+            few = part.stop - start <= DEFERRED_ROWS and not rows.keep_mean
+            # Arrays of our own may be overwritten; those we were given, only by the last write.
+            own = current.stack is not bank.stack
+            advance = _few_rows if few else _many_rows
+            current, step = advance(current, rows, gammas, part, own or donate, own)
+            start += step.gamma.shape[1]
+            steps.append(step)
+    if donate:
+        bank.stack = None
+    elif current.stack is bank.stack:
+        bank.lend()
+    return current, _joined(steps)
+
+
+def _few_rows(
+    bank: Bank, rows: Rows, gammas: Array, part: slice, may_own: bool, own: bool
+) -> tuple[Bank, BankStep]:
+    """Advance over so few rows that they can wait: no pass over a covariance is written."""
+    from kalstream.core._few import few_rows
+
+    phi = rows.features[part]
+    times_cov, times_mean, lossy = bank.remembered(phi)
+    if lossy:
+        bank = bank.folded(own=own)
+        times_cov, times_mean, _ = bank.products(phi)
+    here, wide = rows[part], phi.astype(np.float64, copy=False)
+    done, unsound, mean, var, nis, gains, innovations, scales = few_rows(
+        times_cov,
+        times_mean,
+        wide,
+        *here.targets.arrays(),
+        here.noise_var,
+        gammas[:, part],
+        here.prior_var,
+        bank.arrays.cov,
+        bank.scales,
+        float(np.finfo(bank.dtype).eps),
+        ROUNDING_LIMITS,
+    )
+    if done < len(phi):
+        shorter = slice(part.start, part.start + done)
+        return _few_rows(bank, rows, gammas, shorter, may_own, own)
+    if unsound >= 0:
+        variances = bank._stored(unsound, bank.arrays).variances()
+        check_innovations(
+            var[unsound],
+            here.noise_var,
+            rounding_error(wide, variances),
+            bank.dtype,
+            folds=bank.scales[unsound, 4],
+            first_row=part.start,
+        )
+    last = part.stop == len(rows.gap)
+    after = bank.appended(gains, innovations, scales, own=own or (may_own and last))
+    return after, BankStep(mean, var, gammas[:, part], here.noise_var, nis)
+
+
+def _many_rows(
+    bank: Bank, rows: Rows, gammas: Array, part: slice, may_own: bool, own: bool
+) -> tuple[Bank, BankStep]:
+    """Advance over a block, filter by filter: the work is in matrix products."""
+    bank = bank.folded(own=own)
+    n_filters = len(gammas)
+    times_cov, times_mean, _ = bank.remembered(rows.features[part])
+    while True:
+        n = part.stop - part.start
+        plans = [
+            plan(
+                bank._stored(j, bank.arrays),
+                rows,
+                fixed_scanner(rows, gammas[j]),
+                part,
+                False,
+                (times_cov[j, :n].copy(), times_mean[j, :n]),
+            )
+            for j in range(n_filters)
+        ]
+        done = min(len(each.step.gamma) for each in plans)
+        if done == n:
+            break
+        part = slice(part.start, part.start + done)  # all filters stop where one has to
+    last = part.stop == len(rows.gap)
+    stack, _ = bank._writable(own or (may_own and last))
+    after = []
+    for j, each in enumerate(plans):
+        stored = each.stored
+        if rows.keep_mean:  # the plan has a mean of its own
+            stack.mean[j] = stored.base.mean
+        stored = replace(stored, base=stack.base(j))
+        if len(each.rows):
+            stored = stored.folded(each.rows, each.coefficients, donate=True)
+        after.append(stored)
+    steps = [each.step for each in plans]
+    return Bank(stack, _scales(after)), BankStep(
+        np.stack([step.logit_mean for step in steps]),
+        np.stack([step.logit_var for step in steps]),
+        gammas[:, part],
+        steps[0].noise_var,
+        np.stack([step.nis for step in steps]),
+    )
+
+
+def _dense(array: Array | None) -> Array | None:
+    return None if array is None else np.ascontiguousarray(array)
+
+
+def _scales(each: Sequence[_Stored]) -> Array:
+    return np.array([(s.mean_scale, s.scale, s.shift, s.ceiling, s.folds) for s in each])
+
+
+def _joined(steps: list[BankStep]) -> BankStep:
+    if len(steps) == 1:
+        return steps[0]
+    return BankStep(
+        *(
+            np.concatenate([getattr(step, name) for step in steps], axis=axis)
+            for name, axis in (
+                ("logit_mean", 1),
+                ("logit_var", 1),
+                ("gamma", 1),
+                ("noise_var", 0),
+                ("nis", 1),
+            )
+        )
+    )

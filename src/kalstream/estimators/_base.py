@@ -1,0 +1,614 @@
+"""What the classifier and the regressor share: a policy, a representation, a published model."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import NotFittedError
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, validate_data
+
+from kalstream.core import _checks as check
+from kalstream.core.bank import BankStep
+from kalstream.core.calibration import Calibration
+from kalstream.core.forgetting import FilterState, Fixed, Learned
+from kalstream.core.guard import Health, health
+from kalstream.core.mixture import Mixture, MixtureState, MixtureStep
+from kalstream.core.state import Posterior, Step
+from kalstream.errors import InvalidInput
+from kalstream.estimators._labels import Labels
+from kalstream.estimators._representation import Representation
+from kalstream.estimators._sharing import Shared
+from kalstream.estimators._watch import USUAL, Drift, Watch
+
+Array = NDArray[Any]
+Policy = Fixed | Learned | Mixture
+State = FilterState | MixtureState
+
+# Rows learnt at once while readers wait; longer chunks leave them the old model meanwhile.
+_SHORT: Final = 64
+# Half-lives into which a learned gamma is sorted, for the drift alarm.
+_GRID: Final = np.array([3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0, math.inf])
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """One filter of a model, as `filters_` shows it.
+
+    Attributes
+    ----------
+    half_life, gamma : float
+    weight : float
+        How much it is believed.
+    posterior : Posterior
+    """
+
+    half_life: float
+    gamma: float
+    weight: float
+    posterior: Posterior
+
+
+@dataclass(frozen=True)
+class Model:
+    """All that has been learnt. Never changed, so that readers see it whole.
+
+    Attributes
+    ----------
+    representation : Representation
+    state : FilterState, MixtureState, or None before the first class is known
+    labels : Labels
+    counts : (K,)
+        Examples of each class, in the order of the columns.
+    n_seen : int
+        Rows that have passed, with a target or not.
+    time : float or None
+        Of the last row.
+    watch : Watch
+    told : BankStep, Step or None
+        What the last rows told about themselves.
+    offset, spread : (K,), (2,)
+        Of a regression: what is subtracted from targets, and the scale (see `KalmanRegressor`).
+    seed : int
+        Of sampled predictions.
+    """
+
+    representation: Representation
+    state: Any
+    labels: Labels
+    counts: Array
+    n_seen: int
+    time: float | None
+    watch: Watch
+    told: Any
+    offset: Array | None
+    spread: Array
+    seed: int
+
+    def apart(self) -> Model:
+        """The same model for another owner: neither will overwrite the other's arrays."""
+        if isinstance(self.state, MixtureState):
+            self.state.bank.lend()
+            return replace(self, state=replace(self.state, bank=replace(self.state.bank, memo=[])))
+        if self.state is None:
+            return self
+        return replace(self, state=replace(self.state, posterior=copy.copy(self.state.posterior)))
+
+
+class KalmanEstimator(BaseEstimator):
+    """Parameters to policy, rows to features, chunks to a new model; see the subclasses."""
+
+    _estimator_type_name: str
+
+    # ---- what has been learnt -------------------------------------------------------------
+
+    @property
+    def _model(self) -> Model:
+        """The model now; for anything longer than a look, use `_reading`."""
+        return self._shared()._value
+
+    def _shared(self) -> Shared[Model]:
+        shared = self.__dict__.get("_published")
+        if shared is None:
+            raise NotFittedError(
+                f"This {type(self).__name__} instance is not fitted yet; "
+                "call fit or partial_fit first."
+            )
+        return shared
+
+    def _state(self, model: Model) -> Any:
+        if model.state is None:
+            raise NotFittedError(
+                f"This {type(self).__name__} instance has not seen a target yet: "
+                f"{model.n_seen} rows passed, none with one."
+            )
+        return model.state
+
+    def __sklearn_is_fitted__(self) -> bool:
+        shared = self.__dict__.get("_published")
+        return shared is not None and shared._value.state is not None
+
+    @property
+    def n_seen_(self) -> int:
+        """Rows that have passed, with a target or not."""
+        return self._model.n_seen
+
+    @property
+    def gamma_(self) -> float:
+        """Forgetting coefficient; of a mixture, that of the median half-life."""
+        return float(self._state(self._model).gamma)
+
+    @property
+    def half_life_(self) -> float:
+        """Examples after which a weight has halved; of a mixture, the posterior's median."""
+        return float(self._state(self._model).half_life)
+
+    @property
+    def half_life_weights_(self) -> dict[float, float]:
+        """Posterior over half-lives: {half-life: probability}."""
+        return {f.half_life: f.weight for f in self.filters_}
+
+    @property
+    def calibration_(self) -> float:
+        """Factor that multiplies logits; of a mixture, the posterior's median."""
+        return float(self._state(self._model).calibration)
+
+    @property
+    def filters_(self) -> tuple[Filter, ...]:
+        """All filters, with their half-lives and how much each is believed."""
+        with self._shared().reading() as model:
+            state = self._state(model)
+            if isinstance(state, MixtureState):
+                each = zip(state.half_lives, state.half_life_weights, state.posteriors, strict=True)
+                return tuple(Filter(h, 0.5 ** (1.0 / h), float(w), p) for h, w, p in each)
+            own = copy.copy(state.posterior)
+            return (Filter(state.half_life, state.gamma, 1.0, own),)
+
+    @property
+    def cov_(self) -> Array:
+        """Covariance (m, m) of the weights, of the most believed filter; intercept first."""
+        return self._heaviest().cov
+
+    def _heaviest(self) -> Posterior:
+        return max(self.filters_, key=lambda f: f.weight).posterior
+
+    def _weights(self) -> tuple[Array, Array]:
+        """Coefficients (m, K) and intercepts (K,), in the order of the filter's outputs."""
+        mean, representation = self._heaviest().mean, self._model.representation
+        if not representation.intercept:
+            return mean / representation.size, np.zeros(mean.shape[1])
+        return mean[1:] / representation.size, mean[0]
+
+    @property
+    def health_(self) -> Health:
+        """How sound the most believed filter is, judged by the last rows learnt."""
+        with self._shared().reading() as model:
+            state, told = self._state(model), model.told
+            if isinstance(told, BankStep):
+                told = told.filters()[state.heaviest]
+            return health(copy.copy(state.posterior), told)
+
+    @property
+    def nbytes_(self) -> int:
+        """Bytes of the filters' arrays.
+
+        For J filters of m features and K outputs, 8 J (m^2 + m K) bytes, and as much again for up
+        to min(32, max(8, m / 8)) rows of m + K numbers that wait; half of it in float32.
+        """
+        with self._shared().reading() as model:
+            state = self._state(model)
+            if isinstance(state, MixtureState):
+                return state.bank.nbytes
+            return state.posterior.stored.nbytes
+
+    def drift(self) -> Drift:
+        """Has the posterior over half-lives moved towards shorter ones, since when, how sure.
+
+        An alarm to be polled; see `Drift`.
+        """
+        with self._shared().reading() as model:
+            if isinstance(self._policy_of_model(), Fixed):
+                raise InvalidInput(
+                    f"forgetting={self.forgetting!r} never changes, so it cannot tell a drift; "
+                    'use forgetting="mixture"'
+                )
+            state = self._state(model)
+            grid = np.sort(state.half_lives) if isinstance(state, MixtureState) else _GRID
+            return model.watch.drift(grid)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write everything to one file, whole or not at all: safetensors and JSON, no pickle.
+
+        The estimator that `load` makes of it goes on with the same bits as this one. A transformer
+        of another library is saved by its attributes, which must be numbers, strings or arrays.
+        """
+        from kalstream.estimators._saving import save
+
+        save(self, path)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], features: Any = None) -> Self:
+        """Read what `save` wrote. Files of earlier versions are read, those of later ones refused.
+
+        Parameters
+        ----------
+        path : str or path
+        features : transformer, optional
+            If the estimator had a transformer of another library, a new one of the same class:
+            it is filled with what was saved. No class is ever looked up by a name in the file.
+        """
+        from kalstream.estimators._saving import load
+
+        return load(cls, path, features)
+
+    def snapshot(self) -> Self:
+        """A copy that keeps what has been learnt so far, while this one goes on learning."""
+        return copy.copy(self)
+
+    def reset(self) -> Self:
+        """Forget everything that has been learnt."""
+        for name in ("_published", "n_features_in_", "feature_names_in_", "_policy_cache"):
+            self.__dict__.pop(name, None)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(super().__getstate__())
+        state.pop("_policy_cache", None)
+        shared = state.pop("_published", None)
+        if shared is not None:
+            with shared.reading() as model:
+                state["_published"] = model.apart()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_published" in self.__dict__:
+            self._published = Shared(self.__dict__["_published"])
+
+    # ---- parameters -----------------------------------------------------------------------
+
+    def _policy_of_model(self) -> Policy:
+        """The policy, made once from the parameters and kept while they stay."""
+        key = self.forgetting, self.calibration, self._learns_scale()
+        kept = self.__dict__.get("_policy_cache")
+        if kept is None or kept[0] is not key[0] or kept[1] is not key[1] or kept[2] != key[2]:
+            kept = self._policy_cache = (*key, self._policy())
+        return kept[3]
+
+    def _learns_scale(self) -> bool:
+        return False
+
+    def _policy(self) -> Policy:
+        forgetting, calibration = self.forgetting, self.calibration
+        if isinstance(forgetting, Mixture | Fixed | Learned):
+            if not (isinstance(calibration, str) and calibration == "auto"):
+                raise InvalidInput(
+                    f"calibration={calibration!r} beside a policy object; give the calibration to "
+                    f"{type(forgetting).__name__}(...) and leave this one at 'auto'"
+                )
+            return forgetting
+        if isinstance(calibration, str) and calibration != "auto":
+            raise InvalidInput(
+                f"calibration must be 'auto', a number, a Calibration, or for a mixture a sequence "
+                f"of numbers; got {calibration!r}"
+            )
+        if isinstance(forgetting, str) and forgetting == "mixture":
+            return self._mixture(calibration)
+        alpha = Calibration() if isinstance(calibration, str) else calibration
+        if isinstance(forgetting, str) and forgetting == "learned":
+            # Through calibrated logits the gradient overshoots at any useful rate.
+            return Learned(calibration=alpha, calibrated=False)
+        if isinstance(forgetting, float | int | np.number) and not isinstance(forgetting, bool):
+            return Fixed(float(forgetting), calibration=alpha)
+        raise InvalidInput(
+            f'forgetting must be "mixture", "learned", a gamma in [0, 1] or a policy object, '
+            f"got {forgetting!r}"
+        )
+
+    def _mixture(self, calibration: Any) -> Mixture:
+        settings: dict[str, Any] = {"predictive": "probit", "learn_scale": self._learns_scale()}
+        if isinstance(calibration, Calibration):
+            raise InvalidInput(
+                "calibration=Calibration(...) is for one filter; a mixture weighs a grid: "
+                "give a sequence of numbers, or one to fix it"
+            )
+        if not isinstance(calibration, str):
+            settings["calibrations"] = np.atleast_1d(calibration).tolist()
+        return Mixture(**settings)
+
+    def _settings(self) -> dict[str, Any]:
+        """The keyword arguments of the policy's step."""
+        return {
+            "noise_var": self._number("noise_var", self._auto_noise_var()),
+            "prior_var": self._number("prior_var", 1.0),
+        }
+
+    def _auto_noise_var(self) -> float:
+        raise NotImplementedError
+
+    def _number(self, name: str, auto: float) -> float:
+        value = getattr(self, name)
+        if isinstance(value, str):
+            if value != "auto":
+                raise InvalidInput(f"{name} must be 'auto' or a number above 0, got {value!r}")
+            return auto
+        return check.positive(name, value)
+
+    # ---- rows -----------------------------------------------------------------------------
+
+    def _rows(self, X: Any, *, reset: bool) -> Array:
+        """Rows (b, d) as float64, NaN where a value is missing."""
+        if (
+            not reset
+            and type(X) is np.ndarray
+            and X.dtype == np.float64
+            and X.ndim == 2
+            and X.shape[1] == self.n_features_in_
+            and "feature_names_in_" not in self.__dict__
+            and len(X)
+        ):
+            if not (X.max() < np.inf and X.min() > -np.inf) and np.isinf(X).any():
+                raise InvalidInput("X contains infinity; replace it by NaN, a missing value")
+            return X
+        if isinstance(X, np.ma.MaskedArray):
+            raise InvalidInput("X is a masked array; fill it, with NaN where a value is unknown")
+        return validate_data(
+            self, X, reset=reset, dtype=np.float64, order="C", ensure_all_finite="allow-nan"
+        )
+
+    def _gaps(self, model: Model | None, time: Any, n: int) -> tuple[Array | None, float | None]:
+        """Time before each row in units (b,), or None; and the time of the last row."""
+        last = None if model is None else model.time
+        if time is None:
+            if last is not None:
+                raise InvalidInput(
+                    f"time was given before (the last row was at {last:g}) and is missing now; "
+                    "give it in every call, or never"
+                )
+            return None, None
+        times = as_times(time, n)
+        start = times[0] - self._unit() if last is None else last
+        steps = np.diff(times, prepend=start)
+        if (steps < 0.0).any():
+            row = int(np.argmax(steps < 0.0))
+            raise InvalidInput(
+                f"time goes back by {-steps[row]:g} to {times[row]:g} at row {row} of X; "
+                "rows must come in the order of time"
+            )
+        return steps / self._unit(), float(times[-1])
+
+    def _gap_ahead(self, model: Model, time: Any, n: int) -> Any:
+        """Time from the last row learnt to rows that are predicted: 1, or (b,)."""
+        if time is None:
+            return 1.0
+        times = as_times(time, n)
+        if model.time is None:
+            return 1.0
+        if (times < model.time).any():
+            raise InvalidInput(
+                f"time {times.min():g} is before the last row learnt, at {model.time:g}; "
+                "only what comes after it can be predicted"
+            )
+        return (times - model.time) / self._unit()
+
+    def _unit(self) -> float:
+        unit = self.time_unit
+        if isinstance(unit, np.timedelta64):
+            return float(unit / np.timedelta64(1, "s"))
+        if hasattr(unit, "total_seconds"):
+            unit = unit.total_seconds()
+        return check.positive("time_unit", unit)
+
+    def _fresh(self, n_columns: int) -> Model:
+        """A model that has seen nothing."""
+        policy = self._policy_of_model()
+        check.float_dtype(self.dtype)
+        n_watched = len(policy.half_lives) if isinstance(policy, Mixture) else len(_GRID)
+        seed = check_random_state(_seed(self.random_state)).randint(np.iinfo(np.int32).max)
+        return Model(
+            representation=Representation.of(
+                self.features, self.n_components, self.random_state, self.intercept, n_columns
+            ),
+            state=None,
+            labels=Labels(),
+            counts=np.zeros(0),
+            n_seen=0,
+            time=None,
+            watch=Watch.start(n_watched),
+            told=None,
+            offset=None,
+            spread=np.zeros(2),
+            seed=int(seed),
+        )
+
+    # ---- learning -------------------------------------------------------------------------
+
+    def _learn(
+        self,
+        X: Any,
+        targets: Callable[[Model, int], tuple[Model, Array, Array | None]],
+        sample_weight: Any,
+        time: Any,
+        *,
+        first: bool,
+    ) -> None:
+        """Learn a chunk, all or nothing.
+
+        ``targets`` reads the targets of n rows: the model with room for them, the targets as the
+        policy takes them, and factors of the weights (b,) or None.
+        """
+        policy, settings = self._policy_of_model(), self._settings()
+        before = dict(self.__dict__)  # validate_data notes the columns before all is checked
+        try:
+            rows = self._rows(X, reset=first)
+            weight = None
+            if sample_weight is not None:
+                weight = _check_sample_weight(sample_weight, rows, dtype=np.float64)
+                if (weight < 0.0).any():
+                    raise InvalidInput(f"sample_weight must not be negative, got {weight.min()}")
+            if first:
+                shared = Shared(self._fresh(rows.shape[1]))
+            else:
+                shared = self._shared()
+
+            def change(model: Model, alone: bool) -> Model:
+                return self._after(model, rows, targets, weight, time, policy, settings, alone)
+
+            shared.update(change, short=len(rows) <= _SHORT)
+        except BaseException:
+            if first:
+                self.__dict__.clear()
+                self.__dict__.update(before)
+            raise
+        self._published = shared
+
+    def _after(
+        self,
+        model: Model,
+        rows: Array,
+        targets: Callable[[Model, int], tuple[Model, Array, Array | None]],
+        weight: Array | None,
+        time: Any,
+        policy: Policy,
+        settings: dict[str, Any],
+        alone: bool,
+    ) -> Model:
+        """The model after a chunk of checked rows (b, d)."""
+        n = len(rows)
+        gap, last_time = self._gaps(model if model.n_seen else None, time, n)
+        model, y, factor = targets(model, n)
+        if factor is not None:
+            weight = factor if weight is None else weight * factor
+        representation, phi = model.representation.advance(rows)
+        model = replace(
+            model, representation=representation, n_seen=model.n_seen + n, time=last_time
+        )
+        n_outputs = self._n_outputs(model)
+        if n_outputs == 0:
+            return model  # nothing to learn yet, and the prior does not change with time
+        state = model.state
+        if state is None:
+            state = policy.start(
+                phi.shape[1], n_outputs, prior_var=settings["prior_var"], dtype=self.dtype
+            )
+            alone = True
+        elif len(state.seen) < n_outputs:
+            state = state.add_outputs(n_outputs - len(state.seen))
+            alone = True
+        state, step = policy.step_chunk(
+            state,
+            phi,
+            y,
+            transition=self.transition,
+            sample_weight=weight,
+            time_gap=gap,
+            donate=alone,
+            **settings,
+        )
+        return self._noted(model, state, step, phi, settings["prior_var"], weight)
+
+    def _n_outputs(self, model: Model) -> int:
+        raise NotImplementedError
+
+    def _noted(
+        self,
+        model: Model,
+        state: Any,
+        step: Any,
+        phi: Array,
+        prior_var: float,
+        weight: Array | None,
+    ) -> Model:
+        """The model with a new state, and what the step told."""
+        norm = prior_var * np.einsum("bm,bm->b", phi, phi)
+        if isinstance(step, MixtureStep):
+            weights = step.half_life_weights
+            variance = np.einsum("bj,jb->b", weights, step.logit_var) / norm
+            weights = weights[:, np.argsort(state.half_lives)]
+            told: Any = step.told
+        else:
+            weights = np.zeros((len(phi), len(_GRID)))
+            weights[np.arange(len(phi)), np.searchsorted(_GRID, step.half_life * 0.999)] = 1.0
+            variance, told = step.logit_var / norm, step
+        return replace(
+            model, state=state, watch=model.watch.after(weights, variance), told=_tail(told)
+        )
+
+    # ---- predicting -----------------------------------------------------------------------
+
+    def _ahead(self, model: Model, X: Any, time: Any) -> tuple[Step | MixtureStep, Array]:
+        """Moments of rows one step ahead, and their features (b, m)."""
+        rows = self._rows(X, reset=False)
+        phi = model.representation.transform(rows)
+        ahead = self._policy_of_model().predict(
+            self._state(model),
+            phi,
+            prior_var=self._number("prior_var", 1.0),
+            time_gap=self._gap_ahead(model, time, len(rows)),
+        )
+        return ahead, phi
+
+    def uncertainty(self, X: ArrayLike, time: Any = None) -> Array:
+        """How little is known about each row (b,): 0 nothing left to learn, 1 nothing learnt.
+
+        The variance of the outputs that comes from not knowing the weights (epistemic), over
+        what it was before any data.
+        """
+        with self._shared().reading() as model:
+            ahead, phi = self._ahead(model, X, time)
+        norm = self._number("prior_var", 1.0) * np.einsum("bm,bm->b", phi, phi)
+        if isinstance(ahead, MixtureStep):
+            return np.einsum("bj,jb->b", ahead.half_life_weights, ahead.logit_var) / norm
+        return ahead.logit_var / norm
+
+    def is_novel(self, X: ArrayLike, times: float = 3.0, time: Any = None) -> Array:
+        """Whether each row (b,) is unlike what was learnt from.
+
+        True where `uncertainty` is more than ``times`` that of the rows of late, before they were
+        learnt (an average over a thousand or so).
+        """
+        usual = self._model.watch.numbers[USUAL]
+        return self.uncertainty(X, time) > check.positive("times", times) * usual
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.non_deterministic = False
+        return tags
+
+
+def as_times(time: Any, n: int) -> Array:
+    """Times (b,) as numbers; dates in seconds."""
+    array = np.asarray(time)
+    if array.dtype == object:  # datetime, pandas' Timestamp
+        with contextlib.suppress(TypeError, ValueError):
+            array = array.astype("datetime64[ns]")
+    if array.dtype.kind == "M":
+        array = array.astype("datetime64[ns]").astype(np.int64) / 1e9
+    return check.per_row("time", array, n)
+
+
+def _seed(random_state: Any) -> Any:
+    """What scikit-learn's check takes; a Generator is asked for a seed without being moved."""
+    if isinstance(random_state, np.random.Generator):
+        return int(copy.deepcopy(random_state).integers(2**31))
+    return copy.deepcopy(random_state) if random_state is not None else None
+
+
+def _tail(told: Any) -> Any:
+    """The last rows of a step, without their means: what `health_` needs, and no more."""
+    n = len(told.noise_var)
+    cut = slice(max(0, n - _SHORT), n)
+    noise_var = told.noise_var[cut].copy()
+    parts = (told.logit_var[..., cut].copy(), told.gamma[..., cut].copy(), noise_var)
+    kind = BankStep if isinstance(told, BankStep) else Step
+    return kind(np.empty((*parts[0].shape, 0)), *parts, told.nis[..., cut].copy())

@@ -1,0 +1,491 @@
+r"""Checkpoints: a tree of plain values in one safetensors file, back bit for bit, never pickle.
+
+Arrays are the file's tensors. One metadata entry, "kalstream", holds JSON: a SHA-256 of the whole
+file, the format, kalstream's version, the kind of what was saved, and the tree. In the tree a
+JSON object with one key stands for whatever JSON lacks, ``{"@tuple": [...]}``, or for an object
+of a class in `REGISTERED`, ``{"Fixed": {"gamma": 0.9, ...}}``. A class is never imported or looked
+up by a name from a file, so that reading one cannot run code.
+
+Compatibility: every later kalstream reads every earlier format. Whoever changes what a registered
+class is made of, or what a tag means, raises `FORMAT` and adds to `_MIGRATIONS` a function from
+the tree of the old format to that of the new one; they are applied in turn. Files of newer
+formats are refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, fields, is_dataclass
+from hashlib import sha256
+from reprlib import repr as short
+from typing import Any, Final
+
+import numpy as np
+from numpy.random import (
+    MT19937,
+    PCG64,
+    PCG64DXSM,
+    SFC64,
+    BitGenerator,
+    Generator,
+    Philox,
+    RandomState,
+    SeedSequence,
+)
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+from kalstream import __version__
+from kalstream.core.bank import Bank, _Stack
+from kalstream.core.calibration import Alpha, Calibration
+from kalstream.core.forgetting import FilterState, Fixed, Learned
+from kalstream.core.mixture import Mixture, MixtureState
+from kalstream.core.state import Posterior, _Base, _Stored
+from kalstream.errors import CheckpointError
+from kalstream.features import OnlineScaler, RandomFourierFeatures
+
+Array = NDArray[Any]
+FilePath = str | os.PathLike[str]
+
+FORMAT: Final = 1
+_MIGRATIONS: Final[dict[int, Callable[[Any], Any]]] = {}
+
+# Where the digest stands. A quote inside a string is escaped, so this occurs nowhere else.
+_MARK: Final = rb'"{\"sha256\":\"'
+_NO_DIGEST: Final = "0" * 64
+# safetensors itself refuses to read longer headers.
+_LONGEST_HEADER: Final = 100_000_000
+# Far less than Python's own limit: what can be written can be read from inside any call.
+_DEEPEST: Final = 64
+# Numbers, booleans, dates and strings. Never "O": its bytes would be taken for pointers.
+_KINDS: Final = frozenset("biufcMmUS")
+# What other readers of safetensors understand as well; the rest travels as bytes.
+_TENSORS: Final = {"|b1", "|i1", "|u1"} | {f"<{k}{n}" for k in "iuf" for n in (2, 4, 8)}
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Attributes of an object whose class kalstream does not know; see `foreign`."""
+
+    class_name: str
+    attributes: dict[str, Any]
+
+
+# Dataclasses are kept by their fields, other classes by their __dict__; `_parts` and `_whole`
+# have the exceptions. A class that compiled code reads also belongs in `_CHECKS`.
+REGISTERED: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        *(Alpha, Calibration, Fixed, Learned, FilterState, Mixture, MixtureState),
+        *(Posterior, _Stored, _Base, Bank, _Stack),
+        *(OnlineScaler, RandomFourierFeatures, Foreign),
+        *(Generator, RandomState, MT19937, PCG64, PCG64DXSM, Philox, SFC64),
+    )
+}
+# What belongs to the running process: a restored state owns its arrays and has room to claim.
+_LEFT_OUT: Final = {
+    *((_Stored, "room"), (_Base, "lent")),
+    *((Bank, "room"), (Bank, "memo"), (_Stack, "lent")),
+}
+
+
+def write(path: FilePath, kind: str, tree: Any) -> None:
+    """Write a tree to one file, whole or not at all.
+
+    Takes None, bool, int, float, str, bytes, list, tuple, dict, numpy scalars, arrays and
+    generators, and objects of the classes in `REGISTERED`. Arrays keep the order of their axes in
+    memory, on which the last bits of products depend; views become dense. A generator or
+    a scaler in two places remains one; anything else in two places becomes two.
+
+    Parameters
+    ----------
+    path : path of the file
+        Replaced if it is there; a symbolic link stays, and what it points to is replaced.
+    kind : str
+        What the tree is of, such as "KalmanClassifier"; `read` asks for the same.
+    tree : any of the above
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     write(f"{folder}/run.ckpt", "Run", {"weights": np.arange(3.0), 7: (None, -0.0)})
+    ...     read(f"{folder}/run.ckpt", "Run")
+    {'weights': array([0., 1., 2.]), 7: (None, -0.0)}
+    """
+    target = _file(os.path.realpath(path))
+    encoder = _Encoder()
+    about = {"sha256": _NO_DIGEST, "format": FORMAT, "version": __version__, "kind": kind}
+    about["tree"] = encoder.node(tree, kind)
+    text = json.dumps(about, allow_nan=False, separators=(",", ":"))
+    data = memoryview(save(encoder.tensors, {"kalstream": text}))
+    size = int.from_bytes(data[:8], "little")
+    if size > _LONGEST_HEADER:
+        raise CheckpointError(
+            f"the {kind} holds {len(text)} characters of numbers and text outside arrays, more "
+            "than a checkpoint takes; turn its long lists into numpy arrays"
+        )
+    start = 8 + bytes(data[8 : 8 + size]).index(_MARK) + len(_MARK)
+    digest = sha256(data).hexdigest().encode()
+    _replace(target, (data[:start], digest, data[start + len(digest) :]))
+
+
+def read(path: FilePath, kind: str) -> Any:
+    """Read the tree that `write` wrote under the same kind.
+
+    Raises
+    ------
+    CheckpointError
+        The file is not a checkpoint, is damaged, newer than this kalstream, or of another kind.
+    """
+    with open(_file(path), "rb") as file:
+        data = file.read()
+    if data[8:9] != b"{":
+        what = "not a safetensors file" if data else "empty"
+        raise CheckpointError(f"{path} is no checkpoint, it is {what}; pass a file that save wrote")
+    damaged = f"{path} is damaged or cut short; take another copy of it"
+    try:
+        size = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
+        about = json.loads(metadata.get("kalstream", "null"))
+        if about is None:
+            raise CheckpointError(
+                f"{path} is a safetensors file, but not of kalstream; pass a file that save wrote"
+            )
+        # First of all: a newer format need not have any of the rest.
+        if about["format"] > FORMAT:
+            raise CheckpointError(
+                f"{path} was written by kalstream {about['version']} in format {about['format']}, "
+                f"kalstream {__version__} reads up to {FORMAT}; upgrade kalstream"
+            )
+        start = data.index(_MARK) + len(_MARK)
+        found = sha256(data[:start])
+        found.update(_NO_DIGEST.encode())
+        found.update(memoryview(data)[start + len(_NO_DIGEST) :])
+        if about["sha256"] != found.hexdigest():
+            raise CheckpointError(f"{damaged} (its checksum does not agree)")
+        if about["kind"] != kind:
+            raise CheckpointError(
+                f"{path} holds a {about['kind']}, not a {kind}; use {about['kind']}.load"
+            )
+        tensors = load(data)
+        del data  # it may be large
+        tree = json.loads(metadata["kalstream"], object_hook=lambda node: _array(node, tensors))
+        tree = tree["tree"]
+        for number in range(about["format"], FORMAT):
+            tree = _MIGRATIONS[number](tree)
+        return _Decoder().value(tree)
+    except (CheckpointError, MemoryError):
+        raise
+    except Exception as error:  # a nonsensical file with a right checksum can raise anything
+        raise CheckpointError(f"{damaged} ({type(error).__name__}: {error})") from error
+
+
+def foreign(obj: Any) -> Foreign:
+    """What `write` can keep of an object of any class, such as scikit-learn's StandardScaler.
+
+    Its attributes must be values that `write` takes. Only `fill` can restore it.
+    """
+    if not hasattr(obj, "__dict__"):
+        raise CheckpointError(
+            f"{_shown(obj)} is a {_name(type(obj))}, which has no __dict__ to save; leave it out"
+        )
+    return Foreign(_name(type(obj)), dict(vars(obj)))
+
+
+def fill(template: Any, saved: Foreign) -> Any:
+    """Give an object of the class that was saved the attributes it had, and return it."""
+    own, was = _name(type(template)), saved.class_name
+    # Between versions a library moves its classes about, and a script becomes a module.
+    packages = {name.partition(".")[0] for name in (own, was)} - {"__main__"}
+    if own.rpartition(".")[2] != was.rpartition(".")[2] or len(packages) > 1:
+        raise CheckpointError(
+            f"the checkpoint holds the attributes of a {was}, got a {own} to fill; pass a {was}"
+        )
+    vars(template).update(saved.attributes)
+    return template
+
+
+class _Encoder:
+    """Turns values into JSON, and collects arrays on the way."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Array] = {}
+        self.shared: dict[int, int] = {}
+
+    def node(self, value: Any, path: str, depth: int = 0) -> Any:
+        """JSON of a value; path is where it stands in the tree, for messages."""
+        if depth > _DEEPEST:
+            raise CheckpointError(
+                f"{path[:100]}... nests deeper than {_DEEPEST} levels; flatten it, and remove what "
+                "contains itself"
+            )
+        cls = type(value)
+        if value is None or cls is bool:
+            return value
+        if cls is int:  # json would refuse more than 4300 digits
+            return value if abs(value) < 2**63 else {"@int": hex(value)}
+        if cls is float:  # repr, which json writes, is exact
+            return value if math.isfinite(value) else {"@float": struct.pack("<d", value).hex()}
+        if cls is str:  # json would join two lone surrogates into one character
+            clean = value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
+            return value if clean else {"@str": value.encode("utf-8", "surrogatepass").hex()}
+        if cls is bytes:
+            return {"@bytes": value.hex()}
+        if cls is list or cls is tuple:
+            items = [self.node(v, f"{path}[{i}]", depth + 1) for i, v in enumerate(value)]
+            return items if cls is list else {"@tuple": items}
+        if cls is dict:
+            pairs = []
+            for key, part in value.items():
+                place = f"{path}[{_shown(key)}]"
+                pairs.append([self.node(v, place, depth + 1) for v in (key, part)])
+            return {"@dict": pairs}
+        if cls is np.ndarray and value.dtype == object:
+            items = [self.node(v, f"{path}.flat[{i}]", depth + 1) for i, v in enumerate(value.flat)]
+            return {"@objects": [list(value.shape), items]}
+        if cls is np.ndarray and value.dtype.kind in _KINDS and value.dtype.itemsize:
+            return {"@array": self.array(value, path)}
+        if cls is np.str_ or cls is np.bytes_:  # as arrays they would lose trailing zeros
+            return {"@text": self.node(value.item(), path, depth + 1)}
+        if isinstance(value, np.generic) and value.dtype.type is cls and value.dtype.kind in _KINDS:
+            return {"@scalar": [value.dtype.str, value.tobytes().hex()]}
+        for name, known in REGISTERED.items():
+            if known is cls:
+                return self.object(name, value, path, depth + 1)
+        kind = f"{_name(cls)} of {value.dtype}" if cls is np.ndarray else _name(cls)
+        raise CheckpointError(
+            f"{path} is a {kind}, which a checkpoint cannot hold; convert it to plain numbers, "
+            "strings, lists, tuples, dicts or numpy arrays, or leave it out"
+        )
+
+    def array(self, value: Array, path: str) -> list[Any]:
+        """Store an array with its slowest axis first, and how it lay in memory."""
+        axes = sorted(range(value.ndim), key=lambda axis: -abs(value.strides[axis]))
+        dense = np.asarray(value.transpose(axes), order="C")
+        if value.dtype.str not in _TENSORS:
+            dense = dense[..., None].view(np.uint8)
+        name = f"{len(self.tensors)}:{path}"
+        self.tensors[name] = dense
+        return [name, value.dtype.str, axes]
+
+    def object(self, name: str, value: Any, path: str, depth: int) -> dict[str, Any]:
+        if id(value) in self.shared:
+            return {"@same": self.shared[id(value)]}
+        parts = _parts(value).items()
+        node = {name: {key: self.node(part, f"{path}.{key}", depth) for key, part in parts}}
+        if is_dataclass(value) or isinstance(value, Posterior):
+            return node
+        # Two that draw from one generator must still do so.
+        number = self.shared[id(value)] = len(self.shared)
+        return {"@shared": [number, node]}
+
+
+class _Decoder:
+    """Turns JSON, in which arrays are in their places, into values."""
+
+    def __init__(self) -> None:
+        self.shared: dict[int, Any] = {}
+
+    def value(self, node: Any) -> Any:
+        if isinstance(node, list):
+            return [self.value(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        ((tag, content),) = node.items()
+        if tag in REGISTERED:
+            return _whole(REGISTERED[tag], {key: self.value(v) for key, v in content.items()})
+        content = self.value(content)
+        if tag == "@same":
+            return self.shared[content]
+        if tag == "@shared":
+            self.shared[content[0]] = content[1]
+            return content[1]
+        return _TAGS[tag](content)
+
+
+def _objects(content: Any) -> Array:
+    shape, items = content
+    array = np.empty(len(items), object)
+    for i, item in enumerate(items):  # all at once, numpy would look into them
+        array[i] = item
+    return array.reshape(shape)
+
+
+_TAGS: Final[dict[str, Callable[[Any], Any]]] = {
+    "@tuple": tuple,
+    "@dict": dict,
+    "@int": lambda text: int(text, 16),
+    "@float": lambda text: struct.unpack("<d", bytes.fromhex(text))[0],
+    "@str": lambda text: bytes.fromhex(text).decode("utf-8", "surrogatepass"),
+    "@bytes": bytes.fromhex,
+    "@text": lambda text: np.str_(text) if isinstance(text, str) else np.bytes_(text),
+    "@scalar": lambda pair: np.frombuffer(bytes.fromhex(pair[1]), _dtype(pair[0]))[0],
+    "@objects": _objects,
+}
+
+
+def _array(node: dict[str, Any], tensors: dict[str, Array]) -> Any:
+    """The array that a JSON object stands for, or the object if it stands for none."""
+    if "@array" not in node:
+        return node
+    name, dtype, axes = node["@array"]
+    tensor = tensors.pop(name)  # each is used once
+    if tensor.dtype.str != dtype:
+        tensor = tensor.view(_dtype(dtype)).reshape(tensor.shape[:-1])
+    # A copy: what safetensors gives can neither be written to nor is it aligned.
+    return np.array(tensor, order="C").transpose(np.argsort(axes))
+
+
+def _dtype(text: str) -> np.dtype[Any]:
+    if text[1:2] not in _KINDS or np.dtype(text).str != text:
+        raise ValueError(f"no arrays of dtype {text!r}")
+    return np.dtype(text)
+
+
+def _parts(value: Any) -> dict[str, Any]:
+    """What an object of a registered class is made of."""
+    if isinstance(value, Posterior):
+        return {"stored": value.stored}
+    if isinstance(value, Bank):
+        _ = value.arrays  # raises if it was given away
+    if isinstance(value, Generator):
+        return {"bit_generator": value.bit_generator}
+    if isinstance(value, RandomState):
+        state = value.get_state(legacy=False)
+        return {
+            "bit_generator": value._bit_generator,
+            "gauss": [state["has_gauss"], state["gauss"]],
+        }
+    if isinstance(value, BitGenerator):
+        seeds = value.seed_seq  # what spawn goes by
+        return {
+            "state": value.state,
+            "seeds": seeds.state if isinstance(seeds, SeedSequence) else None,
+        }
+    if is_dataclass(value):
+        names = [field.name for field in fields(value) if field.init]
+        return {n: getattr(value, n) for n in names if (type(value), n) not in _LEFT_OUT}
+    return vars(value)
+
+
+def _whole(cls: type, parts: dict[str, Any]) -> Any:
+    """An object from its parts; the inverse of `_parts`."""
+    made: Any
+    if cls is Posterior:
+        made = Posterior._of(**parts)
+    elif cls is Generator:
+        made = Generator(**parts)
+    elif cls is RandomState:
+        made = RandomState(parts["bit_generator"])
+        state = made.get_state(legacy=False)
+        state["has_gauss"], state["gauss"] = parts["gauss"]
+        made.set_state(state)
+    elif issubclass(cls, BitGenerator):
+        seeds, state = parts["seeds"], parts["state"]
+        # numpy trusts these: it would read beyond its buffers, or mix a pool for ever
+        pos, buffer_pos = state["state"].get("pos", 0), state.get("buffer_pos", 0)
+        if not (0 <= pos <= 624 and 0 <= buffer_pos <= 4) or (seeds or {}).get("pool_size", 4) > 99:
+            raise ValueError("no generator is in such a state")
+        made = cls(0 if seeds is None else SeedSequence(**seeds))
+        made.state = state
+    elif is_dataclass(cls):
+        made = cls(**parts)
+    else:
+        made = cls()  # so that an attribute that is newer than the file has its default
+        vars(made).update(parts)
+    if cls in _CHECKS and not _CHECKS[cls](made):
+        raise ValueError(f"the parts of a {cls.__name__} do not belong together")
+    return made
+
+
+def _fits(array: Any, shape: tuple[int, ...], dtype: Any) -> bool:
+    return isinstance(array, np.ndarray) and array.shape == shape and array.dtype == dtype
+
+
+def _sound(part: Any, rows: Any, coefficients: Any) -> bool:
+    """Whether mean (..., m, K), cov (..., m, m) and pending rows are of the same filters."""
+    *batch, m, n_outputs = part.mean.shape
+    dtype = part.mean.dtype
+    n = 0 if rows is None else rows.shape[-2]
+    pending = (rows is None and coefficients is None) or (
+        _fits(rows, (*batch, n, m), dtype) and _fits(coefficients, (*batch, n, n_outputs), dtype)
+    )
+    return dtype in (np.float32, np.float64) and _fits(part.cov, (*batch, m, m), dtype) and pending
+
+
+# Compiled code does not look whether arrays are as long as it takes them to be.
+_CHECKS: dict[type, Callable[[Any], bool]] = {
+    _Stored: lambda s: s.base.mean.ndim == 2 and _sound(s.base, s.rows, s.coefficients),
+    Bank: lambda b: (
+        b.arrays.mean.ndim == 3
+        and _sound(b.arrays, b.rows, b.coefficients)
+        and _fits(b.scales, (len(b.arrays.mean), 5), np.float64)
+    ),
+    Posterior: lambda p: isinstance(p.stored, _Stored),
+    Foreign: lambda f: isinstance(f.class_name, str) and isinstance(f.attributes, dict),
+    FilterState: lambda s: _fits(s.seen, (s.posterior.n_outputs,), bool),
+    MixtureState: lambda s: (
+        _fits(s.seen, (s.bank.n_outputs,), bool)
+        and len(s.bank.arrays.mean) == len(s.half_lives)
+        and _fits(s.log_weights, (len(s.half_lives), len(s.calibrations)), np.float64)
+        and _fits(s.spread, (len(s.half_lives), 2), np.float64)
+    ),
+    OnlineScaler: lambda s: (
+        not hasattr(s, "count_")
+        or all(_fits(moment, (s.n_features_in_,), np.float64) for moment in s._moments())
+    ),
+}
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _shown(value: Any) -> str:
+    try:
+        return short(value)
+    except ValueError:  # an integer of more than 4300 digits
+        return "..."
+
+
+def _file(path: FilePath) -> FilePath:
+    """The path, unless something that is not a file is there: a folder, a device, a pipe."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        what = "a folder" if os.path.isdir(path) else "not a regular file"
+        raise CheckpointError(f"{path} is {what}; pass the path of a checkpoint file")
+    return path
+
+
+def _replace(target: FilePath, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file beside the target and move it there: a crash leaves the old or the new one."""
+    folder = os.path.dirname(target)
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder, create it first", folder)
+    temporary = os.path.join(folder, f".kalstream-{os.urandom(8).hex()}.tmp")
+    try:
+        with open(temporary, "xb") as file:  # tempfile would deny it to everybody else
+            with suppress(OSError):  # there is no old file, or nobody can set its mode
+                shutil.copymode(target, temporary)
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    # The file is whole already; not every platform lets a folder be flushed.
+    with suppress(OSError):
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)

@@ -1,0 +1,113 @@
+"""From rows as they come to the features of the filter, learnt as the rows pass."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import clone
+
+from kalstream.errors import InvalidInput
+from kalstream.features import OnlineScaler, RandomFourierFeatures
+
+Array = NDArray[Any]
+
+FEATURES: Final = ("raw", "scaled", "fourier")
+
+
+@dataclass(frozen=True, slots=True)
+class Representation:
+    """A transformer, the size of its rows, and a constant for the intercept. Never changed.
+
+    Attributes
+    ----------
+    transformer : object with transform and partial_fit (or advance), or None for raw columns
+    size : float
+        Raw and scaled columns are divided by it: the square root of their number, so that a row
+        has a norm of about 1.
+    intercept : bool
+    """
+
+    transformer: Any
+    size: float
+    intercept: bool
+
+    @classmethod
+    def of(
+        cls, features: Any, n_components: int, random_state: Any, intercept: bool, n_columns: int
+    ) -> Representation:
+        """The representation that the parameters of an estimator ask for."""
+        if not isinstance(intercept, bool | np.bool_):
+            raise InvalidInput(f"intercept must be True or False, got {intercept!r}")
+        root = math.sqrt(n_columns)
+        if isinstance(features, str):
+            if features not in FEATURES:
+                raise InvalidInput(
+                    f"features must be {', '.join(map(repr, FEATURES))} or a transformer, "
+                    f"got {features!r}"
+                )
+            if features == "raw":
+                return cls(None, root, intercept)
+            if features == "scaled":
+                return cls(OnlineScaler(), root, intercept)
+            waves = RandomFourierFeatures(n_components=n_components, random_state=random_state)
+            return cls(waves, 1.0, intercept)
+        if not (hasattr(features, "transform") and hasattr(features, "partial_fit")):
+            raise InvalidInput(
+                f"features={features!r} lacks partial_fit or transform; give a transformer that "
+                'learns as rows pass, or "raw", "scaled" or "fourier"'
+            )
+        return cls(clone(features), 1.0, intercept)
+
+    def transform(self, rows: Array) -> Array:
+        """Features (b, m) of rows (b, d), with what is known now."""
+        if self.transformer is None:
+            return self._features(rows)
+        if hasattr(self.transformer, "_transform"):  # our own, without checking the rows again
+            return self._features(self.transformer._transform(rows))
+        return self._features(self.transformer.transform(rows))
+
+    def advance(self, rows: Array) -> tuple[Representation, Array]:
+        """Features (b, m) of rows (b, d) that pass, and the representation after them.
+
+        Each row is seen with what was known before it; a transformer without `advance` learns
+        the whole chunk first.
+        """
+        if self.transformer is None:
+            return self, self._features(rows)
+        # Others may be reading this one.
+        if hasattr(self.transformer, "_fork") and hasattr(self.transformer, "n_features_in_"):
+            learner = self.transformer._fork()
+            return replace(self, transformer=learner), self._features(learner._advance(rows))
+        learner = copy.deepcopy(self.transformer)
+        if hasattr(learner, "advance"):
+            found = learner.advance(rows)
+        else:
+            found = learner.partial_fit(rows).transform(rows)
+        return replace(self, transformer=learner), self._features(found)
+
+    def with_columns(self, n_columns: int) -> Representation:
+        """The representation with columns that were missing in all rows so far."""
+        if self.transformer is None:
+            return self
+        if not hasattr(self.transformer, "add_columns"):
+            raise InvalidInput(f"features={self.transformer!r} cannot grow by {n_columns} columns")
+        grown = copy.deepcopy(self.transformer)
+        grown.add_columns(n_columns)
+        return replace(self, transformer=grown)
+
+    def _features(self, found: Any) -> Array:
+        found = np.asarray(
+            found.toarray() if hasattr(found, "toarray") else found, dtype=np.float64
+        )
+        n, m = found.shape
+        first = int(self.intercept)  # the constant comes first: columns may be added behind
+        out = np.ones((n, first + m))
+        np.divide(found, self.size, out=out[:, first:])
+        if self.transformer is None:
+            out[np.isnan(out)] = 0.0
+        return out

@@ -1,0 +1,107 @@
+"""What is watched beside the filters: whether memory is getting shorter, and what is usual."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+# Where each number stands in `Watch.numbers`.
+N, DISTANCE, ON, BEGAN, PEAK, ALARMS, USUAL = range(7)
+
+# The usual posterior over half-lives is an average over some this many rows.
+_SLOW: Final = 1000.0
+# No alarm before the average means something.
+_WARM_UP: Final = 200.0
+# An alarm begins above the first and ends below the second.
+_ALARM: Final = (0.5, 0.25)
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """Whether the posterior over half-lives has moved towards shorter ones.
+
+    True in a condition while there is an alarm: ``if model.drift(): ...``.
+
+    Attributes
+    ----------
+    detected : bool
+        Whether there is an alarm now.
+    confidence : float in [0, 1]
+        How much of the posterior has moved: the largest difference between the probability
+        that the half-life is at most h, now and usually, over h. An alarm begins above 0.5 and
+        ends below 0.25.
+    since : int or None
+        Number of the row (counted from 0) at which the last alarm began.
+    peak : float
+        Largest confidence of the last alarm.
+    alarms : int
+        How many alarms there have been.
+    half_life, usual_half_life : float
+        Medians of the posterior now, and of its average over the last thousand rows or so.
+    """
+
+    detected: bool
+    confidence: float
+    since: int | None
+    peak: float
+    alarms: int
+    half_life: float
+    usual_half_life: float
+
+    def __bool__(self) -> bool:
+        return self.detected
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Running averages. Never changed.
+
+    Attributes
+    ----------
+    now, usual : (J,)
+        Posterior over half-lives, shortest first: of the last row, and on average.
+    numbers : (7,)
+        See the names above.
+    """
+
+    now: Array
+    usual: Array
+    numbers: Array
+
+    @classmethod
+    def start(cls, n_filters: int) -> Watch:
+        """Nothing seen yet."""
+        numbers = np.zeros(7)
+        numbers[BEGAN] = -1.0
+        return cls(np.zeros(n_filters), np.zeros(n_filters), numbers)
+
+    def after(self, weights: Array, variance: Array) -> Watch:
+        """The watch after rows with half-life weights (b, J) and relative variances (b,)."""
+        from kalstream.estimators._watch_scan import watch_rows
+
+        usual, numbers = self.usual.copy(), self.numbers.copy()
+        watch_rows(weights, variance, _SLOW, _WARM_UP, *_ALARM, usual, numbers)
+        return Watch(weights[-1].copy(), usual, numbers)
+
+    def drift(self, half_lives: Array) -> Drift:
+        """Report, given the half-lives (J,), shortest first."""
+        numbers = self.numbers.tolist()
+        return Drift(
+            bool(numbers[ON]),
+            numbers[DISTANCE],
+            int(numbers[BEGAN]) if numbers[BEGAN] >= 0.0 else None,
+            numbers[PEAK],
+            int(numbers[ALARMS]),
+            _median(half_lives, self.now),
+            _median(half_lives, self.usual),
+        )
+
+
+def _median(values: Array, weights: Array) -> float:
+    below = np.cumsum(weights)
+    return float(values[np.argmax(below >= 0.5 * below[-1])])

@@ -1,0 +1,278 @@
+"""A regressor for streams that drift."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import RegressorMixin
+
+from kalstream.core import _checks as check
+from kalstream.core.forgetting import Learned
+from kalstream.core.mixture import Mixture, MixtureStep
+from kalstream.errors import InvalidInput
+from kalstream.estimators._base import KalmanEstimator, Model, Policy
+
+Array = NDArray[Any]
+
+# Variance of the noise over that of a weight, when both are multiples of a scale that is learnt.
+_NOISE_VAR: Final = 0.03
+# The scale forgets as in a mixture (core/_mix.py).
+_KEEP_SCALE: Final = 0.999
+
+
+class KalmanRegressor(RegressorMixin, KalmanEstimator):
+    """Online regression with uncertainty: a Kalman filter over the weights of a linear readout.
+
+    Parameters
+    ----------
+    forgetting, features, n_components, transition, calibration, intercept, time_unit, dtype, \
+random_state
+        As in `KalmanClassifier`; calibration and predictive play no part in regression.
+    noise_var : "auto" or float
+        Variance of the targets' noise; "auto" learns it as the stream goes by. (With
+        ``forgetting="learned"`` give a number: the gradient of gamma depends on it.)
+    prior_var : "auto" or float
+        Variance of a weight before any data; with noise_var="auto", in units of a scale that is
+        learnt with the noise.
+
+    Attributes
+    ----------
+    coef_, intercept_, cov_ : (m,) or (K, m), scalar or (K,), (m, m)
+    noise_var_ : float
+        Variance of the noise as far as it is known.
+    filters_, half_life_weights_, gamma_, half_life_, n_seen_, health_, nbytes_
+        As in `KalmanClassifier`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-3.0, 3.0, (500, 1))
+    >>> y = 100.0 + np.sin(X[:, 0]) + 0.1 * rng.standard_normal(500)
+    >>> model = KalmanRegressor(random_state=0).partial_fit(X, y)
+    >>> mean, std = model.predict([[0.0]], return_std=True)
+    >>> bool(abs(mean[0] - 100.0) < 0.1), bool(0.08 < std[0] < 0.2)
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        forgetting: Any = "mixture",
+        features: Any = "fourier",
+        *,
+        n_components: int = 200,
+        transition: str = "example",
+        noise_var: float | str = "auto",
+        prior_var: float | str = "auto",
+        predictive: str = "exact",
+        calibration: Any = "auto",
+        intercept: bool = True,
+        time_unit: Any = 1.0,
+        dtype: Any = np.float64,
+        random_state: Any = None,
+    ) -> None:
+        self.forgetting = forgetting
+        self.features = features
+        self.n_components = n_components
+        self.transition = transition
+        self.noise_var = noise_var
+        self.prior_var = prior_var
+        self.predictive = predictive
+        self.calibration = calibration
+        self.intercept = intercept
+        self.time_unit = time_unit
+        self.dtype = dtype
+        self.random_state = random_state
+
+    def fit(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None, time: Any = None
+    ) -> Self:
+        """Forget everything, then learn the rows in their order, once.
+
+        Parameters
+        ----------
+        X : (b, d)
+        y : (b,) or (b, K)
+            Targets, none missing.
+        sample_weight, time
+            As in `partial_fit`.
+        """
+        values = _values(y)
+        if not np.isfinite(values).all():
+            raise InvalidInput(
+                "y contains NaN or infinity; fit needs every target, "
+                "partial_fit lets time pass where one is NaN"
+            )
+        self._learn(X, self._targets(values), sample_weight, time, first=True)
+        return self
+
+    def partial_fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        time: Any = None,
+    ) -> Self:
+        """Learn a chunk of rows, in their order.
+
+        Parameters
+        ----------
+        X : (b, d)
+        y : (b,) or (b, K)
+            Targets, NaN (a whole row of NaN) where unknown.
+        sample_weight, time
+            As in `KalmanClassifier.partial_fit`.
+        """
+        first = "_published" not in self.__dict__
+        values = _values(y)
+        self._learn(X, self._targets(values), sample_weight, time, first=first)
+        return self
+
+    def _targets(self, values: Array) -> Any:
+        """What `_learn` asks for: targets (b, K) less an offset, the first target there was."""
+
+        def targets(model: Model, n: int) -> tuple[Model, Array, None]:
+            if values.ndim not in (1, 2) or len(values) != n:
+                raise InvalidInput(f"y has shape {values.shape} for the {n} rows of X")
+            dense = values.reshape(n, -1).astype(np.float64)
+            if np.isinf(dense).any():
+                raise InvalidInput("y contains infinity; use NaN where a target is unknown")
+            if model.offset is None:
+                known = np.flatnonzero(~np.isnan(dense).any(axis=1))
+                if len(known):
+                    model = replace(model, offset=dense[known[0]].copy())
+            if model.offset is None:
+                return model, dense, None
+            if dense.shape[1] != len(model.offset):
+                raise InvalidInput(
+                    f"y has {dense.shape[1]} columns, before it had {len(model.offset)}"
+                )
+            return model, dense - model.offset, None
+
+        self._flat = values.ndim == 1
+        return targets
+
+    def _n_outputs(self, model: Model) -> int:
+        return 0 if model.offset is None else len(model.offset)
+
+    def _learns_scale(self) -> bool:
+        return isinstance(self.noise_var, str)
+
+    def _auto_noise_var(self) -> float:
+        return _NOISE_VAR
+
+    def _policy(self) -> Policy:
+        policy = super()._policy()
+        if isinstance(policy, Learned) and self._learns_scale():
+            raise InvalidInput(
+                "forgetting='learned' needs noise_var as a number, since the gradient of gamma "
+                "depends on it; or use forgetting='mixture'"
+            )
+        return policy
+
+    def _noted(
+        self,
+        model: Model,
+        state: Any,
+        step: Any,
+        phi: Array,
+        prior_var: float,
+        weight: Array | None,
+    ) -> Model:
+        model = super()._noted(model, state, step, phi, prior_var, weight)
+        if isinstance(step, MixtureStep) or not self._learns_scale():
+            return model
+        freedom, squares = model.spread.tolist()
+        n_outputs = step.logit_mean.shape[1]
+        weights = np.ones(len(phi)) if weight is None else weight
+        for nis, w in zip(step.nis.tolist(), weights.tolist(), strict=True):
+            if nis == nis and w > 0.0:
+                freedom = _KEEP_SCALE * freedom + w * n_outputs
+                squares = _KEEP_SCALE * squares + w * n_outputs * nis
+        return replace(model, spread=np.array([freedom, squares]))
+
+    def predict(self, X: ArrayLike, return_std: bool = False, time: Any = None) -> Any:
+        """Predicted mean of each row (b,) or (b, K), one step ahead.
+
+        Parameters
+        ----------
+        X : (b, d)
+        return_std : bool
+            Also return standard deviations of the targets, noise included, as the means; inf
+            while less than two targets are known.
+        time
+            As in `KalmanClassifier.predict_proba`.
+        """
+        with self._shared().reading() as model:
+            ahead, _ = self._ahead(model, X, time)
+        mean = ahead.mean if isinstance(ahead, MixtureStep) else ahead.logit_mean
+        mean = self._shaped(mean + model.offset)
+        if not return_std:
+            return mean
+        return mean, self._shaped(np.sqrt(self._variance(model, ahead)))
+
+    def _variance(self, model: Model, ahead: Any) -> Array:
+        """Variance (b, K) of targets."""
+        noise_var = self._number("noise_var", _NOISE_VAR)
+        if isinstance(ahead, MixtureStep):
+            noise = np.einsum("bj,bj->b", ahead.half_life_weights, ahead.scale) * noise_var
+            variance = ahead.var + noise[:, None]
+        else:
+            scale = self._scale(model)
+            variance = np.repeat(
+                scale * (ahead.logit_var + noise_var)[:, None], ahead.logit_mean.shape[1], axis=1
+            )
+        return np.where(np.isnan(variance) | (variance <= 0.0), np.inf, variance)
+
+    def _scale(self, model: Model) -> float:
+        if not self._learns_scale():
+            return 1.0
+        freedom, squares = model.spread.tolist()
+        return squares / freedom if freedom > 0.0 else float("nan")
+
+    def _shaped(self, values: Array) -> Array:
+        """(b,) if targets were flat, else (b, K)."""
+        return values[:, 0] if self._flat else values
+
+    @property
+    def noise_var_(self) -> float:
+        """Variance of the targets' noise, as far as it is known."""
+        model = self._model
+        state = self._state(model)
+        noise_var = self._number("noise_var", _NOISE_VAR)
+        policy = self._policy_of_model()
+        if isinstance(policy, Mixture):
+            return float(state.half_life_weights @ policy.scale(state)) * noise_var
+        return self._scale(model) * noise_var
+
+    @property
+    def coef_(self) -> Array:
+        """Weights (m,) or (K, m) of the most believed filter, without the intercepts."""
+        coef = self._weights()[0].T
+        return coef[0] if self._flat else coef
+
+    @property
+    def intercept_(self) -> Any:
+        """Intercept, or (K,), of the most believed filter."""
+        model = self._model
+        self._state(model)
+        intercept = self._weights()[1] + model.offset
+        return float(intercept[0]) if self._flat else intercept
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        tags.target_tags.single_output = True
+        return tags
+
+
+def _values(y: Any) -> Array:
+    """Targets as numbers; what is missing altogether is named as scikit-learn names it."""
+    if y is None:
+        raise InvalidInput("KalmanRegressor requires y to be passed, but the target y is None")
+    if np.iscomplexobj(y):
+        raise InvalidInput("Complex data not supported: y must be real numbers")
+    return check.numeric("y", y)
