@@ -18,7 +18,8 @@ def test_readme_code_prints_what_the_readme_says(capsys: pytest.CaptureFixture[s
     exec(compile(code, "README.md", "exec"), {})
     assert f"It prints `{capsys.readouterr().out.strip()}`" in readme
 
-    exec(code.replace("Mixture", "Fixed").replace("Fixed()", "Fixed(1.0)"), {})
+    fixed = code.replace("KalmanClassifier(random", "KalmanClassifier(1.0, random")
+    exec(fixed.replace("model.drift().since", "0"), {})  # a fixed gamma has no alarm
     accuracy = re.search(r"accuracy ([0-9.]+),", capsys.readouterr().out).group(1)
     assert f"gets {accuracy}." in readme.replace("\n", " ")
 

@@ -71,7 +71,7 @@ def test_import_core_loads_no_compiler_and_no_learning_library() -> None:
 
 @pytest.mark.parametrize(
     ("module", "below"),
-    [("kalstream", 0.5), ("kalstream.core", 1.0)],
+    [("kalstream", 0.5), ("kalstream.core", 1.0), ("kalstream.estimators", 1.4)],
 )
 def test_import_time_beside_sklearn_base(module: str, below: float) -> None:
     assert import_ratio(module, "sklearn.base", below) < below

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kalstream import core, errors, estimators, features
+    from kalstream import core, errors, estimators, features, testing
     from kalstream.errors import KalstreamError
     from kalstream.estimators import KalmanClassifier, KalmanRegressor
 
@@ -23,6 +23,7 @@ __all__ = [
     "errors",
     "estimators",
     "features",
+    "testing",
 ]
 
 # public name -> the module that defines it; a submodule is its own home
@@ -34,6 +35,7 @@ _HOME = {
     "errors": "kalstream.errors",
     "estimators": "kalstream.estimators",
     "features": "kalstream.features",
+    "testing": "kalstream.testing",
 }
 
 

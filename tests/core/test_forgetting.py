@@ -163,6 +163,35 @@ def test_cuts_do_not_matter_to_a_mixture(policy, stream, cuts):
         assert_close(one[1][name], other[1][name], rtol=1e-8)
 
 
+@pytest.mark.parametrize("n_features", [3, 17, 130, 320, 321])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_filters_side_by_side_are_those_filters(n_features, dtype):
+    """Compiled or by BLAS, a row at a time or in chunks, predicted before or not."""
+    rng = np.random.default_rng(n_features)
+    features = rng.standard_normal((60, n_features)) / n_features**0.5
+    labels = rng.integers(0, 3, 60)
+    how, mixed = {"noise_var": 0.3, "prior_var": 1.0}, Mixture(half_lives=(5.0, float("inf")))
+    state = mixed.start(n_features, 3, prior_var=1.0, dtype=dtype)
+    alone = [Fixed(gamma_of(h)) for h in mixed.half_lives]
+    states = [p.start(n_features, 3, prior_var=1.0, dtype=dtype) for p in alone]
+    start, rtol = 0, 1e-9 if dtype == np.float64 else 2e-3
+    for size in (1, 1, 2, 1, 7, 1, 1, 20, 3, 1, 4, *[1] * 18):
+        part = slice(start, start + size)
+        start += size
+        if start % 3:
+            ahead = mixed.predict(state, features[part], prior_var=1.0)
+        state, told = mixed.step_chunk(state, features[part], labels[part], **how)
+        if start % 3:
+            assert_close(ahead.logit_mean[:, 0], told.logit_mean[:, 0], rtol=rtol)
+        for j, policy in enumerate(alone):
+            states[j], one = policy.step_chunk(states[j], features[part], labels[part], **how)
+            assert_close(told.logit_mean[j], one.logit_mean, rtol=rtol)
+            assert_close(told.logit_var[j], one.logit_var, rtol=rtol)
+    assert start == 60
+    for mine, theirs in zip(state.posteriors, states, strict=True):
+        assert_close(mine.cov, theirs.posterior.cov, rtol=rtol)
+
+
 def test_a_mixture_of_one_is_that_filter():
     rng = np.random.default_rng(0)
     features, targets = rng.standard_normal((50, 2)), rng.standard_normal((50, 1))

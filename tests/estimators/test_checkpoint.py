@@ -61,7 +61,7 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, Posterior):
         return same(a.stored, b.stored)
     if is_dataclass(a):
-        names = [f.name for f in fields(a) if f.name not in ("room", "lent", "memo")]
+        names = [f.name for f in fields(a) if f.name not in ("room", "lent", "full", "memo")]
         return all(same(getattr(a, name), getattr(b, name)) for name in names)
     if isinstance(a, OnlineScaler | RandomFourierFeatures):
         return same(vars(a), vars(b))

@@ -53,7 +53,7 @@ def unit_interval(name: str, value: float) -> float:
     """A scalar in [0, 1]."""
     number = value if isinstance(value, float) else scalar(name, value)
     if not 0.0 <= number <= 1.0:
-        note = " (1 forgets nothing, 0 everything)" if "share" not in name else ""
+        note = " (1 forgets nothing, 0 everything)" if "gamma" in name else ""
         raise InvalidInput(f"{name} must lie in [0, 1]{note}, got {value!r}")
     return number
 
@@ -151,7 +151,7 @@ def feature_vector(features: ArrayLike, n_features: int, dtype: Any) -> Array:
     return feature_rows(vector[None], n_features, dtype)[0]
 
 
-def per_row(name: str, value: ArrayLike, n_rows: int) -> Array:
+def per_row(name: str, value: Any, n_rows: int) -> Array:
     """A float64 array (b,), from a scalar or one number per row; NaN and inf are refused."""
     numbers = numeric(name, value).astype(np.float64)
     if numbers.ndim == 0:
@@ -174,8 +174,10 @@ def gammas(value: Any, n_rows: int) -> Array:
     return gamma
 
 
-def non_negative_rows(name: str, value: ArrayLike, n_rows: int) -> Array:
+def non_negative_rows(name: str, value: Any, n_rows: int) -> Array:
     """Per-row numbers of at least zero, shape (b,)."""
+    if isinstance(value, float) and 0.0 <= value < math.inf:
+        return np.full(n_rows, value)
     numbers = per_row(name, value, n_rows)
     if (numbers < 0.0).any():
         raise InvalidInput(f"{name} must not be negative, got {numbers[numbers < 0.0][0]}")
@@ -297,6 +299,8 @@ def _float_labels(array: Array, n_outputs: int) -> Targets:
 
 def numeric(name: str, value: Any) -> Array:
     """An array of real numbers."""
+    if type(value) is np.ndarray and value.dtype.kind in "fiub":
+        return value
     if isinstance(value, np.ma.MaskedArray):
         fill = "with NaN (or -1) for an unknown target" if name.startswith("target") else "first"
         raise InvalidInput(f"{name} is a masked array; fill it {fill}")
@@ -314,6 +318,13 @@ def numeric(name: str, value: Any) -> Array:
     return array
 
 
+def sum_of_squares(array: Array) -> float:
+    """Of all elements; inf or NaN if one is, or if it overflows."""
+    flat = array.ravel()
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(flat.dot(flat))
+
+
 def _finite(name: str, array: Array) -> None:
     _bounded(name, array, np.float64)
 
@@ -322,6 +333,9 @@ def _bounded(name: str, array: Array, dtype: Any) -> None:
     """Refuse NaN, inf, and numbers whose squares, summed, would overflow in dtype."""
     limit = LARGEST_FLOAT32 if dtype == np.float32 else LARGEST_FLOAT64
     if array.size == 0:
+        return
+    # One product instead of two passes; NaN fails.
+    if array.dtype == np.float64 and sum_of_squares(array) <= limit * limit:
         return
     # No copy is made, and NaN fails both.
     if not (float(array.max()) <= limit and float(array.min()) >= -limit):

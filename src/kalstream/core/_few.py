@@ -13,6 +13,50 @@ Array = Any
 
 
 @jit
+def mirror(cov: Array) -> None:
+    """Copy the upper triangles of cov (J, m, m) to the lower ones, block by block."""
+    n_filters, m, _ = cov.shape
+    size = 16
+    for j in range(n_filters):
+        for top in range(0, m, size):
+            for left in range(top, m, size):
+                for k in range(top, min(top + size, m)):
+                    for i in range(max(left, k + 1), min(left + size, m)):
+                        cov[j, i, k] = cov[j, k, i]
+
+
+@jit
+def few_products(
+    features: Array,
+    cov: Array,
+    mean: Array,
+    rows: Array,
+    coefficients: Array,
+    n_rows: int,
+    scales: Array,
+) -> tuple[Array, Array, bool]:
+    """`bank.Bank.products` of float64 features (n, m); of cov, both triangles are read.
+
+    The first n_rows of rows (J, r, m) and coefficients (J, r, K) are pending.
+    """
+    n_filters, m, n_outputs = mean.shape
+    n = features.shape[0]
+    times_cov, times_mean = np.empty((n_filters, n, m)), np.zeros((n_filters, n, n_outputs))
+    for j in range(n_filters):
+        for i in range(n):
+            for k in range(m):
+                total = 0.0
+                for other in range(m):
+                    total += cov[j, k, other] * features[i, other]
+                times_cov[j, i, k] = total
+            for k in range(m):
+                for c in range(n_outputs):
+                    times_mean[j, i, c] += features[i, k] * mean[j, k, c]
+    lossy = take_all_pending(times_cov, times_mean, features, rows, coefficients, n_rows, scales)
+    return times_cov, times_mean, lossy
+
+
+@jit
 def take_all_pending(
     times_cov: Array,
     times_mean: Array,
@@ -22,10 +66,7 @@ def take_all_pending(
     n_rows: int,
     scales: Array,
 ) -> bool:
-    """`take_pending` for J filters; times_cov (J, n, m) and times_mean (J, n, K) are changed.
-
-    The first n_rows of rows (J, r, m) and coefficients (J, r, K) are pending.
-    """
+    """`take_pending` for J filters; times_cov (J, n, m) and times_mean (J, n, K) are changed."""
     lossy = False
     for j in range(times_cov.shape[0]):
         shrink, scale, shift = scales[j, 0], scales[j, 1], scales[j, 2]
@@ -41,6 +82,20 @@ def take_all_pending(
         )
         lossy = lossy or lost
     return lossy
+
+
+@jit
+def store_rows(
+    gains: Array, innovations: Array, scales: Array, start: int, rows: Array, coefficients: Array
+) -> None:
+    """Write pending rows, eqs. in `state.Posterior`, behind the first ``start`` of the room."""
+    for j in range(gains.shape[0]):
+        root = np.sqrt(scales[j, 1])
+        for i in range(gains.shape[1]):
+            for k in range(gains.shape[2]):
+                rows[j, start + i, k] = gains[j, i, k] / root
+            for k in range(innovations.shape[2]):
+                coefficients[j, start + i, k] = innovations[j, i, k] * (root / scales[j, 0])
 
 
 @jit
@@ -77,6 +132,8 @@ def few_rows(
     logit_mean, logit_var, nis : (J, n, K), (J, n), (J, n)
     gains, innovations : (J, n learnt, m), (J, n learnt, K)
     scales : (J, 5)
+    least : float
+        Smallest scale of a mean or covariance.
     """
     n_filters, n, m = times_cov.shape
     n_outputs = times_mean.shape[2]
@@ -125,7 +182,8 @@ def few_rows(
         forget(after[j], kept[n - 1], lost[n - 1], prior_var)
         if done < n:  # the caller comes back with fewer rows
             break
-    return done, unsound, mean, var, nis, gains, innovations, after
+    least = min(after[:, 0].min(), after[:, 1].min())
+    return done, unsound, mean, var, nis, gains, innovations, after, least
 
 
 @jit

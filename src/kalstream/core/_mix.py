@@ -130,6 +130,56 @@ def mix(
 
 
 @jit
+def foretell(
+    times_cov: Array,
+    times_mean: Array,
+    features: Array,
+    gamma: Array,
+    gap: Array,
+    prior_var: float,
+    keep_mean: bool,
+    share: float,
+    log_weights: Array,
+) -> tuple[Array, Array, Array, Array, Array, Array, Array]:
+    """Moments of rows after one transition each, eq. (7), and the weights after switching.
+
+    Parameters
+    ----------
+    times_cov, times_mean : (J, b, m), (J, b, K)
+        Features (b, m) times the filters' covariances and means.
+    gamma : (J, 1)
+    gap : (b,)
+
+    Returns
+    -------
+    logit_mean, logit_var, gammas, noise_var, nis : (J, b, K), (J, b), (J, b), (b,), (J, b)
+        As in `bank.BankStep`.
+    weights, log_prob : (b, J, C), (b,)
+    """
+    n_filters, n, m = times_cov.shape
+    n_all = log_weights.size
+    mean, var = np.empty(times_mean.shape), np.empty((n_filters, n))
+    gammas, weights = np.empty((n_filters, n)), np.empty((n, *log_weights.shape))
+    for i in range(n):
+        norm = 0.0
+        for k in range(m):
+            norm += features[i, k] * features[i, k]
+        switch = 1.0 - (1.0 - share) ** gap[i]
+        for j in range(n_filters):
+            g, spread = gamma[j, 0] ** gap[i], 0.0
+            for k in range(m):
+                spread += features[i, k] * times_cov[j, i, k]
+            var[j, i] = g * g * max(spread, 0.0) + (1.0 - g) * (1.0 + g) * prior_var * norm
+            for k in range(times_mean.shape[2]):
+                mean[j, i, k] = times_mean[j, i, k] * (1.0 if keep_mean else g)
+            gammas[j, i] = g
+            for c in range(log_weights.shape[1]):
+                weights[i, j, c] = (1.0 - switch) * np.exp(log_weights[j, c]) + switch / n_all
+    unlearnt, none = np.full(n, np.inf), np.full((n_filters, n), np.nan)
+    return mean, var, gammas, unlearnt, none, weights, np.full(n, np.nan)
+
+
+@jit
 def squared_distance(target: Array, mean: Array) -> float:
     total = 0.0
     for k in range(target.shape[0]):
@@ -169,7 +219,7 @@ def mixed_probabilities(
     slope: Array,
     work: Array,
 ) -> Array:
-    """Class probabilities (b, K) of a mixture, weights (b, J, C) summing to 1.
+    """Class probabilities (b, K) of a mixture with weights (b, J, C).
 
     The lightest components that hold ``light`` together are taken by probit, the others exactly.
     """
@@ -179,18 +229,18 @@ def mixed_probabilities(
     mean, std = np.empty((1, n_outputs)), np.empty(1)
     for i in range(n):
         flat = np.sort(weights[i].ravel())
-        held, least = 0.0, np.inf
+        held, least, most = 0.0, np.inf, light * flat.sum()
         for a in range(n_all):
             held += flat[a]
-            if held > light:
+            if held > most:
                 least = flat[a]
                 break
         for j in range(n_filters):
             top = means[j, i].max()
             for c in range(calibrations.shape[0]):
                 weight, alpha = weights[i, j, c], calibrations[c]
-                spread = alpha * np.sqrt(variances[j, i])
-                exact = weight >= least and n_outputs > 1
+                spread = alpha * np.sqrt(max(variances[j, i], 0.0))
+                exact = weight >= (1.0 - 1e-9) * least and n_outputs > 1  # ties are not split
                 if not exact:
                     alpha /= np.sqrt(1.0 + np.pi / 8.0 * spread * spread)
                 for k in range(n_outputs):

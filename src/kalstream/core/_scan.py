@@ -39,9 +39,10 @@ def take_pending(
     """
     lossy = False
     for i in range(features.shape[0]):
-        before, taken = 0.0, 0.0
+        before, taken, norm = 0.0, 0.0, 0.0
         for k in range(features.shape[1]):
             before += features[i, k] * times_cov[i, k]
+            norm += features[i, k] * features[i, k]
         for j in range(rows.shape[0]):
             overlap = 0.0
             for k in range(features.shape[1]):
@@ -51,7 +52,8 @@ def take_pending(
                 times_cov[i, k] -= overlap * rows[j, k]
             for k in range(times_mean.shape[1]):
                 times_mean[i, k] += overlap * coefficients[j, k]
-        lossy = lossy or before - taken < _LOSSY * before
+        left = scale * (before - taken) + shift * norm
+        lossy = lossy or left < _LOSSY * scale * before
         for k in range(features.shape[1]):
             times_cov[i, k] = scale * times_cov[i, k] + shift * features[i, k]
         for k in range(times_mean.shape[1]):

@@ -65,6 +65,9 @@ NODES_TO_BEND = 8.5
 MAX_STRIDE = 7  # 1.4 u, 3/8 of the standard deviation of a Gaussian
 
 WORK_ROWS = 10
+# Two logits of at most this standard deviation are averaged directly: one dimension, few nodes.
+_LARGEST_OF_TWO = 100.0
+_WIDE_OF_TWO = 6.0
 
 
 @lru_cache(maxsize=1)
@@ -326,6 +329,33 @@ def _correlate(
 
 
 @jit
+def _lesser_of_two(gap: float, std: float) -> float:
+    """P(logistic < gap + std e), e normal, gap at most 0: the softmax of two logits, of the lesser.
+
+    By the midpoint rule, over e or, if std is large, over the logistic variable. The distribution
+    function of the latter has its poles pi off the real line: over e, the error falls as
+    exp(-2 pi^2 / (std step)), and the integrand peaks between 0 and std.
+    """
+    total = 0.0
+    if gap == 0.0:
+        return 0.5
+    if std == 0.0:
+        return math.exp(gap) / (1.0 + math.exp(gap))
+    if std > _WIDE_OF_TWO:
+        for i in range(math.ceil((37.0 - gap) / 0.65)):
+            x = 0.65 * i - 18.5
+            tail = math.exp(-abs(x))
+            total += tail / (1.0 + tail) ** 2 * math.erfc(-(gap + x) / (math.sqrt(2.0) * std))
+        return 0.325 * total
+    step = min(0.5, 0.8 / std)
+    for i in range(math.ceil((13.0 + std) / step)):
+        e = step * (i + 0.5) - 6.5
+        grown = math.exp(min(gap + std * e, 700.0))
+        total += math.exp(-0.5 * e * e) * (grown / (1.0 + grown))
+    return total * step / math.sqrt(2.0 * math.pi)
+
+
+@jit
 def probabilities(
     mean: Array, std: Array, ell: Array, slope: Array, work: Array, out: Array
 ) -> None:
@@ -335,6 +365,11 @@ def probabilities(
     active = np.arange(mean.shape[1])
     for row in range(mean.shape[0]):
         mu, var = mean[row], std[row] * std[row]
+        if mean.shape[1] == 2 and std[row] <= _LARGEST_OF_TWO:
+            low = 0 if mu[0] < mu[1] else 1
+            out[row, low] = _lesser_of_two(mu[low] - mu[1 - low], math.sqrt(2.0) * std[row])
+            out[row, 1 - low] = 1.0 - out[row, low]
+            continue
         top, per_step, limit, stride = _setup(
             mu, std[row], active, ell, slope, log_cdf, rho, weights
         )

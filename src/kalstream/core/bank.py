@@ -32,22 +32,34 @@ from kalstream.errors import DonatedState
 
 Array = NDArray[Any]
 
+_EPSILON: Final = {np.dtype(t): float(np.finfo(t).eps) for t in (np.float32, np.float64)}
+# Up to here compiled loops over a whole covariance are faster than BLAS over half of it.
+_FEW_FEATURES: Final = 320
 # Products of up to this many rows are kept for whoever learns the rows just predicted.
 _REMEMBERED_ROWS: Final = 16
-# Rows predicted at a time, so that memory stays bounded.
-_PREDICTED_ROWS: Final = 256
 
 
 @dataclass(slots=True)
 class _Stack:
     """N and B of the lazy form: mean (J, m, K), and cov (J, m, m) of which the upper part is meant.
 
-    ``lent`` is set for good once two banks share the arrays, so that neither overwrites them.
+    ``lent`` is set for good once two banks share the arrays, so that neither overwrites them;
+    ``full`` says that the lower part is the same as the upper.
     """
 
     mean: Array
     cov: Array
     lent: bool = False
+    full: bool = False
+
+    def mirrored(self) -> Array:
+        """Return cov with both parts; others may be reading the upper one meanwhile."""
+        if not self.full:
+            from kalstream.core._few import mirror
+
+            mirror(self.cov)
+            self.full = True
+        return self.cov
 
     def base(self, j: int) -> _Base:
         """Filter j; its arrays are views."""
@@ -166,25 +178,27 @@ class Bank:
         See `_Stored.products`.
         """
         stack = self.arrays
-        n_filters, m, _ = stack.mean.shape
+        n_filters, m, n_outputs = stack.mean.shape
         if len(features) <= DEFERRED_ROWS:
-            from kalstream.core._few import take_all_pending
+            from kalstream.core._few import few_products, take_all_pending
 
             n_rows, rows, coefficients = 0, stack.cov, stack.mean
             if self.rows is not None and self.coefficients is not None:
                 n_rows, rows, coefficients = self.rows.shape[1], self.rows, self.coefficients
             if self.room is not None:  # not a view: compiled code would add in another order
                 rows, coefficients = self.room.rows, self.room.coefficients
-            times_cov = np.empty((n_filters, len(features), m))
-            for j in range(n_filters):
-                times_cov[j] = times_symmetric(features, stack.cov[j].T)
-            times_mean = np.matmul(features, stack.mean).astype(np.float64, copy=False)
             wide = features.astype(np.float64, copy=False)
-            lossy = take_all_pending(
-                times_cov, times_mean, wide, rows, coefficients, n_rows, self.scales
-            )
-            return times_cov, times_mean, lossy
-        each = [self._stored(j, stack).products(features) for j in range(n_filters)]
+            pending = rows, coefficients, n_rows, self.scales
+            if m <= _FEW_FEATURES and n_outputs <= _FEW_FEATURES:
+                return few_products(wide, stack.mirrored(), stack.mean, *pending)
+            times_cov = np.empty((n_filters, len(features), m))
+            with OneThread(2.0 * features.size * m):
+                times_mean = np.matmul(features, stack.mean).astype(np.float64, copy=False)
+                for j in range(n_filters):
+                    times_cov[j] = times_symmetric(features, stack.cov[j].T)
+            return times_cov, times_mean, take_all_pending(times_cov, times_mean, wide, *pending)
+        with OneThread(2.0 * features.size * m):
+            each = [self._stored(j, stack).products(features) for j in range(n_filters)]
         return np.stack([cov for cov, _, _ in each]), np.stack([mean for _, mean, _ in each]), False
 
     def remembered(self, features: Array) -> tuple[Array, Array, bool]:
@@ -197,25 +211,12 @@ class Bank:
             return times_cov, times_mean, False
         return self.products(features)
 
-    def ahead(
-        self, features: Array, gamma: Array, prior_var: float, keep_mean: bool
-    ) -> tuple[Array, Array]:
-        """Moments (J, b, K), (J, b) of each row after its own transition gamma (J, b)."""
-        n = len(features)
-        if n > _PREDICTED_ROWS:
-            cuts = range(0, n, _PREDICTED_ROWS)
-            parts = [slice(start, start + _PREDICTED_ROWS) for start in cuts]
-            found = [self.ahead(features[p], gamma[:, p], prior_var, keep_mean) for p in parts]
-            means, variances = zip(*found, strict=True)
-            return np.concatenate(means, axis=1), np.concatenate(variances, axis=1)
-        with OneThread(2.0 * features.size * features.shape[1]):
-            times_cov, times_mean, lossy = self.products(features)
-        if n <= _REMEMBERED_ROWS and not lossy:
+    def foreseen(self, features: Array) -> tuple[Array, Array]:
+        """`products` of rows to be predicted, kept for whoever learns these rows next."""
+        times_cov, times_mean, lossy = self.products(features)
+        if len(features) <= _REMEMBERED_ROWS and not lossy:
             self.memo[:] = [(features.copy(), times_cov, times_mean)]
-        spread = np.einsum("jbm,bm->jb", times_cov, features, dtype=np.float64)
-        norm = np.einsum("bm,bm->b", features, features, dtype=np.float64)
-        var = gamma**2 * np.maximum(spread, 0.0) + (1.0 - gamma) * (1.0 + gamma) * prior_var * norm
-        return times_mean if keep_mean else gamma[:, :, None] * times_mean, var
+        return times_cov, times_mean
 
     def folded(self, *, own: bool) -> Bank:
         """The same posteriors with nothing pending.
@@ -225,11 +226,24 @@ class Bank:
         if self.rows is None:
             return self
         stack, in_place = self._writable(own)
-        folded = [self._stored(j, stack).folded(donate=True) for j in range(len(stack.mean))]
+        folded = self._folded(stack)
         if not in_place:
             return Bank(stack, _scales(folded))
         self.scales, self.rows, self.coefficients, self.room = _scales(folded), None, None, None
         return self
+
+    def _folded(
+        self, stack: _Stack, gains: Array | None = None, innovations: Array | None = None
+    ) -> list[_Stored]:
+        """Fold what is pending, and rows to come, into the stack."""
+        n_filters, m, _ = stack.mean.shape
+        rows: Any = [None] * n_filters if gains is None else gains
+        coefficients: Any = [None] * n_filters if innovations is None else innovations
+        with OneThread(64.0 * m * m):
+            return [
+                self._stored(j, stack).folded(rows[j], coefficients[j], donate=True)
+                for j in range(n_filters)
+            ]
 
     def _stored(self, j: int, stack: _Stack) -> _Stored:
         stored = _Stored(stack.base(j), *self.scales[j].tolist())
@@ -241,35 +255,37 @@ class Bank:
         """Arrays that may be overwritten, and whether they are ours."""
         stack = self.arrays
         if own and not stack.lent:
+            stack.full = False
             return stack, True
         return _Stack(stack.mean.copy(), stack.cov.copy()), False
 
-    def appended(self, gains: Array, innovations: Array, scales: Array, *, own: bool) -> Bank:
-        """The bank after a few rows: gains (J, n, m), innovations (J, n, K), scales (J, 5)."""
-        after = replace(self, scales=scales, memo=[])
+    def appended(
+        self, gains: Array, innovations: Array, scales: Array, least: float, *, own: bool
+    ) -> Bank:
+        """The bank after a few rows: gains (J, n, m), innovations (J, n, K), scales (J, 5).
+
+        ``least`` is the smallest of the scales of means and covariances.
+        """
+        after = Bank(self.stack, scales, self.rows, self.coefficients, self.room)
         n_new = gains.shape[1]
         if n_new == 0:
             return after
         start = 0 if self.rows is None else self.rows.shape[1]
         stop = start + n_new
         n_filters, m, n_outputs = self.arrays.mean.shape
-        if stop > pending_capacity(m) or scales[:, :2].min() < SMALLEST_SCALE:
+        if stop > pending_capacity(m) or least < SMALLEST_SCALE:
             stack, _ = self._writable(own)
             gains, innovations = gains.astype(self.dtype), innovations.astype(self.dtype)
-            folded = [
-                after._stored(j, stack).folded(gains[j], innovations[j], donate=True)
-                for j in range(n_filters)
-            ]
-            return Bank(stack, _scales(folded))
+            return Bank(stack, _scales(after._folded(stack, gains, innovations)))
         room = self.room
         if room is None or not room.claim(start, stop):
             room = Room((n_filters,), pending_capacity(m), (m, n_outputs), self.dtype)
             if self.rows is not None:
                 room.rows[:, :start], room.coefficients[:, :start] = self.rows, self.coefficients
             room.claim(start, stop)
-        root = np.sqrt(scales[:, 1, None, None])
-        room.rows[:, start:stop] = gains / root
-        room.coefficients[:, start:stop] = innovations * (root / scales[:, 0, None, None])
+        from kalstream.core._few import store_rows
+
+        store_rows(gains, innovations, scales, start, room.rows, room.coefficients)
         after.room = room
         after.rows, after.coefficients = room.rows[:, :stop], room.coefficients[:, :stop]
         return after
@@ -308,16 +324,18 @@ def run_bank(bank: Bank, rows: Rows, gammas: Array, donate: bool) -> tuple[Bank,
     n, m = rows.features.shape
     size = block_rows(m)
     current, steps, start = bank, [], 0
-    with OneThread(4.0 * min(n, size) * m * m):
-        while start < n:
-            part = slice(start, min(start + size, n))
-            few = part.stop - start <= DEFERRED_ROWS and not rows.keep_mean
-            # Arrays of our own may be overwritten; those we were given, only by the last write.
-            own = current.stack is not bank.stack
-            advance = _few_rows if few else _many_rows
-            current, step = advance(current, rows, gammas, part, own or donate, own)
-            start += step.gamma.shape[1]
-            steps.append(step)
+    while start < n:
+        part = slice(start, min(start + size, n))
+        few = part.stop - start <= DEFERRED_ROWS and not rows.keep_mean
+        # Arrays of our own may be overwritten; those we were given, only by the last write.
+        own = current.stack is not bank.stack
+        if few:
+            current, step = _few_rows(current, rows, gammas, part, own or donate, own)
+        else:
+            with OneThread(4.0 * min(n, size) * m * m):
+                current, step = _many_rows(current, rows, gammas, part, own or donate, own)
+        start += step.gamma.shape[1]
+        steps.append(step)
     if donate:
         bank.stack = None
     elif current.stack is bank.stack:
@@ -337,7 +355,7 @@ def _few_rows(
         bank = bank.folded(own=own)
         times_cov, times_mean, _ = bank.products(phi)
     here, wide = rows[part], phi.astype(np.float64, copy=False)
-    done, unsound, mean, var, nis, gains, innovations, scales = few_rows(
+    done, unsound, mean, var, nis, *learnt = few_rows(
         times_cov,
         times_mean,
         wide,
@@ -347,7 +365,7 @@ def _few_rows(
         here.prior_var,
         bank.arrays.cov,
         bank.scales,
-        float(np.finfo(bank.dtype).eps),
+        _EPSILON[bank.dtype],
         ROUNDING_LIMITS,
     )
     if done < len(phi):
@@ -364,7 +382,7 @@ def _few_rows(
             first_row=part.start,
         )
     last = part.stop == len(rows.gap)
-    after = bank.appended(gains, innovations, scales, own=own or (may_own and last))
+    after = bank.appended(*learnt, own=own or (may_own and last))
     return after, BankStep(mean, var, gammas[:, part], here.noise_var, nis)
 
 

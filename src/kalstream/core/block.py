@@ -154,7 +154,7 @@ class Rows:
         n = len(phi)
         read = check.targets(targets, n, n_outputs, dtype)
         noise = np.full(n, check.variance("noise_var", noise_var, dtype))
-        weight = np.ones(n)
+        weight = gap = np.ones(n)
         if sample_weight is not None:
             weight = check.non_negative_rows("sample_weight", sample_weight, n)
             with np.errstate(divide="ignore", over="ignore"):
@@ -162,16 +162,18 @@ class Rows:
             if weight.max() > 0.0:
                 least = float(noise.min())
                 check.variance("noise_var over the largest sample_weight", least, dtype)
-        noise[~read.observed] = np.inf
-        learnt = noise < np.inf
-        gap = np.ones(n)
+        all_learnt = bool(read.observed.all())
+        if not all_learnt:
+            noise[~read.observed] = np.inf
+        elif sample_weight is not None:
+            all_learnt = bool((noise < np.inf).all())
         if time_gap is not None:
             gap = check.non_negative_rows("time_gap", time_gap, n)
         if check.choice("transition", transition, TRANSITIONS) == "chunk":
-            gap[:-1] = 0.0
+            gap = np.where(np.arange(n) < n - 1, 0.0, gap)
         prior = check.variance("prior_var", prior_var, dtype)
         keep = check.flag("keep_mean", keep_mean)
-        return cls(phi, read, noise, weight, gap, prior, keep, bool(learnt.all()))
+        return cls(phi, read, noise, weight, gap, prior, keep, all_learnt)
 
     def __getitem__(self, part: slice) -> Rows:
         if part.stop - part.start == len(self.gap):

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from kalstream.core.predictive import Method
 
 Array = NDArray[Any]
+
+# Rows predicted at a time, so that memory stays bounded.
+_PREDICTED_ROWS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +229,9 @@ class Mixture:
     (True, True)
     """
 
-    half_lives: Sequence[float] = (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0, math.inf)
+    half_lives: Sequence[float] = (1e2, 1e3, 1e4, 1e5, math.inf)
     share: float = 0.01
-    calibrations: Sequence[float] = (1.0, 3.0, 10.0, 30.0, 100.0)
+    calibrations: Sequence[float] = (3.0, 7.0, 15.0, 35.0, 80.0)
     predictive: str = "exact"
     learn_scale: bool = False
 
@@ -321,7 +325,7 @@ class Mixture:
             rows.noise_var,
             rows.weight,
             1.0 - (1.0 - self.share) ** rows.gap,
-            np.array(state.calibrations),
+            _array(state.calibrations),
             self.predictive == "exact",
             self.learn_scale,
             log_weights,
@@ -339,8 +343,7 @@ class Mixture:
 
     def _gammas(self, gap: Array) -> Array:
         """Coefficients (J, b) of rows with these gaps (b,)."""
-        gammas = np.array([gamma_of(value) for value in self.half_lives])
-        return gammas[:, None] ** gap
+        return _gammas_of(self.half_lives) ** gap
 
     def predict(
         self,
@@ -358,17 +361,36 @@ class Mixture:
         self._check(state)
         bank = state.bank
         phi = check.feature_rows(features, bank.n_features, bank.dtype)
-        n = len(phi)
-        gap = check.non_negative_rows("time_gap", time_gap, n)
-        gammas = self._gammas(gap)
+        gap = check.non_negative_rows("time_gap", time_gap, len(phi))
         prior_var = check.variance("prior_var", prior_var, bank.dtype)
-        mean, var = bank.ahead(phi, gammas, prior_var, check.flag("keep_mean", keep_mean))
-        switch = (1.0 - (1.0 - self.share) ** gap)[:, None, None]
-        weights = (1.0 - switch) * state.weights + switch / state.log_weights.size
-        unknown = np.full(n, np.nan)
-        told = BankStep(mean, var, gammas, np.full(n, np.inf), np.full(var.shape, np.nan))
-        scale = np.repeat(self.scale(state)[None], n, axis=0)
-        return MixtureStep(told, weights, unknown, scale, state.half_lives, state.calibrations)
+        check.flag("keep_mean", keep_mean)
+        cuts = range(0, len(phi), _PREDICTED_ROWS)
+        parts = [
+            self._foretold(state, phi[i : i + _PREDICTED_ROWS], gap[i:], prior_var, keep_mean)
+            for i in cuts
+        ]
+        *told, weights, log_prob = parts[0]
+        if len(parts) > 1:
+            axes = 1, 1, 1, 0, 1, 0, 0
+            joined = zip(zip(*parts, strict=True), axes, strict=True)
+            *told, weights, log_prob = (np.concatenate(each, axis=axis) for each, axis in joined)
+        scale = np.ones((len(phi), len(self.half_lives)))
+        if self.learn_scale:
+            scale *= self.scale(state)
+        return MixtureStep(
+            BankStep(*told), weights, log_prob, scale, state.half_lives, state.calibrations
+        )
+
+    def _foretold(
+        self, state: MixtureState, phi: Array, gap: Array, prior_var: float, keep_mean: bool
+    ) -> tuple[Array, ...]:
+        """What `_mix.foretell` returns."""
+        from kalstream.core._mix import foretell
+
+        products = state.bank.foreseen(phi)
+        gammas = _gammas_of(self.half_lives)
+        how = gap, prior_var, keep_mean, self.share, state.log_weights
+        return foretell(*products, phi, gammas, *how)
 
     def scale(self, state: MixtureState) -> Array:
         """What the variances of each filter are multiples of (J,)."""
@@ -421,16 +443,14 @@ def mixture_probabilities(
     """
     check.instance("step", step, MixtureStep)
     check.choice("method", method, METHODS)
-    weights = step.weights / step.weights.sum(axis=(1, 2), keepdims=True)
     if method in ("exact", "probit"):
         from kalstream.core._mix import mixed_probabilities
         from kalstream.core._softmax_integral import table, work
 
-        light = check.unit_interval("light share", light) if method == "exact" else 1.0
-        moments = step.logit_mean, np.maximum(step.logit_var, 0.0)
-        return mixed_probabilities(
-            *moments, weights, np.array(step.calibrations), light, *table(), work()
-        )
+        light = check.unit_interval("light", light) if method == "exact" else math.inf
+        components = step.logit_mean, step.logit_var, step.weights, _array(step.calibrations)
+        return mixed_probabilities(*components, light, *table(), work())
+    weights = step.weights / step.weights.sum(axis=(1, 2), keepdims=True)
     rng = check.generator("random_state", random_state)
     total = np.zeros(step.logit_mean.shape[1:])
     for j, (mean, var) in enumerate(zip(step.logit_mean, step.logit_var, strict=True)):
@@ -444,6 +464,18 @@ def mixture_probabilities(
                 random_state=rng,
             )
     return total / total.sum(axis=1, keepdims=True)
+
+
+@lru_cache
+def _array(values: tuple[float, ...]) -> Array:
+    """Numbers as an array; not to be changed."""
+    return np.array(values)
+
+
+@lru_cache
+def _gammas_of(half_lives: Sequence[float]) -> Array:
+    """Coefficients (J, 1) of half-lives; not to be changed."""
+    return np.array([[gamma_of(value)] for value in half_lives])
 
 
 def _median(values: Sequence[float], weights: Array) -> Array:

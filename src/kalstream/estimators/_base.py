@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import datetime
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from os import PathLike
 from typing import Any, Final, Self
 
@@ -15,12 +17,12 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, validate_data
+from sklearn.utils.validation import validate_data
 
 from kalstream.core import _checks as check
 from kalstream.core.bank import BankStep
 from kalstream.core.calibration import Calibration
-from kalstream.core.forgetting import FilterState, Fixed, Learned
+from kalstream.core.forgetting import FilterState, Fixed, Learned, half_life
 from kalstream.core.guard import Health, health
 from kalstream.core.mixture import Mixture, MixtureState, MixtureStep
 from kalstream.core.state import Posterior, Step
@@ -28,7 +30,7 @@ from kalstream.errors import InvalidInput
 from kalstream.estimators._labels import Labels
 from kalstream.estimators._representation import Representation
 from kalstream.estimators._sharing import Shared
-from kalstream.estimators._watch import USUAL, Drift, Watch
+from kalstream.estimators._watch import Drift, Watch
 
 Array = NDArray[Any]
 Policy = Fixed | Learned | Mixture
@@ -94,6 +96,12 @@ class Model:
     spread: Array
     seed: int
 
+    def but(self, **changes: Any) -> Model:
+        """As `dataclasses.replace`, in a fraction of the time."""
+        other = object.__new__(Model)
+        other.__dict__.update(self.__dict__, **changes)
+        return other
+
     def apart(self) -> Model:
         """The same model for another owner: neither will overwrite the other's arrays."""
         if isinstance(self.state, MixtureState):
@@ -108,6 +116,7 @@ class KalmanEstimator(BaseEstimator):
     """Parameters to policy, rows to features, chunks to a new model; see the subclasses."""
 
     _estimator_type_name: str
+    n_features_in_: int
 
     # ---- what has been learnt -------------------------------------------------------------
 
@@ -131,6 +140,12 @@ class KalmanEstimator(BaseEstimator):
                 f"This {type(self).__name__} instance has not seen a target yet: "
                 f"{model.n_seen} rows passed, none with one."
             )
+        policy = self._policy_of_model()
+        if isinstance(policy, Mixture) != isinstance(model.state, MixtureState):
+            raise InvalidInput(
+                f"forgetting is {self.forgetting!r} now, and was something else when learning "
+                "began; set it back, or call reset() to start anew"
+            )
         return model.state
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -139,8 +154,9 @@ class KalmanEstimator(BaseEstimator):
 
     @property
     def n_seen_(self) -> int:
-        """Rows that have passed, with a target or not."""
-        return self._model.n_seen
+        """Rows that have passed, with a target or not; 0 before anything was learnt."""
+        shared = self.__dict__.get("_published")
+        return 0 if shared is None else shared._value.n_seen
 
     @property
     def gamma_(self) -> float:
@@ -201,8 +217,9 @@ class KalmanEstimator(BaseEstimator):
     def nbytes_(self) -> int:
         """Bytes of the filters' arrays.
 
-        For J filters of m features and K outputs, 8 J (m^2 + m K) bytes, and as much again for up
-        to min(32, max(8, m / 8)) rows of m + K numbers that wait; half of it in float32.
+        For J filters of m features and K outputs: 8 J (m^2 + m K) bytes, 8 J r (m + K) for the
+        r = min(32, max(8, m // 8)) rows that may wait, and 40 J if it is a mixture. In float32 the
+        first two are half of it.
         """
         with self._shared().reading() as model:
             state = self._state(model)
@@ -278,11 +295,19 @@ class KalmanEstimator(BaseEstimator):
 
     def _policy_of_model(self) -> Policy:
         """The policy, made once from the parameters and kept while they stay."""
-        key = self.forgetting, self.calibration, self._learns_scale()
+        return self._policy_and_settings()[0]
+
+    def _policy_and_settings(self) -> tuple[Policy, dict[str, Any]]:
+        """The policy, and the keyword arguments of its step."""
+        key = self.forgetting, self.calibration, self.noise_var, self.prior_var
         kept = self.__dict__.get("_policy_cache")
-        if kept is None or kept[0] is not key[0] or kept[1] is not key[1] or kept[2] != key[2]:
-            kept = self._policy_cache = (*key, self._policy())
-        return kept[3]
+        if kept is None or any(a is not b for a, b in zip(kept[0], key, strict=True)):
+            settings = {
+                "noise_var": self._number("noise_var", self._auto_noise_var()),
+                "prior_var": self._number("prior_var", 1.0),
+            }
+            kept = self._policy_cache = (key, (self._policy(), settings))
+        return kept[1]
 
     def _learns_scale(self) -> bool:
         return False
@@ -325,13 +350,6 @@ class KalmanEstimator(BaseEstimator):
             settings["calibrations"] = np.atleast_1d(calibration).tolist()
         return Mixture(**settings)
 
-    def _settings(self) -> dict[str, Any]:
-        """The keyword arguments of the policy's step."""
-        return {
-            "noise_var": self._number("noise_var", self._auto_noise_var()),
-            "prior_var": self._number("prior_var", 1.0),
-        }
-
     def _auto_noise_var(self) -> float:
         raise NotImplementedError
 
@@ -356,7 +374,7 @@ class KalmanEstimator(BaseEstimator):
             and "feature_names_in_" not in self.__dict__
             and len(X)
         ):
-            if not (X.max() < np.inf and X.min() > -np.inf) and np.isinf(X).any():
+            if not check.sum_of_squares(X) < np.inf and np.isinf(X).any():  # NaN is fine
                 raise InvalidInput("X contains infinity; replace it by NaN, a missing value")
             return X
         if isinstance(X, np.ma.MaskedArray):
@@ -376,6 +394,11 @@ class KalmanEstimator(BaseEstimator):
                 )
             return None, None
         times = as_times(time, n)
+        if model is not None and last is None:
+            raise InvalidInput(
+                f"time is given now and was not for the {model.n_seen} rows before; "
+                "give it in every call, or never (reset() starts anew)"
+            )
         start = times[0] - self._unit() if last is None else last
         steps = np.diff(times, prepend=start)
         if (steps < 0.0).any():
@@ -392,7 +415,9 @@ class KalmanEstimator(BaseEstimator):
             return 1.0
         times = as_times(time, n)
         if model.time is None:
-            return 1.0
+            raise InvalidInput(
+                "time is given, but the rows learnt had none; give it to partial_fit too, or never"
+            )
         if (times < model.time).any():
             raise InvalidInput(
                 f"time {times.min():g} is before the last row learnt, at {model.time:g}; "
@@ -435,26 +460,28 @@ class KalmanEstimator(BaseEstimator):
     def _learn(
         self,
         X: Any,
-        targets: Callable[[Model, int], tuple[Model, Array, Array | None]],
+        targets: Callable[[Model, int, Array | None], tuple[Model, Any, Array | None]],
         sample_weight: Any,
         time: Any,
         *,
         first: bool,
+        whole: bool,
     ) -> None:
         """Learn a chunk, all or nothing.
 
-        ``targets`` reads the targets of n rows: the model with room for them, the targets as the
-        policy takes them, and factors of the weights (b,) or None.
+        ``targets`` reads the targets of n rows with weights (b,): the model with room for them,
+        the targets as the policy takes them, and factors of the weights (b,) or None. ``whole``
+        says that there will be no other rows.
         """
-        policy, settings = self._policy_of_model(), self._settings()
+        policy, settings = self._policy_and_settings()
         before = dict(self.__dict__)  # validate_data notes the columns before all is checked
         try:
             rows = self._rows(X, reset=first)
             weight = None
             if sample_weight is not None:
-                weight = _check_sample_weight(sample_weight, rows, dtype=np.float64)
-                if (weight < 0.0).any():
-                    raise InvalidInput(f"sample_weight must not be negative, got {weight.min()}")
+                weight = check.non_negative_rows("sample_weight", sample_weight, len(rows))
+                if whole and not weight.any():
+                    raise InvalidInput("sample_weight is zero in every row: nothing to learn")
             if first:
                 shared = Shared(self._fresh(rows.shape[1]))
             else:
@@ -471,11 +498,31 @@ class KalmanEstimator(BaseEstimator):
             raise
         self._published = shared
 
+    def _add_columns(self, n_columns: int) -> None:
+        """Grow by columns that were missing (NaN) in all rows so far, behind the others.
+
+        Not while others predict: the columns and the model change one after the other.
+        """
+        n_before, prior_var = self.n_features_in_, self._number("prior_var", 1.0)
+
+        def change(model: Model, alone: bool) -> Model:
+            wider = model.representation.with_columns(n_columns)
+            state = model.state
+            if state is not None:
+                m = model.representation.transform(np.zeros((1, n_before))).shape[1]
+                n_new = wider.transform(np.zeros((1, n_before + n_columns))).shape[1] - m
+                if n_new > 0:  # a transformer may mix its columns into as many features as before
+                    state = state.add_features(n_new, prior_var)
+            return replace(model, representation=wider, state=state)
+
+        self._shared().update(change, short=True)
+        self.n_features_in_ = n_before + n_columns
+
     def _after(
         self,
         model: Model,
         rows: Array,
-        targets: Callable[[Model, int], tuple[Model, Array, Array | None]],
+        targets: Callable[[Model, int, Array | None], tuple[Model, Any, Array | None]],
         weight: Array | None,
         time: Any,
         policy: Policy,
@@ -485,17 +532,18 @@ class KalmanEstimator(BaseEstimator):
         """The model after a chunk of checked rows (b, d)."""
         n = len(rows)
         gap, last_time = self._gaps(model if model.n_seen else None, time, n)
-        model, y, factor = targets(model, n)
+        model, y, factor = targets(model, n, weight)
         if factor is not None:
             weight = factor if weight is None else weight * factor
         representation, phi = model.representation.advance(rows)
-        model = replace(
-            model, representation=representation, n_seen=model.n_seen + n, time=last_time
-        )
+        model = model.but(representation=representation, n_seen=model.n_seen + n, time=last_time)
         n_outputs = self._n_outputs(model)
         if n_outputs == 0:
-            return model  # nothing to learn yet, and the prior does not change with time
-        state = model.state
+            # nothing to learn yet, and the prior does not change with time
+            weights = _at_start(policy, n)
+            variance = _like((phi != 0.0).any(axis=1), weights)  # relative, see `_noted`
+            return model.but(watch=model.watch.after(weights, variance))
+        state: Any = None if model.state is None else self._state(model)
         if state is None:
             state = policy.start(
                 phi.shape[1], n_outputs, prior_var=settings["prior_var"], dtype=self.dtype
@@ -514,7 +562,7 @@ class KalmanEstimator(BaseEstimator):
             donate=alone,
             **settings,
         )
-        return self._noted(model, state, step, phi, settings["prior_var"], weight)
+        return self._noted(model, state, step, phi, settings["prior_var"], weight, gap)
 
     def _n_outputs(self, model: Model) -> int:
         raise NotImplementedError
@@ -527,21 +575,25 @@ class KalmanEstimator(BaseEstimator):
         phi: Array,
         prior_var: float,
         weight: Array | None,
+        gap: Array | None,
     ) -> Model:
         """The model with a new state, and what the step told."""
-        norm = prior_var * np.einsum("bm,bm->b", phi, phi)
         if isinstance(step, MixtureStep):
-            weights = step.half_life_weights
-            variance = np.einsum("bj,jb->b", weights, step.logit_var) / norm
-            weights = weights[:, np.argsort(state.half_lives)]
+            from kalstream.estimators._watch_scan import shares_and_variance
+
+            order = _order(state.half_lives)
+            weights, variance = shares_and_variance(
+                step.weights, step.logit_var, phi, prior_var, order
+            )
             told: Any = step.told
         else:
-            weights = np.zeros((len(phi), len(_GRID)))
-            weights[np.arange(len(phi)), np.searchsorted(_GRID, step.half_life * 0.999)] = 1.0
-            variance, told = step.logit_var / norm, step
-        return replace(
-            model, state=state, watch=model.watch.after(weights, variance), told=_tail(told)
-        )
+            before = model.watch.now
+            if not before.any():
+                before = _at_start(self._policy_of_model(), 1)[0]
+            weights = _half_life_weights(step, gap, self.transition == "chunk", before)
+            variance, told = _like(step.logit_var / _norm(phi, prior_var), weights), step
+        watch = model.watch.after(weights, variance)
+        return model.but(state=state, watch=watch, told=_tail(told))
 
     # ---- predicting -----------------------------------------------------------------------
 
@@ -563,21 +615,28 @@ class KalmanEstimator(BaseEstimator):
         The variance of the outputs that comes from not knowing the weights (epistemic), over
         what it was before any data.
         """
-        with self._shared().reading() as model:
-            ahead, phi = self._ahead(model, X, time)
-        norm = self._number("prior_var", 1.0) * np.einsum("bm,bm->b", phi, phi)
-        if isinstance(ahead, MixtureStep):
-            return np.einsum("bj,jb->b", ahead.half_life_weights, ahead.logit_var) / norm
-        return ahead.logit_var / norm
+        return self._variance_and_usual(X, time)[0]
 
-    def is_novel(self, X: ArrayLike, times: float = 3.0, time: Any = None) -> Array:
+    def is_novel(self, X: ArrayLike, factor: float = 3.0, time: Any = None) -> Array:
         """Whether each row (b,) is unlike what was learnt from.
 
-        True where `uncertainty` is more than ``times`` that of the rows of late, before they were
-        learnt (an average over a thousand or so).
+        True where `uncertainty` is more than ``factor`` times what it was for the rows of late,
+        before they were learnt (a geometric average over some 200 rows, for each filter). It sees
+        rows where the features were not seen before; a new class among known features does
+        not show here, but as a low probability of every known class.
         """
-        usual = self._model.watch.numbers[USUAL]
-        return self.uncertainty(X, time) > check.positive("times", times) * usual
+        variance, usual = self._variance_and_usual(X, time)
+        return variance > check.positive("factor", factor) * usual
+
+    def _variance_and_usual(self, X: Any, time: Any) -> tuple[Array, Array]:
+        """Variances (b,) of rows relative to the prior's, and what is usual (b,)."""
+        with self._shared().reading() as model:
+            ahead, phi = self._ahead(model, X, time)
+        norm, usual = _norm(phi, self._number("prior_var", 1.0)), np.exp(model.watch.levels)
+        if not isinstance(ahead, MixtureStep):
+            return ahead.logit_var / norm, np.full(len(phi), usual[0])
+        weights, order = ahead.half_life_weights, _order(ahead.half_lives)
+        return np.einsum("bj,jb->b", weights, ahead.logit_var) / norm, weights[:, order] @ usual
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -586,15 +645,72 @@ class KalmanEstimator(BaseEstimator):
         return tags
 
 
+@lru_cache
+def _order(half_lives: tuple[float, ...]) -> Array:
+    """Order (J,) of half-lives, shortest first."""
+    return np.argsort(half_lives)
+
+
+def _sorted_in(half_life: Array) -> Array:
+    """Half-lives (b,) as weights (b, J) of those of the grid."""
+    weights = np.zeros((len(half_life), len(_GRID)))
+    weights[np.arange(len(half_life)), np.searchsorted(_GRID, half_life * 0.999)] = 1.0
+    return weights
+
+
+def _half_life_weights(step: Step, gap: Array | None, chunk: bool, before: Array) -> Array:
+    """Half-lives of one filter, as weights (b, J) of those of the grid.
+
+    A row forgets with gamma ** gap, and where it forgets nothing it does not tell: then the row
+    before it counts, ``before`` (J,) at the beginning.
+    """
+    if gap is None and not chunk:
+        return _sorted_in(step.half_life)
+    n = len(step.gamma)
+    gaps = np.ones(n) if gap is None else gap
+    told = np.where((gaps > 0.0) & (step.gamma > 0.0), np.arange(n), -1)
+    if chunk:
+        told[:-1] = -1
+    each = _sorted_in(step.half_life * np.where(gaps > 0.0, gaps, 1.0))
+    return np.concatenate([before[None], each])[1 + np.maximum.accumulate(told)]
+
+
+def _at_start(policy: Policy, n: int) -> Array:
+    """Weights (b, J) of the half-lives before anything is learnt."""
+    if isinstance(policy, Mixture):
+        return np.full((n, len(policy.half_lives)), 1.0 / len(policy.half_lives))
+    return _sorted_in(np.full(n, half_life(policy._rule[0])))
+
+
 def as_times(time: Any, n: int) -> Array:
-    """Times (b,) as numbers; dates in seconds."""
+    """Times (b,) as numbers; dates in seconds, those with a zone in UTC."""
     array = np.asarray(time)
-    if array.dtype == object:  # datetime, pandas' Timestamp
+    if array.dtype == object and any(hasattr(value, "year") for value in array.flat):
+        utc = [_without_zone(value) for value in array.flat]  # date, datetime, pandas' Timestamp
         with contextlib.suppress(TypeError, ValueError):
-            array = array.astype("datetime64[ns]")
+            array = np.array(utc, "datetime64[us]").reshape(array.shape)
     if array.dtype.kind == "M":
-        array = array.astype("datetime64[ns]").astype(np.int64) / 1e9
+        if np.isnat(array).any():
+            row = int(np.argmax(np.isnat(array)))
+            raise InvalidInput(f"time is missing (NaT) at row {row} of X; every row needs one")
+        array = array.astype("datetime64[us]").astype(np.int64) / 1e6
     return check.per_row("time", array, n)
+
+
+def _without_zone(value: Any) -> Any:
+    if getattr(value, "tzinfo", None) is None:
+        return value
+    return value.astimezone(datetime.UTC).replace(tzinfo=None)
+
+
+def _like(values: Array, weights: Array) -> Array:
+    """Values (b,) for each column of weights (b, J)."""
+    return np.repeat(values.astype(np.float64)[:, None], weights.shape[1], axis=1)
+
+
+def _norm(phi: Array, prior_var: float) -> Array:
+    """Variance (b,) of the outputs of phi (b, m) before any data; never 0, to divide by."""
+    return np.maximum(prior_var * np.einsum("bm,bm->b", phi, phi), np.finfo(np.float64).tiny)
 
 
 def _seed(random_state: Any) -> Any:
@@ -605,10 +721,18 @@ def _seed(random_state: Any) -> Any:
 
 
 def _tail(told: Any) -> Any:
-    """The last rows of a step, without their means: what `health_` needs, and no more."""
+    """The last rows of a step, without their means if these are many: enough for `health_`."""
     n = len(told.noise_var)
+    if n <= _SHORT and told.logit_mean.size <= 1000:
+        return told
     cut = slice(max(0, n - _SHORT), n)
-    noise_var = told.noise_var[cut].copy()
-    parts = (told.logit_var[..., cut].copy(), told.gamma[..., cut].copy(), noise_var)
+    parts = [
+        told.logit_var[..., cut],
+        told.gamma[..., cut],
+        told.noise_var[cut],
+        told.nis[..., cut],
+    ]
+    if n > _SHORT:
+        parts = [part.copy() for part in parts]
     kind = BankStep if isinstance(told, BankStep) else Step
-    return kind(np.empty((*parts[0].shape, 0)), *parts, told.nis[..., cut].copy())
+    return kind(np.empty((*parts[0].shape, 0)), *parts)

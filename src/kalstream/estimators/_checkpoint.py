@@ -92,7 +92,7 @@ REGISTERED: dict[str, type] = {
 # What belongs to the running process: a restored state owns its arrays and has room to claim.
 _LEFT_OUT: Final = {
     *((_Stored, "room"), (_Base, "lent")),
-    *((Bank, "room"), (Bank, "memo"), (_Stack, "lent")),
+    *((Bank, "room"), (Bank, "memo"), (_Stack, "lent"), (_Stack, "full")),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -41,18 +41,28 @@ class Labels:
         try:
             ranked = sorted(range(len(self.names)), key=self.names.__getitem__)
         except TypeError:  # labels of several types have no order of their own
-            kinds = [(type(name).__name__, repr(name)) for name in self.names]
-            ranked = sorted(range(len(self.names)), key=kinds.__getitem__)
+            ranked = self._by_type()
         return np.array(ranked, np.int64)
+
+    def _by_type(self) -> list[int]:
+        kinds = [type(name).__name__ for name in self.names]
+        try:
+            keys: list[Any] = list(zip(kinds, self.names, strict=True))
+            return sorted(range(len(keys)), key=keys.__getitem__)
+        except TypeError:  # not even labels of one type have an order
+            keys = list(zip(kinds, map(repr, self.names), strict=True))
+            return sorted(range(len(keys)), key=keys.__getitem__)
 
     @cached_property
     def classes(self) -> Array:
         """Labels (K,), sorted."""
         return as_array([self.names[k] for k in self.order])
 
-    def with_new(self, labels: Iterable[Any]) -> Labels:
+    def with_new(self, labels: Sequence[Any]) -> Labels:
         """These labels, and after them those that are not yet among them; None is no label."""
         column = self.column
+        if all(name in column for name in labels):
+            return self
         new = dict.fromkeys(name for name in labels if name is not None and name not in column)
         return Labels((*self.names, *new)) if new else self
 
@@ -94,15 +104,7 @@ def read_labels(y: Any, n_rows: int | None = None, *, name: str = "y") -> list[A
         raise InvalidInput(f"{name} has {len(array)} labels for {n_rows} rows of X")
     if array.dtype.kind in "iubSU":
         return array.tolist()
-    if array.dtype.kind == "f":
-        known = array[~np.isnan(array)]
-        if len(known) and not (np.isfinite(known).all() and (known == np.floor(known)).all()):
-            bad = known[~np.isfinite(known) | (known != np.floor(known))][0]
-            raise InvalidInput(
-                f"Unknown label type: {name} holds {bad}, and continuous targets are for "
-                "KalmanRegressor; labels may be strings or whole numbers"
-            )
-    return [_plain(value) for value in array.tolist()]
+    return [_plain(value, name) for value in array.tolist()]
 
 
 def _is_mixed(y: Any) -> bool:
@@ -110,7 +112,7 @@ def _is_mixed(y: Any) -> bool:
     return isinstance(y, list | tuple) and len({type(value) for value in y}) > 1
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, name: str) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     try:
@@ -121,6 +123,11 @@ def _plain(value: Any) -> Any:
         if type(value).__name__ == "NAType":
             return None
         raise InvalidInput(
-            f"y holds {value!r}, which cannot be a label; use numbers or strings"
+            f"{name} holds {value!r}, which cannot be a label; use numbers or strings"
         ) from None
+    if isinstance(value, float) and not value.is_integer():
+        raise InvalidInput(
+            f"Unknown label type: {name} holds {value}, and continuous targets are for "
+            "KalmanRegressor; labels may be strings or whole numbers"
+        )
     return value

@@ -17,6 +17,7 @@ from kalstream.features import OnlineScaler, RandomFourierFeatures
 Array = NDArray[Any]
 
 FEATURES: Final = ("raw", "scaled", "fourier")
+_OWN: Final = (OnlineScaler, RandomFourierFeatures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,10 @@ class Representation:
         """Features (b, m) of rows (b, d), with what is known now."""
         if self.transformer is None:
             return self._features(rows)
-        if hasattr(self.transformer, "_transform"):  # our own, without checking the rows again
+        # Our own, without checking the rows again.
+        if type(self.transformer) is RandomFourierFeatures:  # it makes the constant itself
+            return self.transformer._transform(rows, int(self.intercept))
+        if type(self.transformer) is OnlineScaler:
             return self._features(self.transformer._transform(rows))
         return self._features(self.transformer.transform(rows))
 
@@ -80,9 +84,12 @@ class Representation:
         if self.transformer is None:
             return self, self._features(rows)
         # Others may be reading this one.
-        if hasattr(self.transformer, "_fork") and hasattr(self.transformer, "n_features_in_"):
+        if type(self.transformer) in _OWN and hasattr(self.transformer, "n_features_in_"):
             learner = self.transformer._fork()
-            return replace(self, transformer=learner), self._features(learner._advance(rows))
+            after = Representation(learner, self.size, self.intercept)
+            if isinstance(learner, RandomFourierFeatures):
+                return after, learner._advance(rows, int(self.intercept))
+            return after, self._features(learner._advance(rows))
         learner = copy.deepcopy(self.transformer)
         if hasattr(learner, "advance"):
             found = learner.advance(rows)

@@ -27,7 +27,9 @@ checkpoint.REGISTERED.update(
     {cls.__name__: cls for cls in (Model, Representation, Labels, Watch, BankStep, Step)}
 )
 checkpoint._CHECKS[Watch] = lambda w: (
-    w.now.shape == w.usual.shape and w.numbers.shape == (7,) and w.usual.dtype == np.float64
+    w.now.shape == w.usual.shape == w.levels.shape
+    and w.numbers.shape == (6,)
+    and w.usual.dtype == w.levels.dtype == w.numbers.dtype == np.float64
 )
 _FITTED = ("n_features_in_", "feature_names_in_", "_flat")
 

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from threading import Lock
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+
+class _Reading(Generic[T]):
+    """What `Shared.reading` returns; a generator would take three times as long."""
+
+    __slots__ = ("shared",)
+
+    def __init__(self, shared: Shared[T]) -> None:
+        self.shared = shared
+
+    def __enter__(self) -> T:
+        with self.shared._lock:
+            self.shared._readers += 1
+            return self.shared._value
+
+    def __exit__(self, *error: object) -> None:
+        with self.shared._lock:
+            self.shared._readers -= 1
 
 
 class Shared(Generic[T]):
@@ -31,17 +48,9 @@ class Shared(Generic[T]):
         self._lock = Lock()  # of the two above
         self._writer = Lock()
 
-    @contextmanager
-    def reading(self) -> Iterator[T]:
-        """The value, which nobody overwrites until the block is left."""
-        with self._lock:
-            self._readers += 1
-            value = self._value
-        try:
-            yield value
-        finally:
-            with self._lock:
-                self._readers -= 1
+    def reading(self) -> _Reading[T]:
+        """The value, in a ``with`` block: nobody overwrites it until the block is left."""
+        return _Reading(self)
 
     def update(self, change: Callable[[T, bool], T], *, short: bool) -> None:
         """Replace the value by change(value, alone); if that raises, the value stays.

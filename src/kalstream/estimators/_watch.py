@@ -11,14 +11,17 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 # Where each number stands in `Watch.numbers`.
-N, DISTANCE, ON, BEGAN, PEAK, ALARMS, USUAL = range(7)
+N, DISTANCE, ON, BEGAN, PEAK, ALARMS = range(6)
 
 # The usual posterior over half-lives is an average over some this many rows.
 _SLOW: Final = 1000.0
+# What variance is usual is a geometric average over some this many rows.
+_RECENT: Final = 200.0
 # No alarm before the average means something.
 _WARM_UP: Final = 200.0
-# An alarm begins above the first and ends below the second.
-_ALARM: Final = (0.5, 0.25)
+# An alarm begins above the first and ends below the second. A change of the rule passes 0.9; on
+# streams without one 0.5 is passed once or twice in a thousand rows, 0.85 once in ten thousand.
+_ALARM: Final = (0.85, 0.25)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class Drift:
         Whether there is an alarm now.
     confidence : float in [0, 1]
         How much of the posterior has moved: the largest difference between the probability
-        that the half-life is at most h, now and usually, over h. An alarm begins above 0.5 and
+        that the half-life is at most h, now and usually, over h. An alarm begins above 0.85 and
         ends below 0.25.
     since : int or None
         Number of the row (counted from 0) at which the last alarm began.
@@ -65,28 +68,33 @@ class Watch:
     ----------
     now, usual : (J,)
         Posterior over half-lives, shortest first: of the last row, and on average.
-    numbers : (7,)
+    levels : (J,)
+        Logarithm of each filter's usual variance before a row is learnt, over the prior's.
+    numbers : (6,)
         See the names above.
     """
 
     now: Array
     usual: Array
+    levels: Array
     numbers: Array
 
     @classmethod
     def start(cls, n_filters: int) -> Watch:
         """Nothing seen yet."""
-        numbers = np.zeros(7)
+        numbers = np.zeros(6)
         numbers[BEGAN] = -1.0
-        return cls(np.zeros(n_filters), np.zeros(n_filters), numbers)
+        nothing = np.zeros(n_filters)
+        return cls(nothing, nothing, nothing, numbers)
 
     def after(self, weights: Array, variance: Array) -> Watch:
-        """The watch after rows with half-life weights (b, J) and relative variances (b,)."""
+        """The watch after rows with half-life weights and relative variances (b, J)."""
         from kalstream.estimators._watch_scan import watch_rows
 
-        usual, numbers = self.usual.copy(), self.numbers.copy()
-        watch_rows(weights, variance, _SLOW, _WARM_UP, *_ALARM, usual, numbers)
-        return Watch(weights[-1].copy(), usual, numbers)
+        usual, levels, numbers = self.usual.copy(), self.levels.copy(), self.numbers.copy()
+        how = _SLOW, _WARM_UP, *_ALARM, _RECENT
+        watch_rows(weights, variance, *how, usual, levels, numbers)
+        return Watch(weights[-1].copy(), usual, levels, numbers)
 
     def drift(self, half_lives: Array) -> Drift:
         """Report, given the half-lives (J,), shortest first."""

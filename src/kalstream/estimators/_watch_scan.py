@@ -4,9 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from kalstream.core._jit import jit
 
 Array = Any
+
+
+@jit
+def shares_and_variance(
+    weights: Array, logit_var: Array, features: Array, prior_var: float, order: Array
+) -> tuple[Array, Array]:
+    """Half-life weights (b, J) in this order, and variances (b, J) relative to the prior's.
+
+    From the weights (b, J, C) of a mixture, its variances (J, b) and features (b, m).
+    """
+    n, n_filters, n_calibrations = weights.shape
+    shares, variance = np.zeros((n, n_filters)), np.empty((n, n_filters))
+    for i in range(n):
+        norm = 0.0
+        for k in range(features.shape[1]):
+            norm += features[i, k] * features[i, k]
+        norm = max(prior_var * norm, np.finfo(np.float64).tiny)
+        for j in range(n_filters):
+            for c in range(n_calibrations):
+                shares[i, j] += weights[i, order[j], c]
+            variance[i, j] = logit_var[order[j], i] / norm
+    return shares, variance
 
 
 @jit
@@ -17,10 +41,12 @@ def watch_rows(
     warm_up: float,
     begin: float,
     end: float,
+    recent: float,
     usual: Array,
+    levels: Array,
     numbers: Array,
 ) -> None:
-    """Pass over half-life weights (b, J) and relative variances (b,); see `Watch.numbers`."""
+    """Pass over half-life weights (b, J) and relative variances (b, J); see `Watch`."""
     for i in range(weights.shape[0]):
         n = numbers[0]
         # How much of the posterior has moved to the shorter side of some half-life.
@@ -41,5 +67,7 @@ def watch_rows(
         rate = 1.0 / min(n + 1.0, slow)
         for j in range(weights.shape[1]):
             usual[j] += rate * (weights[i, j] - usual[j])
-        numbers[6] += rate * (variance[i] - numbers[6])
+        rate = 1.0 / min(n + 1.0, recent)
+        for j in range(weights.shape[1]):
+            levels[j] += rate * (np.log(max(variance[i, j], 1e-300)) - levels[j])
         numbers[0] = n + 1.0

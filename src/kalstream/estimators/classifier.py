@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any, Final, Self
 
@@ -23,7 +23,7 @@ Array = NDArray[Any]
 
 # The paper's 1/K depends on a K that is not known at the start. This does as well, for 2 classes
 # and for 100 (benchmarks/README.md), because calibration makes up for the size of the logits.
-_NOISE_VAR: Final = 0.05
+_NOISE_VAR: Final = 0.03
 # An exact answer takes this much of a mixture, its lightest components, by probit.
 _LIGHT: Final = 0.02
 
@@ -195,18 +195,24 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
     ) -> Self:
         check.choice("predictive", self.predictive, METHODS)
 
-        def targets(model: Model, n: int) -> tuple[Model, Array, Array | None]:
+        def targets(
+            model: Model, n: int, weight: Array | None
+        ) -> tuple[Model, check.Targets, Array | None]:
             if len(names) != n:
                 raise InvalidInput(f"y has {len(names)} labels for the {n} rows of X")
-            labels = model.labels.with_new(declared or []).with_new(names)
+            labels = model.labels.with_new(declared or ()).with_new(names)
             codes = labels.codes(names)
-            counts = np.zeros(len(labels.names))
-            counts[: len(model.counts)] = model.counts
-            factor = self._class_weights(labels, codes, counts)
-            counts += np.bincount(codes[codes >= 0], minlength=len(counts))
-            return replace(model, labels=labels, counts=counts), codes, factor
+            # A row of weight 0 is as one without a label.
+            learnt = codes if weight is None else np.where(weight > 0.0, codes, -1)
+            counts = np.bincount(learnt + 1, minlength=len(labels.names) + 1)[1:].astype(np.float64)
+            before = model.counts
+            if len(before) < len(counts):
+                before = np.pad(before, (0, len(counts) - len(before)))
+            factor = self._class_weights(labels, learnt, before)
+            read = check.Targets(codes, None, codes >= 0)
+            return model.but(labels=labels, counts=counts + before), read, factor
 
-        self._learn(X, targets, sample_weight, time, first=first)
+        self._learn(X, targets, sample_weight, time, first=first, whole=declared is None)
         return self
 
     def _class_weights(self, labels: Any, codes: Array, counts: Array) -> Array | None:
@@ -214,8 +220,12 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         if self.class_weight is None:
             return None
         if isinstance(self.class_weight, Mapping):
-            each = np.array([float(self.class_weight.get(name, 1.0)) for name in labels.names])
-            return np.where(codes >= 0, each[codes], 1.0)
+            each = check.non_negative_rows(
+                "class_weight",
+                [self.class_weight.get(name, 1.0) for name in labels.names],
+                len(labels.names),
+            )
+            return np.append(each, 1.0)[codes]  # the last for rows without a label, -1
         if self.class_weight != "balanced":
             raise InvalidInput(
                 f'class_weight must be a dict, "balanced" or None, got {self.class_weight!r}'
@@ -268,7 +278,9 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         logs = np.maximum(self.predict_log_proba(X, time), -1e4)
         return logs[:, 1] - logs[:, 0] if logs.shape[1] == 2 else logs
 
-    def predict(self, X: ArrayLike, abstain_below: float | None = None, time: Any = None) -> Array:
+    def predict(
+        self, X: ArrayLike, *, abstain_below: float | None = None, time: Any = None
+    ) -> Array:
         """Most probable label of each row (b,).
 
         Parameters
@@ -284,7 +296,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         labels = classes[found.argmax(axis=1)]
         if abstain_below is None:
             return labels
-        threshold = check.unit_interval("abstain_below share", abstain_below)
+        threshold = check.unit_interval("abstain_below", abstain_below)
         labels = labels.astype(object)
         labels[found.max(axis=1) < threshold] = None
         return labels
@@ -315,7 +327,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         """
 
         def change(model: Model, alone: bool) -> Model:
-            column = model.labels.column.get(label)
+            column = model.labels.column.get(label) if isinstance(label, Hashable) else None
             if column is None:
                 known = ", ".join(map(repr, model.labels.classes[:10].tolist()))
                 raise InvalidInput(f"{label!r} is no class of this model; it knows {known}")

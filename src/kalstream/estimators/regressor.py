@@ -106,7 +106,8 @@ random_state
                 "y contains NaN or infinity; fit needs every target, "
                 "partial_fit lets time pass where one is NaN"
             )
-        self._learn(X, self._targets(values), sample_weight, time, first=True)
+        self._learn(X, self._targets(values), sample_weight, time, first=True, whole=True)
+        self._flat = values.ndim == 1
         return self
 
     def partial_fit(
@@ -128,20 +129,24 @@ random_state
         """
         first = "_published" not in self.__dict__
         values = _values(y)
-        self._learn(X, self._targets(values), sample_weight, time, first=first)
+        self._learn(X, self._targets(values), sample_weight, time, first=first, whole=False)
+        self._flat = values.ndim == 1
         return self
 
     def _targets(self, values: Array) -> Any:
         """What `_learn` asks for: targets (b, K) less an offset, the first target there was."""
 
-        def targets(model: Model, n: int) -> tuple[Model, Array, None]:
-            if values.ndim not in (1, 2) or len(values) != n:
+        def targets(model: Model, n: int, weight: Array | None) -> tuple[Model, Array, None]:
+            if values.ndim not in (1, 2) or len(values) != n or values.size == 0:
                 raise InvalidInput(f"y has shape {values.shape} for the {n} rows of X")
             dense = values.reshape(n, -1).astype(np.float64)
             if np.isinf(dense).any():
                 raise InvalidInput("y contains infinity; use NaN where a target is unknown")
             if model.offset is None:
-                known = np.flatnonzero(~np.isnan(dense).any(axis=1))
+                missing = np.isnan(dense).any(axis=1)
+                if weight is not None:
+                    missing |= weight == 0.0
+                known = np.flatnonzero(~missing)
                 if len(known):
                     model = replace(model, offset=dense[known[0]].copy())
             if model.offset is None:
@@ -152,7 +157,6 @@ random_state
                 )
             return model, dense - model.offset, None
 
-        self._flat = values.ndim == 1
         return targets
 
     def _n_outputs(self, model: Model) -> int:
@@ -181,8 +185,9 @@ random_state
         phi: Array,
         prior_var: float,
         weight: Array | None,
+        gap: Array | None,
     ) -> Model:
-        model = super()._noted(model, state, step, phi, prior_var, weight)
+        model = super()._noted(model, state, step, phi, prior_var, weight, gap)
         if isinstance(step, MixtureStep) or not self._learns_scale():
             return model
         freedom, squares = model.spread.tolist()
@@ -273,6 +278,6 @@ def _values(y: Any) -> Array:
     """Targets as numbers; what is missing altogether is named as scikit-learn names it."""
     if y is None:
         raise InvalidInput("KalmanRegressor requires y to be passed, but the target y is None")
-    if np.iscomplexobj(y):
+    if getattr(getattr(y, "dtype", None), "kind", None) == "c":
         raise InvalidInput("Complex data not supported: y must be real numbers")
     return check.numeric("y", y)

@@ -10,6 +10,8 @@ from kalstream.core._jit import jit
 
 Array = Any
 
+LARGEST = 1e100  # the squares of larger numbers would not add up
+
 
 @jit
 def standardise(
@@ -37,7 +39,7 @@ def learn(
     for k in range(row.shape[0]):
         if np.isnan(row[k]):
             continue
-        deviation = row[k] - mean[k]
+        deviation = min(max(row[k] - mean[k], -LARGEST), LARGEST)
         if count[k] > 10.0 and spread[k] > 0.0:
             reach = outlier * np.sqrt(spread[k] / count[k])
             deviation = min(max(deviation, -reach), reach)
@@ -71,3 +73,28 @@ def pass_over(
     for i in range(rows.shape[0]):
         standardise(rows[i], count, mean, spread, clip, out[i])
         learn(rows[i], count, mean, spread, keep, outlier)
+
+
+@jit
+def waves(scaled: Array, projection: Array, size: float, lead: int, linear: bool) -> Array:
+    """Cosines and sines of projected rows (b, d), behind ``lead`` ones and before the rows / size.
+
+    The waves of a row have norm 1.
+    """
+    n, d = scaled.shape
+    n_directions = projection.shape[1]
+    out = np.ones((n, lead + 2 * n_directions + (d if linear else 0)))
+    angles = np.empty(n_directions)
+    norm = 1.0 / np.sqrt(n_directions)
+    for i in range(n):
+        angles[:] = 0.0
+        for k in range(d):
+            for j in range(n_directions):
+                angles[j] += scaled[i, k] * projection[k, j]
+        for j in range(n_directions):
+            out[i, lead + j] = norm * np.cos(angles[j])
+            out[i, lead + n_directions + j] = norm * np.sin(angles[j])
+        if linear:
+            for k in range(d):
+                out[i, lead + 2 * n_directions + k] = scaled[i, k] / size
+    return out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from kalstream.errors import InvalidInput
-from kalstream.features.scaling import OnlineScaler
+from kalstream.features.scaling import OnlineScaler, forked
 
 Array = NDArray[np.float64]
 
@@ -97,15 +96,16 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
         self._ready(X)
         return self._waves(self.scaler_.advance(X))
 
-    def _transform(self, rows: Array) -> Array:
-        return self._waves(self.scaler_._transform(rows))
+    def _transform(self, rows: Array, lead: int = 0) -> Array:
+        """As `transform` of checked rows, behind ``lead`` columns of ones."""
+        return self._waves(self.scaler_._transform(rows), lead)
 
-    def _advance(self, rows: Array) -> Array:
-        return self._waves(self.scaler_._advance(rows))
+    def _advance(self, rows: Array, lead: int = 0) -> Array:
+        return self._waves(self.scaler_._advance(rows), lead)
 
     def _fork(self) -> RandomFourierFeatures:
         """As `OnlineScaler._fork`."""
-        fork = copy.copy(self)
+        fork = forked(self)
         fork.scaler_ = self.scaler_._fork()
         return fork
 
@@ -152,16 +152,10 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
             raise InvalidInput(f"bandwidth must be above 0 and finite, got {self.bandwidth!r}")
         return float(self.bandwidth)
 
-    def _waves(self, scaled: Array) -> Array:
-        angles = scaled @ self.projection_
-        n, n_directions = angles.shape
-        out = np.empty((n, self._n_features_out))
-        np.cos(angles, out=out[:, :n_directions])
-        np.sin(angles, out=out[:, n_directions : 2 * n_directions])
-        out[:, : 2 * n_directions] *= n_directions**-0.5
-        if self.linear:
-            np.divide(scaled, self._size, out=out[:, 2 * n_directions :])
-        return out
+    def _waves(self, scaled: Array, lead: int = 0) -> Array:
+        from kalstream.features._moments import waves
+
+        return waves(scaled, self.projection_, self._size, lead, bool(self.linear))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

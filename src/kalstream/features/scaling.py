@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any, Final
 
@@ -88,23 +87,24 @@ class OnlineScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return self
 
     def _transform(self, rows: Array) -> Array:
+        """As `transform` of checked rows."""
         from kalstream.features._moments import standardise_rows
 
-        out = np.empty_like(rows)
+        out = np.empty(rows.shape)
         standardise_rows(rows, *self._moments(), float(self.clip), out)
         return out
 
     def _advance(self, rows: Array) -> Array:
         from kalstream.features._moments import pass_over
 
-        out = np.empty_like(rows)
+        out = np.empty(rows.shape)
         keep = gamma_of(self.half_life)
         pass_over(rows, *self._moments(), keep, float(self.clip), _OUTLIER, out)
         return out
 
     def _fork(self) -> OnlineScaler:
         """A copy that goes its own way; what is never changed in place is shared."""
-        fork = copy.copy(self)
+        fork = forked(self)
         fork.count_, fork.mean_, fork._spread = (part.copy() for part in self._moments())
         return fork
 
@@ -134,3 +134,10 @@ class OnlineScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
+
+
+def forked(obj: Any) -> Any:
+    """A shallow copy, faster than `copy.copy`, which asks scikit-learn for a state to pickle."""
+    fork = object.__new__(type(obj))
+    fork.__dict__.update(obj.__dict__)
+    return fork

@@ -1,0 +1,1 @@
+"""kalstream under the interfaces of other libraries: river."""

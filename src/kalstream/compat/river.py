@@ -1,0 +1,579 @@
+"""river's interface: rows are dicts, and their features come and go.
+
+Needs the extra ``river``; importing this module without it says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from decimal import Decimal
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kalstream import estimators
+from kalstream._optional import require
+from kalstream.errors import InvalidInput
+
+require("river", "river")
+base: Any = require("river.base", "river")
+
+__all__ = ["KalmanClassifier", "KalmanRegressor"]
+
+Array = NDArray[Any]
+Columns = dict[Hashable, int]
+
+_NAN: Final = math.nan
+_NUMBERS: Final = (float, int, np.floating, np.integer, np.bool_, Decimal, Fraction)
+
+
+class _Adapter:
+    """Dicts and frames to rows of an estimator that grows with the features.
+
+    A feature gets a column when it first has a value. `_known` holds the columns and the
+    estimator they are of, replaced as one: other threads may predict while one learns.
+    """
+
+    _known: tuple[Columns, Any]
+
+    # ---- what has been learnt -------------------------------------------------------------
+
+    @property
+    def estimator(self) -> Any:
+        """The scikit-learn estimator behind it; a new one takes its place when features come."""
+        return self._known[1]
+
+    @property
+    def feature_names_(self) -> tuple[Hashable, ...]:
+        """Features seen so far, in the order of the estimator's columns."""
+        return tuple(self._known[0])
+
+    @property
+    def half_life_(self) -> float:
+        """Examples after which a weight has halved; of a mixture, the posterior's median."""
+        return self.estimator.half_life_
+
+    @property
+    def half_life_weights_(self) -> dict[float, float]:
+        """Posterior over half-lives: {half-life: probability}."""
+        return self.estimator.half_life_weights_
+
+    def drift(self) -> estimators.Drift:
+        """Has the posterior over half-lives moved towards shorter ones, since when, how sure.
+
+        An alarm to be polled, once a row has been learnt; see `kalstream.estimators.Drift`.
+        """
+        return self.estimator.drift()
+
+    # ---- rows -----------------------------------------------------------------------------
+
+    def _ready(self, x: Mapping[Hashable, Any]) -> tuple[Any, Array] | None:
+        """The estimator and a row (1, d) to predict; None before anything was learnt."""
+        columns, estimator = self._known
+        if not estimator.__sklearn_is_fitted__():
+            return None
+        return estimator, _row(x, columns)
+
+    def _ready_many(self, X: Any) -> tuple[Any, Array] | None:
+        """The estimator and rows (b, d) to predict; None before anything was learnt."""
+        columns, estimator = self._known
+        frame = _frame(X, only=columns)
+        if not estimator.__sklearn_is_fitted__() or not len(X):
+            return None
+        return estimator, _rows(frame, columns, slice(0, len(X)))
+
+    def _learn_row(self, x: Mapping[Hashable, Any], y: Any, w: float) -> None:
+        columns, estimator = self._known
+        fresh: list[Hashable] = []
+        row = _row(x, columns, fresh)
+        if fresh:
+            columns, estimator = _grown(columns, estimator, fresh)
+            row = _row(x, columns)
+        estimator.partial_fit(row, [y], sample_weight=None if w == 1.0 else [w])
+        self._known = columns, estimator
+
+    def _learn_rows(self, X: Any, y: Array, w: Any) -> None:
+        """Learn a chunk as its rows one by one, all or nothing."""
+        columns, estimator = self._known
+        frame, n = _frame(X), len(X)
+        if len(y) != n:
+            raise InvalidInput(f"y has {len(y)} targets for the {n} rows of X")
+        weights = None
+        if np.ndim(w) or w != 1.0:
+            weights = np.broadcast_to(np.asarray(w, np.float64), (n,))
+        # A feature comes with its first value, unless the rows are one step of the filter.
+        comes: dict[Hashable, int] = {}
+        for name, values in frame.items():
+            there = ~np.isnan(values)
+            if name not in columns and there.any():
+                comes[name] = 0 if estimator.transition == "chunk" else int(there.argmax())
+        starts = sorted({0, *comes.values()})
+        if len(starts) > 1:
+            estimator = copy.copy(estimator)
+        for start, end in pairwise([*starts, n]) if n else ():
+            if fresh := [name for name, at in comes.items() if at == start]:
+                columns, estimator = _grown(columns, estimator, fresh)
+            part = slice(start, end)
+            estimator.partial_fit(
+                _rows(frame, columns, part),
+                y[part],
+                sample_weight=None if weights is None else weights[part],
+            )
+        self._known = columns, estimator
+
+
+class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
+    """Online classifier for river: a Kalman filter over the weights of a linear readout.
+
+    `kalstream.KalmanClassifier` on rows that are dicts. It forgets as fast as the stream drifts,
+    is calibrated, and takes new features and new classes at any time. Nothing has to be tuned.
+
+    Parameters
+    ----------
+    forgetting : "mixture", "learned", float or policy
+        "mixture" runs filters with several half-lives and believes those that predict best.
+        "learned" is the paper's online SGD on gamma. A float is a fixed gamma: 1 forgets
+        nothing. Or a `kalstream.core.Mixture`, `Learned` or `Fixed`.
+    features : "raw", "scaled", "fourier" or transformer
+        "fourier" scales features online and adds random Fourier features of them, "scaled" only
+        scales, "raw" takes them as they are (of size about 1). Or a transformer with
+        ``partial_fit`` and ``transform``, and with ``add_columns`` if features are to come later.
+    n_components : int
+        Number of Fourier features.
+    transition : "example" or "chunk"
+        Forget before every row, or once for every call of `learn_one` or `learn_many`.
+    noise_var, prior_var : "auto" or float
+        Variances of the targets' noise and of the weights before any data.
+    predictive : "exact", "probit", "monte-carlo" or "plug-in"
+        How logits turn into probabilities; see `kalstream.core.class_probabilities`.
+    calibration : "auto", float, Calibration or sequence of floats
+        Factor that multiplies logits: learnt ("auto"), fixed, or for a mixture a grid.
+    class_weight : dict, "balanced" or None
+        Weights of classes; "balanced" goes by the frequencies so far.
+    intercept : bool
+    dtype : float64 or float32
+    seed : int or None
+        Of the Fourier features and of sampled predictions.
+
+    Attributes
+    ----------
+    estimator : kalstream.KalmanClassifier
+        All else that there is to see, `classes_` and `health_` for instance.
+    feature_names_ : tuple
+        Features seen so far, in the order of the estimator's columns.
+    half_life_, half_life_weights_
+        How long the memory is, and how much each half-life is believed.
+
+    Notes
+    -----
+    A feature that is absent, None or NaN is missing: it stands for its mean so far ("raw": for 0).
+    One that comes for the first time is taken as missing in all rows before, exactly. Only the
+    scale of the representation (the bandwidth of "fourier", the size of a row) stays as the number
+    of features in the first row learnt has set it, so let that row be a typical one. A prediction
+    ignores features never learnt from. Values are numbers or bools.
+
+    Memory and time for a row grow with the square of the number of features; hash those of an
+    open vocabulary, with `river.preprocessing.FeatureHasher` for instance.
+
+    `learn_many` equals `learn_one` row by row (with ``transition="example"``). Predictions may be
+    made by other threads while one learns.
+
+    Examples
+    --------
+    >>> from river import datasets, evaluate, metrics
+    >>> model = KalmanClassifier(seed=1)
+    >>> evaluate.progressive_val_score(datasets.Phishing().take(300), model, metrics.Accuracy())
+    Accuracy: 8...%
+    >>> model.learn_one({"https": 1.0, "brand_new": 2}, "unsure")
+    >>> sorted(map(str, model.predict_proba_one({"https": 1.0})))
+    ['False', 'True', 'unsure']
+
+    Strings go through one of river's encoders:
+
+    >>> from river import preprocessing
+    >>> model = preprocessing.OneHotEncoder() | KalmanClassifier(features="raw")
+    >>> for _ in range(20):
+    ...     model.learn_one({"sky": "red"}, "evening")
+    ...     model.learn_one({"sky": "blue"}, "noon")
+    >>> model.predict_one({"sky": "blue"})
+    'noon'
+    """
+
+    def __init__(
+        self,
+        forgetting: Any = "mixture",
+        features: Any = "fourier",
+        *,
+        n_components: int = 200,
+        transition: str = "example",
+        noise_var: float | str = "auto",
+        prior_var: float | str = "auto",
+        predictive: str = "exact",
+        calibration: Any = "auto",
+        class_weight: Mapping[Any, float] | str | None = None,
+        intercept: bool = True,
+        dtype: Any = np.float64,
+        seed: int | None = None,
+    ) -> None:
+        self.forgetting = forgetting
+        self.features = features
+        self.n_components = n_components
+        self.transition = transition
+        self.noise_var = noise_var
+        self.prior_var = prior_var
+        self.predictive = predictive
+        self.calibration = calibration
+        self.class_weight = class_weight
+        self.intercept = intercept
+        self.dtype = dtype
+        self.seed = seed
+        self._known = {}, estimators.KalmanClassifier(**_parameters(self))
+
+    @property
+    def _multiclass(self) -> bool:
+        return True
+
+    @classmethod
+    def _unit_test_params(cls) -> Iterator[dict[str, Any]]:
+        yield {"n_components": 20}
+        yield {"features": "raw"}
+        yield {"forgetting": 0.999, "features": "scaled", "class_weight": "balanced"}
+
+    def learn_one(self, x: Mapping[Hashable, Any], y: Any, w: float = 1.0) -> None:
+        """Learn a row.
+
+        Parameters
+        ----------
+        x : dict
+        y : bool, int, str or None
+            Label, also a new one. None lets time pass and teaches nothing.
+        w : float
+            The noise of the row is divided by it; 0 is the same as no label.
+        """
+        self._learn_row(x, y, w)
+
+    def predict_proba_one(self, x: Mapping[Hashable, Any]) -> dict[Any, float]:
+        """Probability of each label seen so far, one step ahead.
+
+        Parameters
+        ----------
+        x : dict
+
+        Returns
+        -------
+        dict
+            Empty before anything was learnt.
+        """
+        ready = self._ready(x)
+        if ready is None:
+            return {}
+        estimator, row = ready
+        found, classes = estimator._probabilities(row, None)
+        return dict(zip(classes.tolist(), found[0].tolist(), strict=True))
+
+    def predict_one(self, x: Mapping[Hashable, Any]) -> Any:
+        """Most probable label; None before anything was learnt.
+
+        Parameters
+        ----------
+        x : dict
+        """
+        found = self.predict_proba_one(x)
+        return max(found, key=found.__getitem__) if found else None
+
+    def learn_many(self, X: Any, y: Any, w: Any = 1.0) -> None:
+        """Learn rows in their order.
+
+        Parameters
+        ----------
+        X : DataFrame
+        y : Series
+            Labels, None or NaN where unknown.
+        w : float or Series
+            As in `learn_one`.
+        """
+        self._learn_rows(X, np.asarray(y), w)
+
+    def predict_proba_many(self, X: Any) -> Any:
+        """Probabilities of the labels seen so far (columns) for each row of X.
+
+        Parameters
+        ----------
+        X : DataFrame
+
+        Returns
+        -------
+        DataFrame
+            With the index of X; without columns before anything was learnt.
+        """
+        ready = self._ready_many(X)
+        pandas = sys.modules["pandas"]
+        if ready is None:
+            return pandas.DataFrame(index=X.index)
+        estimator, rows = ready
+        found, classes = estimator._probabilities(rows, None)
+        return pandas.DataFrame(found, index=X.index, columns=classes.tolist())
+
+    def predict_many(self, X: Any) -> Any:
+        """Most probable label for each row of X; None before anything was learnt.
+
+        Parameters
+        ----------
+        X : DataFrame
+
+        Returns
+        -------
+        Series
+            With the index of X.
+        """
+        ready = self._ready_many(X)
+        pandas = sys.modules["pandas"]
+        if ready is None:
+            return pandas.Series([None] * len(X), index=X.index, dtype=object)
+        estimator, rows = ready
+        return pandas.Series(estimator.predict(rows).tolist(), index=X.index)
+
+
+class KalmanRegressor(_Adapter, base.MiniBatchRegressor):
+    """Online regression with uncertainty for river: a Kalman filter over the weights.
+
+    `kalstream.KalmanRegressor` on rows that are dicts, whose features come and go.
+
+    Parameters
+    ----------
+    forgetting, features, n_components, transition, calibration, intercept, dtype, seed
+        As in `KalmanClassifier`; calibration and predictive play no part in regression.
+    noise_var : "auto" or float
+        Variance of the targets' noise; "auto" learns it as the stream goes by. (With
+        ``forgetting="learned"`` give a number: the gradient of gamma depends on it.)
+    prior_var : "auto" or float
+        Variance of a weight before any data; with noise_var="auto", in units of a scale that is
+        learnt with the noise.
+    predictive
+        See calibration.
+
+    Attributes
+    ----------
+    estimator : kalstream.KalmanRegressor
+        All else that there is to see, `noise_var_` and `health_` for instance.
+    feature_names_, half_life_, half_life_weights_
+        As in `KalmanClassifier`.
+
+    Notes
+    -----
+    As in `KalmanClassifier`.
+
+    Examples
+    --------
+    >>> model = KalmanRegressor(seed=1)
+    >>> for step in range(300):
+    ...     x = {"a": step % 7, "b": step % 5}
+    ...     if step >= 100:
+    ...         x["c"] = step % 3  # a feature that comes late
+    ...     model.learn_one(x, x["a"] - 2 * x["b"] + 3 * x.get("c", 1))
+    >>> round(model.predict_one({"a": 1, "b": 1, "c": 2}), 1)
+    5.0
+    >>> model.predict_one({"a": 1, "b": 1, "c": 2}, with_dist=True).sigma < 0.5
+    True
+    """
+
+    def __init__(
+        self,
+        forgetting: Any = "mixture",
+        features: Any = "fourier",
+        *,
+        n_components: int = 200,
+        transition: str = "example",
+        noise_var: float | str = "auto",
+        prior_var: float | str = "auto",
+        predictive: str = "exact",
+        calibration: Any = "auto",
+        intercept: bool = True,
+        dtype: Any = np.float64,
+        seed: int | None = None,
+    ) -> None:
+        self.forgetting = forgetting
+        self.features = features
+        self.n_components = n_components
+        self.transition = transition
+        self.noise_var = noise_var
+        self.prior_var = prior_var
+        self.predictive = predictive
+        self.calibration = calibration
+        self.intercept = intercept
+        self.dtype = dtype
+        self.seed = seed
+        self._known = {}, estimators.KalmanRegressor(**_parameters(self))
+
+    @classmethod
+    def _unit_test_params(cls) -> Iterator[dict[str, Any]]:
+        yield {"n_components": 20}
+        yield {"forgetting": 0.999, "features": "scaled"}
+
+    def learn_one(self, x: Mapping[Hashable, Any], y: float | None, w: float = 1.0) -> None:
+        """Learn a row.
+
+        Parameters
+        ----------
+        x : dict
+        y : float or None
+            Target. None or NaN lets time pass and teaches nothing.
+        w : float
+            The noise of the row is divided by it; 0 is the same as no target.
+        """
+        self._learn_row(x, _NAN if y is None else y, w)
+
+    def predict_one(self, x: Mapping[Hashable, Any], with_dist: bool = False) -> Any:
+        """Predicted mean, one step ahead; 0.0 before anything was learnt.
+
+        Parameters
+        ----------
+        x : dict
+        with_dist : bool
+            Return a `river.proba.Gaussian` for the target instead, noise included; its sigma is
+            inf while less than two targets are known.
+        """
+        ready = self._ready(x)
+        mean, std = 0.0, math.inf
+        if ready is not None:
+            estimator, row = ready
+            if not with_dist:
+                return float(estimator.predict(row)[0])
+            mean, std = (float(part[0]) for part in estimator.predict(row, return_std=True))
+        if not with_dist:
+            return mean
+        gaussian = require("river.proba", "river").Gaussian
+        return gaussian._from_state(n=1, m=mean, var=std**2, ddof=0)
+
+    def learn_many(self, X: Any, y: Any, w: Any = 1.0) -> None:
+        """Learn rows in their order.
+
+        Parameters
+        ----------
+        X : DataFrame
+        y : Series
+            Targets, None or NaN where unknown.
+        w : float or Series
+            As in `learn_one`.
+        """
+        if hasattr(y, "to_numpy"):
+            y = y.to_numpy(dtype=np.float64, na_value=_NAN)
+        self._learn_rows(X, np.asarray(y), w)
+
+    def predict_many(self, X: Any) -> Any:
+        """Predicted mean for each row of X; 0.0 before anything was learnt.
+
+        Parameters
+        ----------
+        X : DataFrame
+
+        Returns
+        -------
+        Series
+            With the index of X.
+        """
+        ready = self._ready_many(X)
+        pandas = sys.modules["pandas"]
+        if ready is None:
+            return pandas.Series(0.0, index=X.index)
+        estimator, rows = ready
+        return pandas.Series(estimator.predict(rows), index=X.index)
+
+
+def _parameters(adapter: Any) -> dict[str, Any]:
+    """Parameters of the estimator, from those of the adapter."""
+    parameters = dict(vars(adapter))
+    parameters["random_state"] = parameters.pop("seed")
+    return parameters
+
+
+def _grown(columns: Columns, estimator: Any, names: Iterable[Hashable]) -> tuple[Columns, Any]:
+    """The columns with new names behind them, in an order of their own, and an estimator for them.
+
+    The estimator is another one, so that nothing has happened yet if learning fails.
+    """
+    ranked = sorted(names, key=lambda name: (type(name).__name__, str(name)))
+    columns = columns | {name: k for k, name in enumerate(ranked, start=len(columns))}
+    if "_published" in estimator.__dict__:
+        estimator = copy.copy(estimator)
+        # If no row had a value so far, there is one column without a name.
+        n_new = len(columns) - estimator.n_features_in_
+        if n_new > 0:
+            estimator._add_columns(n_new)
+    return columns, estimator
+
+
+def _row(x: Mapping[Hashable, Any], columns: Columns, fresh: list[Hashable] | None = None) -> Array:
+    """Row (1, d) of known features, NaN where missing; others with a value are added to fresh."""
+    row = [_NAN] * (len(columns) or 1)
+    for name, value in x.items():
+        k = columns.get(name)
+        if k is not None:
+            # NaN and infinity are not 0 when subtracted from themselves
+            plain = type(value) is float and value - value == 0.0
+            row[k] = value if plain else _number(name, value)
+        elif fresh is not None and not math.isnan(_number(name, value)):
+            fresh.append(name)
+    return np.array([row])
+
+
+def _number(name: Hashable, value: Any) -> float:
+    """A value as a float, NaN if it is missing."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return _NAN
+    if isinstance(value, _NUMBERS):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isinf(number):
+            raise InvalidInput(
+                f"feature {name!r} is {value!r}, too large for a float; leave the feature out "
+                "where its value is unknown, or scale it"
+            )
+        return number
+    remedy = "encode it with river.preprocessing.OneHotEncoder() or leave it out with "
+    raise InvalidInput(
+        f"feature {name!r} is {value!r}, a {type(value).__name__}; values must be numbers or "
+        f"bools: {remedy}river.compose.Discard({name!r}), before this model in a pipeline"
+    )
+
+
+def _frame(X: Any, only: Columns | None = None) -> dict[Hashable, Array]:
+    """Columns of a DataFrame as float64, NaN where missing; all, or only those that are known."""
+    pandas = sys.modules.get("pandas")
+    if pandas is None or not isinstance(X, pandas.DataFrame):
+        raise InvalidInput(
+            f"X is a {type(X).__name__}; give a pandas DataFrame, or rows one by one to learn_one"
+        )
+    if not X.columns.is_unique:
+        name = X.columns[X.columns.duplicated()][0]
+        raise InvalidInput(f"X has more than one column {name!r}; rename or drop one")
+    frame = {}
+    for k, name in enumerate(X.columns):
+        if only is not None and name not in only:
+            continue
+        values = X.iloc[:, k]
+        if isinstance(values.dtype, np.dtype) and values.dtype.kind in "fiub":
+            array = values.to_numpy(dtype=np.float64)
+            if np.isinf(array).any():
+                _number(name, float(array[np.isinf(array)][0]))
+            frame[name] = array
+        else:
+            frame[name] = np.array([_number(name, value) for value in values.tolist()])
+    return frame
+
+
+def _rows(frame: dict[Hashable, Array], columns: Columns, part: slice) -> Array:
+    """Rows (b, d) of a part of a frame, NaN where missing."""
+    rows = np.full((part.stop - part.start, len(columns) or 1), _NAN)
+    for name, k in columns.items():
+        if name in frame:
+            rows[:, k] = frame[name][part]
+    return rows

@@ -1,0 +1,124 @@
+"""scikit-learn's own suite, over both estimators and every kind of policy and features."""
+
+import numpy as np
+import pytest
+from sklearn.linear_model import SGDClassifier
+from sklearn.naive_bayes import GaussianNB
+from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
+
+from kalstream import KalmanClassifier, KalmanRegressor
+from kalstream.errors import InvalidInput
+from kalstream.features import OnlineScaler
+from kalstream.testing import EXPECTED_FAILED_CHECKS, ONLINE_CHECKS, check_online_learner
+
+ESTIMATORS = [
+    KalmanClassifier(),
+    KalmanClassifier(0.99, "raw"),
+    KalmanClassifier("learned", "scaled", class_weight="balanced"),
+    KalmanClassifier(0.99, "fourier", n_components=20, predictive="probit"),
+    KalmanClassifier("mixture", "raw", transition="chunk"),
+    KalmanRegressor(),
+    KalmanRegressor(0.99, "raw"),
+    KalmanRegressor("learned", "scaled", noise_var=0.1),
+    KalmanRegressor(0.99, "fourier", n_components=20),
+    KalmanRegressor("mixture", "scaled", noise_var=0.1),
+]
+
+
+def expected(estimator):
+    return EXPECTED_FAILED_CHECKS[type(estimator).__name__]
+
+
+@parametrize_with_checks(ESTIMATORS, expected_failed_checks=expected, xfail_strict=True)
+def test_scikit_learn(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize("estimator", [KalmanClassifier(), KalmanRegressor()])
+def test_no_exception_is_listed_that_scikit_learn_does_not_know(estimator):
+    def name(check):
+        return getattr(check, "func", check).__name__
+
+    known = {name(check) for _, check in estimator_checks_generator(estimator, mark=None)}
+    assert set(expected(estimator)) <= known
+    assert set(EXPECTED_FAILED_CHECKS) == {"KalmanClassifier", "KalmanRegressor"}
+
+
+@pytest.mark.parametrize("check", ONLINE_CHECKS)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"n_components": 20},
+        {"forgetting": 0.9, "features": "raw"},
+        {"forgetting": "learned", "features": "scaled", "predictive": "probit"},
+        {"features": OnlineScaler(half_life=20.0), "intercept": False, "class_weight": "balanced"},
+        {"forgetting": 1.0, "features": "fourier", "n_components": 4, "dtype": "float32"},
+    ],
+    ids=str,
+)
+def test_online(settings, check):
+    others = set(ONLINE_CHECKS) - {check}
+    skip = others | {"chunks"} if settings.get("dtype") == "float32" else others
+    check_online_learner(lambda: KalmanClassifier(random_state=0, **settings), skip=skip)
+
+
+class Kept:
+    """A learner that breaks one promise, named by a letter in ``fault``."""
+
+    def __init__(self, fault):
+        self.fault, self.inner = fault, KalmanClassifier(0.99, "scaled", random_state=0)
+
+    def __getattr__(self, name):
+        if name.startswith("__") or name == "inner":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def partial_fit(self, X, y):
+        if self.fault == "failure" and len(X) and len(X[0]) == 2:
+            self.inner.partial_fit(np.zeros((1, 3)), [None])
+        self.inner.partial_fit(X, y)
+        if self.fault == "chunks":
+            self.inner.partial_fit(X[:1], [None])
+        return self
+
+    def predict_proba(self, X):
+        found = self.inner.predict_proba(X)
+        if self.fault == "pure":
+            self.inner.partial_fit(X[:1], [None])
+        return found[:, ::-1] if self.fault == "probabilities" else found
+
+    def __deepcopy__(self, memo):
+        return self if self.fault == "copies" else Kept(self.fault)
+
+
+@pytest.mark.parametrize("fault", ["probabilities", "pure", "chunks", "copies", "failure"])
+def test_a_broken_promise_is_named(fault):
+    with pytest.raises(AssertionError, match=f"^Kept: {fault}: "):
+        check_online_learner(lambda: Kept(fault), skip=set(ONLINE_CHECKS) - {fault})
+
+
+class Bayes(GaussianNB):
+    def partial_fit(self, X, y):
+        return super().partial_fit(X, y, classes=["a", "b", "c"])
+
+
+class Sgd(SGDClassifier):
+    def partial_fit(self, X, y):
+        return super().partial_fit(X, y, classes=["a", "b", "c"])
+
+
+def test_what_other_learners_promise():
+    check_online_learner(Bayes, skip=["new_classes", "unknown_labels"])
+    with pytest.raises(AssertionError, match=r"Bayes: new_classes: ValueError: .*'d'"):
+        check_online_learner(Bayes, skip=["unknown_labels"])
+
+    with pytest.raises(AssertionError, match=r"Sgd: chunks: chunks of 1: probabilities differ by"):
+        check_online_learner(
+            lambda: Sgd(loss="log_loss", learning_rate="constant", eta0=0.1, random_state=0),
+            skip=["new_classes", "unknown_labels", "pure"],
+        )
+
+
+def test_skip_names_are_checked():
+    with pytest.raises(InvalidInput, match=r"skip holds 'speed'; the checks are probabilities,"):
+        check_online_learner(KalmanClassifier, skip=["speed"])

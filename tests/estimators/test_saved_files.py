@@ -1,0 +1,62 @@
+"""Files that earlier versions wrote are still read, and still give the same answers.
+
+Run as a script, this writes those of the current format; files of past formats are
+never written again.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kalstream import KalmanClassifier, KalmanRegressor
+from kalstream.estimators._checkpoint import FORMAT
+
+FOLDER = Path(__file__).parents[1] / "data"
+ROWS = np.linspace(-2.0, 2.0, 12).reshape(4, 3)
+
+
+def models() -> dict[str, KalmanClassifier | KalmanRegressor]:
+    """What is saved: all kinds of policies and features, pending rows, labels of two types."""
+    rng = np.random.default_rng(0)
+    X, labels = rng.standard_normal((40, 3)), np.array(["no", "yes"])[rng.integers(2, size=40)]
+    mixture = KalmanClassifier(n_components=4, random_state=0, class_weight="balanced")
+    learned = KalmanClassifier("learned", "scaled", time_unit=2.0)
+    fixed = KalmanRegressor(0.9, "raw", dtype=np.float32)
+    for i in range(40):
+        mixture.partial_fit(X[i : i + 1], [None if i % 7 == 3 else str(labels[i])])
+        learned.partial_fit(X[i : i + 1], [int(i % 3)], time=[float(i * i)])
+    learned.partial_fit(X[:1], ["late"], time=[1e4])
+    return {"mixture": mixture, "learned": learned, "fixed": fixed.fit(X, X[:, 0])}
+
+
+def answers(model: KalmanClassifier | KalmanRegressor) -> list[list[float]]:
+    if isinstance(model, KalmanClassifier):
+        return model.predict_proba(ROWS).tolist()
+    return np.stack(model.predict(ROWS, return_std=True)).tolist()
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.safetensors")), ids=lambda path: path.stem)
+def test_file_of_an_earlier_version(path: Path) -> None:
+    kind = KalmanRegressor if path.stem.startswith("fixed") else KalmanClassifier
+    model = kind.load(path)
+    expected = json.loads(path.with_suffix(".json").read_text())
+    np.testing.assert_allclose(answers(model), expected, rtol=1e-6)
+    y = ["no"] if kind is KalmanClassifier else [0.5]
+    gap = {} if "learned" not in path.stem else {"time": [1e5]}
+    model.partial_fit(ROWS[:1], y, **gap)  # and it goes on
+
+
+def test_there_is_a_file_of_every_format() -> None:
+    for number in range(1, FORMAT + 1):
+        assert len(list(FOLDER.glob(f"*-format-{number}.safetensors"))) == len(models())
+
+
+if __name__ == "__main__":
+    for name, model in models().items():
+        target = FOLDER / f"{name}-format-{FORMAT}.safetensors"
+        model.save(target)
+        target.with_suffix(".json").write_text(json.dumps(answers(model)) + "\n")

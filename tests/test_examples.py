@@ -1,0 +1,113 @@
+"""Every example runs from the command line, and tells the story that it promises."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted(path.stem for path in ROOT.glob("examples/*.py"))
+
+
+def numbers(printed: str, start: str) -> list[float]:
+    """The numbers on the first line that starts so, behind that start."""
+    for line in printed.splitlines():
+        if line.strip().startswith(start):
+            return [float(found) for found in re.findall(r"\d+(?:\.\d+)?", line.split(start, 1)[1])]
+    raise AssertionError(f"no line starts with {start!r} in\n{printed}")
+
+
+def tabular_drift(printed: str) -> None:
+    ours = numbers(printed, "kalstream, linear features")
+    fixed = numbers(printed, "kalstream, nothing forgotten")
+    sgd = numbers(printed, "SGD, default rate")
+    assert ours[0] > 0.85  # the best there can be is 0.907
+    assert ours[4] > fixed[4] + 0.1
+    assert ours[4] > sgd[4] - 0.01
+    assert ours[5] < min(fixed[5], sgd[5]) - 0.1
+
+
+def new_classes(printed: str) -> None:
+    phases = [numbers(printed, f"0 to {digit} ") for digit in range(3, 10)]
+    assert min(stream for stream, *_ in phases) > 0.8
+    assert all(uncertainty > 1.0 for _, _, uncertainty, *_ in phases[:-1])
+    coming, known = ([phase[at] for phase in phases[:-1]] for at in (3, 4))
+    assert sum(coming) / 6 > sum(known) / 6 + 0.2
+    usual, negative = numbers(printed, "is_novel:")
+    assert usual < 0.1
+    assert negative > usual + 0.1
+    assert numbers(printed, "0 retired, classes left:") == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    before, after = numbers(printed, "accuracy of the others:")
+    assert after > before - 0.02
+    before, after = numbers(printed, "zeros left undecided:")
+    assert after > before + 0.5
+
+
+def delayed_labels(printed: str) -> None:
+    (at_once,) = numbers(printed, "no delay, for comparison")
+    (late,) = numbers(printed, "learnt when the label arrives")
+    (fixed,) = numbers(printed, "the same, nothing forgotten")
+    (wrong,) = numbers(printed, "learnt with the wrong row")
+    assert at_once > late - 0.01
+    assert late > max(fixed, wrong) + 0.1
+    missing = numbers(printed, "None passed")
+    assert missing[1] > 5.0 * missing[0]
+    assert numbers(printed, "left out, time given") == missing
+    before, after = numbers(printed, "left out, no time (wrong)")
+    assert after == before
+
+
+def regression(printed: str) -> None:
+    ours, fixed = printed.split("nothing forgotten")
+    parts = ("at first", "new curve, first 200 rows", "new curve, later", "new noise, later")
+    at_first, soon, later, noise = (numbers(ours, part) for part in parts)
+    for _, _, in_68, in_95 in (at_first, later, noise):
+        assert 0.55 < in_68 < 0.87
+        assert 0.90 < in_95 < 0.995
+    soon_fixed, later_fixed = (numbers(fixed, part) for part in parts[1:3])
+    assert soon[3] > soon_fixed[3] + 0.1
+    assert later[0] < 0.6 * later_fixed[0]
+    (std, truth) = numbers(ours, "noise: std")
+    assert 0.75 * truth < std < 1.25 * truth
+
+
+def drift_alarm(printed: str) -> None:
+    alarms = re.findall(r"jump at row \d+: alarm (\d+) rows later", printed)
+    assert len(alarms) >= 2  # of 3
+    _, other = re.search(r"slow turn: (\d+); other alarms: (\d+)", printed).groups()
+    assert int(other) <= 2
+    false = re.search(r"a rule that stays: (\d+)", printed).group(1)
+    assert int(false) <= 4
+
+
+CHECKS: dict[str, tuple[Callable[[str], None], list[str]]] = {
+    "tabular_drift": (tabular_drift, ["--rows", "4000"]),
+    "new_classes": (new_classes, ["--rows", "500"]),
+    "delayed_labels": (delayed_labels, ["--rows", "2000"]),
+    "regression": (regression, ["--rows", "3000"]),
+    "drift_alarm": (drift_alarm, []),  # the alarm needs a thousand rows to know what is usual
+}
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "time_series"])
+def test_example(name: str, tmp_path: Path) -> None:  # time_series: see test_docs.py
+    assert name in CHECKS, f"examples/{name}.py has no check here"
+    check, options = CHECKS[name]
+    script = ROOT / f"examples/{name}.py"
+    picture = tmp_path / "figure.png"
+    if "--plot" in script.read_text():
+        options = [*options, "--plot", str(picture)]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script), *options],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    check(done.stdout)
+    assert picture.exists() == ("--plot" in options)
+    assert [path for path in tmp_path.iterdir() if path != picture] == []
