@@ -47,6 +47,8 @@ test-slow: $(TEST_STAMP)
 bench: test
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/predictive.py
+	$(BIN)/python benchmarks/streams.py
+	$(BIN)/python benchmarks/features.py
 
 format: $(TEST_STAMP)
 	$(BIN)/ruff format .

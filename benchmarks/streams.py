@@ -138,9 +138,8 @@ def run_stream(name: str, seed: int, learners: tuple[str, ...]) -> list[tuple[fl
     return [scores[learner] for learner in learners]
 
 
-@alone
-def run_embeddings(order: str, seed: int) -> tuple[float, float, float]:
-    """Scores on frozen embeddings, in chunks of 10 predicted before they are learnt."""
+def embeddings(order: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Frozen embeddings (50000, 256) and labels, shuffled or in ten tasks of ten classes."""
     found = load_file(FOLDER / "embeddings" / EMBEDDINGS)
     rows, labels = found["features"].astype(np.float64), found["labels"].astype(np.int64)
     rng = np.random.default_rng(seed)
@@ -149,7 +148,13 @@ def run_embeddings(order: str, seed: int) -> tuple[float, float, float]:
         task = np.empty(100, np.int64)
         task[rng.permutation(100)] = np.arange(100) // 10
         index = index[np.argsort(task[labels[index]], kind="stable")]
-    rows, labels = rows[index], labels[index]
+    return rows[index], labels[index]
+
+
+@alone
+def run_embeddings(order: str, seed: int) -> tuple[float, float, float]:
+    """Scores on frozen embeddings, in chunks of 10 predicted before they are learnt."""
+    rows, labels = embeddings(order, seed)
     KalmanClassifier(features="raw").partial_fit(rows[:10], labels[:10]).predict_proba(rows[:10])
     model, score = KalmanClassifier(features="raw"), Score()
     for start in range(0, len(rows), 10):

@@ -411,7 +411,56 @@ def test_settings_of_a_model_cannot_change_its_kind():
     assert answer(model) == answer(small().partial_fit(X, Y))
 
 
+def test_columns_without_numbers_are_named():
+    table = pd.DataFrame(X[:, :1]).assign(word="a")
+    with pytest.raises(InvalidInput, match=r"column 'word' of X is of dtype .* encode"):
+        small().partial_fit(table.rename(columns=str), Y)
+    table = table.assign(word=pd.Timestamp("2026-01-01")).rename(columns=str)
+    with pytest.raises(InvalidInput, match=r"column 'word' of X is of dtype .* time="):
+        small().partial_fit(table, Y)
+
+
+@pytest.mark.parametrize("features", ["raw", "scaled", "fourier"])
+def test_rows_far_off_are_novel(features):
+    rng = np.random.default_rng(0)
+    seen, labels = rng.standard_normal((2000, 5)), rng.integers(2, size=2000)
+    model = KalmanClassifier(features=features, random_state=0).partial_fit(seen, labels)
+    fresh = rng.standard_normal((500, 5))
+    assert model.is_novel(fresh).mean() < 0.1
+    assert model.is_novel(fresh + 6.0).all()
+    assert model.is_novel(np.full((1, 5), 1000.0)).all()
+
+
+def test_health_of_a_regression_does_not_depend_on_the_unit():
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((400, 3))
+    y = rows[:, 0] + 0.1 * rng.standard_normal(400)
+    for forgetting in ("mixture", 0.999):
+        small_unit, large = (
+            KalmanRegressor(forgetting, random_state=0).partial_fit(rows, y * unit).health_.nis
+            for unit in (1.0, 1000.0)
+        )
+        assert small_unit == pytest.approx(large, rel=1e-6)
+        assert 0.2 < small_unit < 5.0
+
+
+def test_targets_that_never_change_leave_nothing_uncertain():
+    rows = np.arange(5.0)[:, None]
+    model = KalmanRegressor(n_components=4, random_state=0).partial_fit(rows[:1], [5.0])
+    assert np.isinf(model.predict(rows, return_std=True)[1]).all()
+    mean, std = model.partial_fit(rows, [5.0] * 5).predict(rows, return_std=True)
+    assert (mean == 5.0).all()
+    assert (std == 0.0).all()
+
+
 # ---- time --------------------------------------------------------------------------------------
+
+
+def test_dates_without_a_unit_are_warned_about():
+    days = np.datetime64("2026-01-01") + np.arange(60)
+    with pytest.warns(UserWarning, match=r"86400 seconds apart .* time_unit"):
+        small().partial_fit(X, Y, time=days)
+    small(time_unit=datetime.timedelta(days=1)).partial_fit(X, Y, time=days)  # warnings are errors
 
 
 def test_time_is_given_from_the_start():

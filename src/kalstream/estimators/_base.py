@@ -6,6 +6,7 @@ import contextlib
 import copy
 import datetime
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,7 +23,7 @@ from sklearn.utils.validation import validate_data
 from kalstream.core import _checks as check
 from kalstream.core.bank import BankStep
 from kalstream.core.calibration import Calibration
-from kalstream.core.forgetting import FilterState, Fixed, Learned, half_life
+from kalstream.core.forgetting import Fixed, Learned, half_life
 from kalstream.core.guard import Health, health
 from kalstream.core.mixture import Mixture, MixtureState, MixtureStep
 from kalstream.core.state import Posterior, Step
@@ -34,10 +35,12 @@ from kalstream.estimators._watch import Drift, Watch
 
 Array = NDArray[Any]
 Policy = Fixed | Learned | Mixture
-State = FilterState | MixtureState
 
 # Rows learnt at once while readers wait; longer chunks leave them the old model meanwhile.
 _SHORT: Final = 64
+# Dates further apart than this many seconds, early on, are taken for a forgotten time_unit.
+_LONG_GAP: Final = 1000.0
+_EARLY: Final = 100
 # Half-lives into which a learned gamma is sorted, for the drift alarm.
 _GRID: Final = np.array([3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0, math.inf])
 
@@ -374,14 +377,17 @@ class KalmanEstimator(BaseEstimator):
             and "feature_names_in_" not in self.__dict__
             and len(X)
         ):
-            if not check.sum_of_squares(X) < np.inf and np.isinf(X).any():  # NaN is fine
-                raise InvalidInput("X contains infinity; replace it by NaN, a missing value")
-            return X
+            return _bounded(X)
         if isinstance(X, np.ma.MaskedArray):
             raise InvalidInput("X is a masked array; fill it, with NaN where a value is unknown")
-        return validate_data(
-            self, X, reset=reset, dtype=np.float64, order="C", ensure_all_finite="allow-nan"
-        )
+        try:
+            rows = validate_data(
+                self, X, reset=reset, dtype=np.float64, order="C", ensure_all_finite="allow-nan"
+            )
+        except (TypeError, ValueError) as error:
+            _blame_column(X, error)
+            raise
+        return _bounded(rows)
 
     def _gaps(self, model: Model | None, time: Any, n: int) -> tuple[Array | None, float | None]:
         """Time before each row in units (b,), or None; and the time of the last row."""
@@ -404,10 +410,19 @@ class KalmanEstimator(BaseEstimator):
         if (steps < 0.0).any():
             row = int(np.argmax(steps < 0.0))
             raise InvalidInput(
-                f"time goes back by {-steps[row]:g} to {times[row]:g} at row {row} of X; "
+                f"time goes back by {-steps[row]:g} to {times[row]:.17g} at row {row} of X; "
                 "rows must come in the order of time"
             )
-        return steps / self._unit(), float(times[-1])
+        gaps = steps / self._unit()
+        early = model is None or model.n_seen < _EARLY
+        if early and _are_dates(time) and self._unit() == 1.0 and np.median(gaps) > _LONG_GAP:
+            warnings.warn(
+                f"rows are {np.median(gaps):g} seconds apart and half-lives are counted in "
+                "seconds: almost everything is forgotten between rows. Give time_unit, such as "
+                "datetime.timedelta(days=1)",
+                stacklevel=6,
+            )
+        return gaps, float(times[-1])
 
     def _gap_ahead(self, model: Model, time: Any, n: int) -> Any:
         """Time from the last row learnt to rows that are predicted: 1, or (b,)."""
@@ -420,7 +435,7 @@ class KalmanEstimator(BaseEstimator):
             )
         if (times < model.time).any():
             raise InvalidInput(
-                f"time {times.min():g} is before the last row learnt, at {model.time:g}; "
+                f"time {times.min():.17g} is before the last row learnt, at {model.time:.17g}; "
                 "only what comes after it can be predicted"
             )
         return (times - model.time) / self._unit()
@@ -437,6 +452,7 @@ class KalmanEstimator(BaseEstimator):
         """A model that has seen nothing."""
         policy = self._policy_of_model()
         check.float_dtype(self.dtype)
+        self._unit()
         n_watched = len(policy.half_lives) if isinstance(policy, Mixture) else len(_GRID)
         seed = check_random_state(_seed(self.random_state)).randint(np.iinfo(np.int32).max)
         return Model(
@@ -541,7 +557,8 @@ class KalmanEstimator(BaseEstimator):
         if n_outputs == 0:
             # nothing to learn yet, and the prior does not change with time
             weights = _at_start(policy, n)
-            variance = _like((phi != 0.0).any(axis=1), weights)  # relative, see `_noted`
+            prior = settings["prior_var"] * np.einsum("bm,bm->b", phi, phi)
+            variance = _like(prior, weights)
             return model.but(watch=model.watch.after(weights, variance))
         state: Any = None if model.state is None else self._state(model)
         if state is None:
@@ -582,16 +599,14 @@ class KalmanEstimator(BaseEstimator):
             from kalstream.estimators._watch_scan import shares_and_variance
 
             order = _order(state.half_lives)
-            weights, variance = shares_and_variance(
-                step.weights, step.logit_var, phi, prior_var, order
-            )
+            weights, variance = shares_and_variance(step.weights, step.logit_var, order)
             told: Any = step.told
         else:
             before = model.watch.now
             if not before.any():
                 before = _at_start(self._policy_of_model(), 1)[0]
             weights = _half_life_weights(step, gap, self.transition == "chunk", before)
-            variance, told = _like(step.logit_var / _norm(phi, prior_var), weights), step
+            variance, told = _like(step.logit_var, weights), step
         watch = model.watch.after(weights, variance)
         return model.but(state=state, watch=watch, told=_tail(told))
 
@@ -615,28 +630,28 @@ class KalmanEstimator(BaseEstimator):
         The variance of the outputs that comes from not knowing the weights (epistemic), over
         what it was before any data.
         """
-        return self._variance_and_usual(X, time)[0]
+        with self._shared().reading() as model:
+            ahead, phi = self._ahead(model, X, time)
+        prior = self._number("prior_var", 1.0) * np.einsum("bm,bm->b", phi, phi)
+        return _variance(ahead) / np.maximum(prior, np.finfo(np.float64).tiny)
 
     def is_novel(self, X: ArrayLike, factor: float = 3.0, time: Any = None) -> Array:
         """Whether each row (b,) is unlike what was learnt from.
 
-        True where `uncertainty` is more than ``factor`` times what it was for the rows of late,
-        before they were learnt (a geometric average over some 200 rows, for each filter). It sees
-        rows where the features were not seen before; a new class among known features does
-        not show here, but as a low probability of every known class.
+        True where the variance of the outputs that comes from not knowing the weights is more than
+        ``factor`` times what it was for the rows of late, before they were learnt (a geometric
+        average over some 200 rows, for each filter). It sees rows where the features have not
+        been seen before; a new class among known features shows as a low probability of
+        every known class instead.
         """
-        variance, usual = self._variance_and_usual(X, time)
-        return variance > check.positive("factor", factor) * usual
-
-    def _variance_and_usual(self, X: Any, time: Any) -> tuple[Array, Array]:
-        """Variances (b,) of rows relative to the prior's, and what is usual (b,)."""
         with self._shared().reading() as model:
             ahead, phi = self._ahead(model, X, time)
-        norm, usual = _norm(phi, self._number("prior_var", 1.0)), np.exp(model.watch.levels)
-        if not isinstance(ahead, MixtureStep):
-            return ahead.logit_var / norm, np.full(len(phi), usual[0])
-        weights, order = ahead.half_life_weights, _order(ahead.half_lives)
-        return np.einsum("bj,jb->b", weights, ahead.logit_var) / norm, weights[:, order] @ usual
+        usual = np.exp(model.watch.levels)
+        if isinstance(ahead, MixtureStep):
+            expected = ahead.half_life_weights[:, _order(ahead.half_lives)] @ usual
+        else:
+            expected = np.full(len(phi), usual[0])
+        return _variance(ahead) > check.positive("factor", factor) * expected
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -682,6 +697,32 @@ def _at_start(policy: Policy, n: int) -> Array:
     return _sorted_in(np.full(n, half_life(policy._rule[0])))
 
 
+def _bounded(rows: Array) -> Array:
+    """Rows of which no number is so large that its square is not a number; NaN is fine."""
+    if check.sum_of_squares(rows) < np.inf:
+        return rows
+    large = np.abs(rows) > check.LARGEST_FLOAT64
+    if large.any():
+        row, column = np.argwhere(large)[0]
+        what = "contains infinity" if np.isinf(rows).any() else f"holds {rows[row, column]:g}"
+        raise InvalidInput(
+            f"X {what} in row {row}, column {column}; scale it, or put NaN for a missing value"
+        )
+    return rows
+
+
+def _blame_column(X: Any, error: Exception) -> None:
+    """Name the column of a DataFrame that holds no numbers."""
+    for name, kind in getattr(X, "dtypes", {}).items() if hasattr(X, "columns") else ():
+        if getattr(kind, "kind", "O") in "mM":
+            remedy = "pass it as time=..., or turn it into numbers"
+        elif not hasattr(kind, "kind") or kind.kind not in "biuf":
+            remedy = "encode it, with scikit-learn's OneHotEncoder or OrdinalEncoder say"
+        else:
+            continue
+        raise InvalidInput(f"column {name!r} of X is of dtype {kind}; {remedy}") from error
+
+
 def as_times(time: Any, n: int) -> Array:
     """Times (b,) as numbers; dates in seconds, those with a zone in UTC."""
     array = np.asarray(time)
@@ -697,6 +738,11 @@ def as_times(time: Any, n: int) -> Array:
     return check.per_row("time", array, n)
 
 
+def _are_dates(time: Any) -> bool:
+    array = np.asarray(time)
+    return array.dtype.kind == "M" or any(hasattr(value, "year") for value in array.flat)
+
+
 def _without_zone(value: Any) -> Any:
     if getattr(value, "tzinfo", None) is None:
         return value
@@ -708,9 +754,11 @@ def _like(values: Array, weights: Array) -> Array:
     return np.repeat(values.astype(np.float64)[:, None], weights.shape[1], axis=1)
 
 
-def _norm(phi: Array, prior_var: float) -> Array:
-    """Variance (b,) of the outputs of phi (b, m) before any data; never 0, to divide by."""
-    return np.maximum(prior_var * np.einsum("bm,bm->b", phi, phi), np.finfo(np.float64).tiny)
+def _variance(ahead: Any) -> Array:
+    """Variance (b,) of the outputs that comes from not knowing the weights."""
+    if isinstance(ahead, MixtureStep):
+        return np.einsum("bj,jb->b", ahead.half_life_weights, ahead.logit_var)
+    return ahead.logit_var
 
 
 def _seed(random_state: Any) -> Any:

@@ -69,7 +69,7 @@ class Watch:
     now, usual : (J,)
         Posterior over half-lives, shortest first: of the last row, and on average.
     levels : (J,)
-        Logarithm of each filter's usual variance before a row is learnt, over the prior's.
+        Logarithm of each filter's usual variance of the outputs, before a row is learnt.
     numbers : (6,)
         See the names above.
     """
@@ -88,7 +88,7 @@ class Watch:
         return cls(nothing, nothing, nothing, numbers)
 
     def after(self, weights: Array, variance: Array) -> Watch:
-        """The watch after rows with half-life weights and relative variances (b, J)."""
+        """The watch after rows with half-life weights and variances (b, J)."""
         from kalstream.estimators._watch_scan import watch_rows
 
         usual, levels, numbers = self.usual.copy(), self.levels.copy(), self.numbers.copy()

@@ -12,24 +12,18 @@ Array = Any
 
 
 @jit
-def shares_and_variance(
-    weights: Array, logit_var: Array, features: Array, prior_var: float, order: Array
-) -> tuple[Array, Array]:
-    """Half-life weights (b, J) in this order, and variances (b, J) relative to the prior's.
+def shares_and_variance(weights: Array, logit_var: Array, order: Array) -> tuple[Array, Array]:
+    """Half-life weights and variances (b, J) in this order.
 
-    From the weights (b, J, C) of a mixture, its variances (J, b) and features (b, m).
+    From the weights (b, J, C) of a mixture and its variances (J, b).
     """
     n, n_filters, n_calibrations = weights.shape
     shares, variance = np.zeros((n, n_filters)), np.empty((n, n_filters))
     for i in range(n):
-        norm = 0.0
-        for k in range(features.shape[1]):
-            norm += features[i, k] * features[i, k]
-        norm = max(prior_var * norm, np.finfo(np.float64).tiny)
         for j in range(n_filters):
             for c in range(n_calibrations):
                 shares[i, j] += weights[i, order[j], c]
-            variance[i, j] = logit_var[order[j], i] / norm
+            variance[i, j] = logit_var[order[j], i]
     return shares, variance
 
 
@@ -46,7 +40,7 @@ def watch_rows(
     levels: Array,
     numbers: Array,
 ) -> None:
-    """Pass over half-life weights (b, J) and relative variances (b, J); see `Watch`."""
+    """Pass over half-life weights (b, J) and variances (b, J); see `Watch`."""
     for i in range(weights.shape[0]):
         n = numbers[0]
         # How much of the posterior has moved to the shorter side of some half-life.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, Final, Self
 
@@ -11,7 +12,8 @@ from sklearn.base import RegressorMixin
 
 from kalstream.core import _checks as check
 from kalstream.core.forgetting import Learned
-from kalstream.core.mixture import Mixture, MixtureStep
+from kalstream.core.guard import Health
+from kalstream.core.mixture import Mixture, MixtureState, MixtureStep
 from kalstream.errors import InvalidInput
 from kalstream.estimators._base import KalmanEstimator, Model, Policy
 
@@ -230,13 +232,32 @@ random_state
             variance = np.repeat(
                 scale * (ahead.logit_var + noise_var)[:, None], ahead.logit_mean.shape[1], axis=1
             )
-        return np.where(np.isnan(variance) | (variance <= 0.0), np.inf, variance)
+        known = model.offset is not None and self._freedom(model) >= 2.0 * variance.shape[1]
+        return np.maximum(variance, 0.0) if known else np.full(variance.shape, np.inf)
 
     def _scale(self, model: Model) -> float:
         if not self._learns_scale():
             return 1.0
         freedom, squares = model.spread.tolist()
         return squares / freedom if freedom > 0.0 else float("nan")
+
+    def _freedom(self, model: Model) -> float:
+        """How many targets the scale of the noise is known from; inf if it was given."""
+        if not self._learns_scale():
+            return math.inf
+        if isinstance(model.state, MixtureState):
+            return float(model.state.spread[0, 0])
+        return float(model.spread[0])
+
+    @property
+    def health_(self) -> Health:
+        """How sound the most believed filter is, judged by the last rows learnt."""
+        report, model = super().health_, self._model
+        scale = self._scale(model)
+        policy = self._policy_of_model()
+        if isinstance(policy, Mixture):
+            scale = float(policy.scale(model.state)[model.state.heaviest])
+        return replace(report, nis=report.nis / scale if scale > 0.0 else math.nan)
 
     def _shaped(self, values: Array) -> Array:
         """(b,) if targets were flat, else (b, K)."""
