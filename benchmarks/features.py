@@ -25,6 +25,8 @@ def run(name: str, features: str) -> tuple[float, float, float]:
     else:
         rows, found = embeddings(name, 0)
         labels = found.tolist()
+    warm = KalmanClassifier(features=features).partial_fit(rows[:10], labels[:10])  # compiles
+    warm.predict_proba(rows[:10])
     model, score = KalmanClassifier(features=features, random_state=0), Score()
     for start in range(0, len(rows), 10):
         x, y = rows[start : start + 10], labels[start : start + 10]

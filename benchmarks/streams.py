@@ -226,7 +226,8 @@ def main() -> None:
             tables,
         ),
         'One example at a time, test-then-train: `KalmanClassifier(features="fourier")`, nothing '
-        "set per stream, and river's adaptive random forest with ten trees, in turns of some rows.",
+        "set per stream, and river's adaptive random forest with ten trees, in turns of some rows. "
+        "Half-lives, calibrations and noise_var were chosen on these streams and embeddings.",
     ]  # fmt: skip
     if (FOLDER / "embeddings" / EMBEDDINGS).exists():
         lines = []

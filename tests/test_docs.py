@@ -1,5 +1,6 @@
 """What the README and the examples say is what happens."""
 
+import inspect
 import re
 import runpy
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import kalstream
 from kalstream import core
 
 ROOT = Path(__file__).parents[1]
@@ -49,3 +51,22 @@ def test_every_equation_has_a_function() -> None:
         if name != "py" and (ROOT / f"src/kalstream/core/{module}.py").exists():
             source = (ROOT / f"src/kalstream/core/{module}.py").read_text()
             assert re.search(rf"(def|class) {name}\b", source), f"{module}.{name}"
+
+
+def test_numbers_of_the_streams_are_those_of_the_benchmark() -> None:
+    readme = (ROOT / "README.md").read_text()
+    page = (ROOT / "benchmarks" / "README.md").read_text()
+    section = readme.split("## On real streams")[1].split("## ")[0]
+    numbers = re.findall(r"\d\.\d{4}|\d+\.\d+x", section)
+    assert len(numbers) >= 20
+    assert not [number for number in numbers if number not in page]
+
+
+def test_every_public_method_of_the_estimators_has_an_example() -> None:
+    for cls in (kalstream.KalmanClassifier, kalstream.KalmanRegressor):
+        own = [base for base in cls.__mro__ if base.__module__.startswith("kalstream")]
+        methods = {name: value for base in own for name, value in vars(base).items()}
+        for name, value in methods.items():
+            function = getattr(value, "__func__", value)
+            if inspect.isfunction(function) and not name.startswith("_"):
+                assert ">>>" in (function.__doc__ or ""), f"{cls.__name__}.{name}"

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import is_
 from os import PathLike
 from typing import Any, Final, Self
 
@@ -55,6 +56,13 @@ class Filter:
     weight : float
         How much it is believed.
     posterior : Posterior
+
+    Examples
+    --------
+    >>> from kalstream import KalmanClassifier
+    >>> model = KalmanClassifier(1.0, "raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
+    >>> model.filters_[0].half_life, model.filters_[0].weight
+    (inf, 1.0)
     """
 
     half_life: float
@@ -234,6 +242,13 @@ class KalmanEstimator(BaseEstimator):
         """Has the posterior over half-lives moved towards shorter ones, since when, how sure.
 
         An alarm to be polled; see `Drift`.
+
+        Examples
+        --------
+        >>> from kalstream import KalmanClassifier
+        >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
+        >>> model.drift().detected
+        False
         """
         with self._shared().reading() as model:
             if isinstance(self._policy_of_model(), Fixed):
@@ -250,6 +265,16 @@ class KalmanEstimator(BaseEstimator):
 
         The estimator that `load` makes of it goes on with the same bits as this one. A transformer
         of another library is saved by its attributes, which must be numbers, strings or arrays.
+
+        Examples
+        --------
+        >>> from kalstream import KalmanClassifier
+        >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     model.save(f"{folder}/model.safetensors")
+        ...     KalmanClassifier.load(f"{folder}/model.safetensors").predict([[2.0]])
+        array(['up'], dtype='<U4')
         """
         from kalstream.estimators._saving import save
 
@@ -265,17 +290,45 @@ class KalmanEstimator(BaseEstimator):
         features : transformer, optional
             If the estimator had a transformer of another library, a new one of the same class:
             it is filled with what was saved. No class is ever looked up by a name in the file.
+
+        Examples
+        --------
+        >>> from kalstream import KalmanClassifier
+        >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     model.save(f"{folder}/model.safetensors")
+        ...     again = KalmanClassifier.load(f"{folder}/model.safetensors")
+        >>> again.n_seen_
+        2
         """
         from kalstream.estimators._saving import load
 
         return load(cls, path, features)
 
     def snapshot(self) -> Self:
-        """A copy that keeps what has been learnt so far, while this one goes on learning."""
+        """A copy that keeps what has been learnt so far, while this one goes on learning.
+
+        Examples
+        --------
+        >>> from kalstream import KalmanClassifier
+        >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
+        >>> before = model.snapshot()
+        >>> model.partial_fit([[1.0]], ["up"]).n_seen_, before.n_seen_
+        (3, 2)
+        """
         return copy.copy(self)
 
     def reset(self) -> Self:
-        """Forget everything that has been learnt."""
+        """Forget everything that has been learnt.
+
+        Examples
+        --------
+        >>> from kalstream import KalmanClassifier
+        >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
+        >>> model.reset().n_seen_
+        0
+        """
         for name in ("_published", "n_features_in_", "feature_names_in_", "_policy_cache"):
             self.__dict__.pop(name, None)
         return self
@@ -304,7 +357,7 @@ class KalmanEstimator(BaseEstimator):
         """The policy, and the keyword arguments of its step."""
         key = self.forgetting, self.calibration, self.noise_var, self.prior_var
         kept = self.__dict__.get("_policy_cache")
-        if kept is None or any(a is not b for a, b in zip(kept[0], key, strict=True)):
+        if kept is None or not all(map(is_, kept[0], key)):
             settings = {
                 "noise_var": self._number("noise_var", self._auto_noise_var()),
                 "prior_var": self._number("prior_var", 1.0),
@@ -629,6 +682,13 @@ class KalmanEstimator(BaseEstimator):
 
         The variance of the outputs that comes from not knowing the weights (epistemic), over
         what it was before any data.
+
+        Examples
+        --------
+        >>> from kalstream import KalmanClassifier
+        >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
+        >>> bool(model.uncertainty([[1.0]])[0] < 0.1)
+        True
         """
         with self._shared().reading() as model:
             ahead, phi = self._ahead(model, X, time)
@@ -643,6 +703,13 @@ class KalmanEstimator(BaseEstimator):
         average over some 200 rows, for each filter). It sees rows where the features have not
         been seen before; a new class among known features shows as a low probability of
         every known class instead.
+
+        Examples
+        --------
+        >>> from kalstream import KalmanClassifier
+        >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
+        >>> model.is_novel([[1.0], [100.0]])
+        array([False,  True])
         """
         with self._shared().reading() as model:
             ahead, phi = self._ahead(model, X, time)

@@ -46,6 +46,12 @@ class Drift:
         How many alarms there have been.
     half_life, usual_half_life : float
         Medians of the posterior now, and of its average over the last thousand rows or so.
+
+    Examples
+    --------
+    >>> drift = Drift(True, 0.9, 1234, 0.95, 1, 100.0, float("inf"))
+    >>> f"since row {drift.since}" if drift else "none"
+    'since row 1234'
     """
 
     detected: bool

@@ -160,6 +160,11 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
             Labels, none missing.
         sample_weight, time
             As in `partial_fit`.
+
+        Examples
+        --------
+        >>> KalmanClassifier(features="raw").fit([[1.0], [-1.0]], ["up", "down"]).predict([[2.0]])
+        array(['up'], dtype='<U4')
         """
         y = column_or_1d(y, warn=True)
         labels = read_labels(y)
@@ -192,6 +197,14 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
             The noise of a row is divided by its weight; 0 is the same as no label.
         time : (b,) numbers or dates, optional
             When each row came, not decreasing; forgetting then goes by time, not by rows.
+
+        Examples
+        --------
+        >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
+        >>> model.partial_fit([[0.0]], [None]).n_seen_  # time passes, nothing is learnt
+        3
+        >>> model.partial_fit([[5.0]], ["new"]).classes_.tolist()
+        ['down', 'new', 'up']
         """
         declared = [] if classes is None else read_labels(classes, name="classes")
         first = "_published" not in self.__dict__
@@ -267,6 +280,12 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         X : (b, d)
         time : number or (b,), optional
             When the rows come; one unit after the last row learnt if not given.
+
+        Examples
+        --------
+        >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
+        >>> model.predict_proba([[1.0]]).round(2)
+        array([[0.02, 0.98]])
         """
         return self._probabilities(X, time)[0]
 
@@ -283,12 +302,26 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         return found[:, model.labels.order], model.labels.classes
 
     def predict_log_proba(self, X: ArrayLike, time: Any = None) -> Array:
-        """Logarithms of `predict_proba` (b, K)."""
+        """Logarithms of `predict_proba` (b, K).
+
+        Examples
+        --------
+        >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
+        >>> model.predict_log_proba([[1.0]]).round(2)
+        array([[-4.12, -0.02]])
+        """
         with np.errstate(divide="ignore"):
             return np.log(self.predict_proba(X, time))
 
     def decision_function(self, X: ArrayLike, time: Any = None) -> Array:
-        """Log-odds (b,) of the second class if there are two, else log-probabilities (b, K)."""
+        """Log-odds (b,) of the second class if there are two, else log-probabilities (b, K).
+
+        Examples
+        --------
+        >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
+        >>> bool(model.decision_function([[1.0]])[0] > 0.0)  # towards "up", the second class
+        True
+        """
         logs = np.maximum(self.predict_log_proba(X, time), -1e4)
         return logs[:, 1] - logs[:, 0] if logs.shape[1] == 2 else logs
 
@@ -305,6 +338,12 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
             objects.
         time
             As in `predict_proba`.
+
+        Examples
+        --------
+        >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
+        >>> model.predict([[2.0], [0.0]], abstain_below=0.7)
+        array(['up', None], dtype=object)
         """
         found, classes = self._probabilities(X, time)
         labels = classes[found.argmax(axis=1)]
@@ -338,6 +377,12 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         """Drop a class; should its label come again, it is a new class.
 
         The weights of the others are as if it had never been declared.
+
+        Examples
+        --------
+        >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
+        >>> model.partial_fit([[0.0]], ["flat"]).retire_class("flat").classes_.tolist()
+        ['down', 'up']
         """
 
         def change(model: Model, alone: bool) -> Model:

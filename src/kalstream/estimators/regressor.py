@@ -101,6 +101,11 @@ random_state
             Targets, none missing.
         sample_weight, time
             As in `partial_fit`.
+
+        Examples
+        --------
+        >>> KalmanRegressor(features="raw", noise_var=0.01).fit([[0.0], [1.0]], [0.0, 1.0]).n_seen_
+        2
         """
         values = _values(y)
         if not np.isfinite(values).all():
@@ -128,6 +133,12 @@ random_state
             Targets, NaN (a whole row of NaN) where unknown.
         sample_weight, time
             As in `KalmanClassifier.partial_fit`.
+
+        Examples
+        --------
+        >>> model = KalmanRegressor(features="raw", noise_var=0.01)
+        >>> model.partial_fit([[0.0], [1.0]], [0.0, 1.0]).partial_fit([[2.0]], [np.nan]).n_seen_
+        3
         """
         first = "_published" not in self.__dict__
         values = _values(y)
@@ -212,6 +223,14 @@ random_state
             while less than two targets are known.
         time
             As in `KalmanClassifier.predict_proba`.
+
+        Examples
+        --------
+        >>> model = KalmanRegressor(features="raw", noise_var=0.01)
+        >>> model = model.partial_fit([[0.0], [1.0]], [0.0, 1.0])
+        >>> mean, std = model.predict([[1.0], [3.0]], return_std=True)
+        >>> bool(mean[1] > mean[0]), bool(std[1] > std[0])  # further off, and less sure
+        (True, True)
         """
         with self._shared().reading() as model:
             ahead, _ = self._ahead(model, X, time)
