@@ -444,6 +444,22 @@ def test_health_of_a_regression_does_not_depend_on_the_unit():
         assert 0.2 < small_unit < 5.0
 
 
+def test_a_mixture_of_ones_own_learns_the_noise_only_where_there_is_any():
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((300, 2))
+    y = 1e4 * (rows[:, 0] + 0.1 * rng.standard_normal(300))
+    model = KalmanRegressor(Mixture(half_lives=(100.0, np.inf)), random_state=0).partial_fit(
+        rows, y
+    )
+    assert 200.0 < model.predict(rows, return_std=True)[1].mean() < 5000.0
+    labels = (rows[:, 0] > 0.0).astype(int)
+    plain, scaled = (
+        small(forgetting=Mixture(learn_scale=flag)).partial_fit(rows, labels).predict_proba(rows)
+        for flag in (False, True)
+    )
+    assert (plain == scaled).all()
+
+
 def test_targets_that_never_change_leave_nothing_uncertain():
     rows = np.arange(5.0)[:, None]
     model = KalmanRegressor(n_components=4, random_state=0).partial_fit(rows[:1], [5.0])

@@ -327,7 +327,7 @@ class Mixture:
             1.0 - (1.0 - self.share) ** rows.gap,
             _array(state.calibrations),
             self.predictive == "exact",
-            self.learn_scale,
+            self.learn_scale and rows.targets.labels is None,
             log_weights,
             spread,
             seen.classes,

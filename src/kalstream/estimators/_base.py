@@ -126,14 +126,13 @@ class Model:
 class KalmanEstimator(BaseEstimator):
     """Parameters to policy, rows to features, chunks to a new model; see the subclasses."""
 
-    _estimator_type_name: str
     n_features_in_: int
 
     # ---- what has been learnt -------------------------------------------------------------
 
     @property
     def _model(self) -> Model:
-        """The model now; for anything longer than a look, use `_reading`."""
+        """The model now; for anything longer than a look, read it through `Shared.reading`."""
         return self._shared()._value
 
     def _shared(self) -> Shared[Model]:
@@ -632,20 +631,13 @@ class KalmanEstimator(BaseEstimator):
             donate=alone,
             **settings,
         )
-        return self._noted(model, state, step, phi, settings["prior_var"], weight, gap)
+        return self._noted(model, state, step, weight, gap)
 
     def _n_outputs(self, model: Model) -> int:
         raise NotImplementedError
 
     def _noted(
-        self,
-        model: Model,
-        state: Any,
-        step: Any,
-        phi: Array,
-        prior_var: float,
-        weight: Array | None,
-        gap: Array | None,
+        self, model: Model, state: Any, step: Any, weight: Array | None, gap: Array | None
     ) -> Model:
         """The model with a new state, and what the step told."""
         if isinstance(step, MixtureStep):

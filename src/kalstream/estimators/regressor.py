@@ -183,6 +183,8 @@ random_state
 
     def _policy(self) -> Policy:
         policy = super()._policy()
+        if isinstance(policy, Mixture):
+            return replace(policy, learn_scale=self._learns_scale())
         if isinstance(policy, Learned) and self._learns_scale():
             raise InvalidInput(
                 "forgetting='learned' needs noise_var as a number, since the gradient of gamma "
@@ -191,21 +193,14 @@ random_state
         return policy
 
     def _noted(
-        self,
-        model: Model,
-        state: Any,
-        step: Any,
-        phi: Array,
-        prior_var: float,
-        weight: Array | None,
-        gap: Array | None,
+        self, model: Model, state: Any, step: Any, weight: Array | None, gap: Array | None
     ) -> Model:
-        model = super()._noted(model, state, step, phi, prior_var, weight, gap)
+        model = super()._noted(model, state, step, weight, gap)
         if isinstance(step, MixtureStep) or not self._learns_scale():
             return model
         freedom, squares = model.spread.tolist()
         n_outputs = step.logit_mean.shape[1]
-        weights = np.ones(len(phi)) if weight is None else weight
+        weights = np.ones(len(step.nis)) if weight is None else weight
         for nis, w in zip(step.nis.tolist(), weights.tolist(), strict=True):
             if nis == nis and w > 0.0:
                 freedom = _KEEP_SCALE * freedom + w * n_outputs
