@@ -16,7 +16,7 @@ Array = Any
 # A target that no filter could have foreseen must not leave -inf minus -inf behind.
 _LEAST_LOG = -1e100
 # The scale of regression forgets as a filter with a half-life of some 700 examples.
-_KEEP_SCALE = 0.999
+KEEP_SCALE = 0.999
 
 
 @jit
@@ -204,8 +204,8 @@ def student_log_density(target: Array, mean: Array, unit: float, spread: Array) 
 @jit
 def learn_spread(target: Array, mean: Array, unit: float, weight: float, spread: Array) -> None:
     """Degrees of freedom and sum of squares after a target, in place."""
-    spread[0] = _KEEP_SCALE * spread[0] + weight * target.shape[0]
-    spread[1] = _KEEP_SCALE * spread[1] + weight * squared_distance(target, mean) / unit
+    spread[0] = KEEP_SCALE * spread[0] + weight * target.shape[0]
+    spread[1] = KEEP_SCALE * spread[1] + weight * squared_distance(target, mean) / unit
 
 
 @jit

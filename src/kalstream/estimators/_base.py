@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import datetime
-import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
 from operator import is_
 from os import PathLike
 from typing import Any, Final, Self
@@ -24,106 +21,35 @@ from sklearn.utils.validation import validate_data
 from kalstream.core import _checks as check
 from kalstream.core.bank import BankStep
 from kalstream.core.calibration import Calibration
-from kalstream.core.forgetting import Fixed, Learned, half_life
+from kalstream.core.forgetting import Fixed, Learned
 from kalstream.core.guard import Health, health
 from kalstream.core.mixture import Mixture, MixtureState, MixtureStep
 from kalstream.core.state import Posterior, Step
 from kalstream.errors import InvalidInput
+from kalstream.estimators._input import are_dates, as_times, blame_column, bounded
 from kalstream.estimators._labels import Labels
+from kalstream.estimators._model import SHORT, Filter, Model, tail
 from kalstream.estimators._representation import Representation
 from kalstream.estimators._sharing import Shared
-from kalstream.estimators._watch import Drift, Watch
+from kalstream.estimators._watch import (
+    GRID,
+    Drift,
+    Watch,
+    at_start,
+    half_life_weights,
+    like,
+    order_of,
+)
 
 Array = NDArray[Any]
 Policy = Fixed | Learned | Mixture
 
-# Rows learnt at once while readers wait; longer chunks leave them the old model meanwhile.
-_SHORT: Final = 64
 # Dates further apart than this many seconds, early on, are taken for a forgotten time_unit.
 _LONG_GAP: Final = 1000.0
 _EARLY: Final = 100
-# Half-lives into which a learned gamma is sorted, for the drift alarm.
-_GRID: Final = np.array([3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0, math.inf])
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """One filter of a model, as `filters_` shows it.
-
-    Attributes
-    ----------
-    half_life, gamma : float
-    weight : float
-        How much it is believed.
-    posterior : Posterior
-
-    Examples
-    --------
-    >>> from kalstream import KalmanClassifier
-    >>> model = KalmanClassifier(1.0, "raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
-    >>> model.filters_[0].half_life, model.filters_[0].weight
-    (inf, 1.0)
-    """
-
-    half_life: float
-    gamma: float
-    weight: float
-    posterior: Posterior
-
-
-@dataclass(frozen=True)
-class Model:
-    """All that has been learnt. Never changed, so that readers see it whole.
-
-    Attributes
-    ----------
-    representation : Representation
-    state : FilterState, MixtureState, or None before the first class is known
-    labels : Labels
-    counts : (K,)
-        Examples of each class, in the order of the columns.
-    n_seen : int
-        Rows that have passed, with a target or not.
-    time : float or None
-        Of the last row.
-    watch : Watch
-    told : BankStep, Step or None
-        What the last rows told about themselves.
-    offset, spread : (K,), (2,)
-        Of a regression: what is subtracted from targets, and the scale (see `KalmanRegressor`).
-    seed : int
-        Of sampled predictions.
-    """
-
-    representation: Representation
-    state: Any
-    labels: Labels
-    counts: Array
-    n_seen: int
-    time: float | None
-    watch: Watch
-    told: Any
-    offset: Array | None
-    spread: Array
-    seed: int
-
-    def but(self, **changes: Any) -> Model:
-        """As `dataclasses.replace`, in a fraction of the time."""
-        other = object.__new__(Model)
-        other.__dict__.update(self.__dict__, **changes)
-        return other
-
-    def apart(self) -> Model:
-        """The same model for another owner: neither will overwrite the other's arrays."""
-        if isinstance(self.state, MixtureState):
-            self.state.bank.lend()
-            return replace(self, state=replace(self.state, bank=replace(self.state.bank, memo=[])))
-        if self.state is None:
-            return self
-        return replace(self, state=replace(self.state, posterior=copy.copy(self.state.posterior)))
-
-
-class KalmanEstimator(BaseEstimator):
+class KalmanEstimator(BaseEstimator, ABC):
     """Parameters to policy, rows to features, chunks to a new model; see the subclasses."""
 
     n_features_in_: int
@@ -256,7 +182,7 @@ class KalmanEstimator(BaseEstimator):
                     'use forgetting="mixture"'
                 )
             state = self._state(model)
-            grid = np.sort(state.half_lives) if isinstance(state, MixtureState) else _GRID
+            grid = np.sort(state.half_lives) if isinstance(state, MixtureState) else GRID
             return model.watch.drift(grid)
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -405,8 +331,9 @@ class KalmanEstimator(BaseEstimator):
             settings["calibrations"] = np.atleast_1d(calibration).tolist()
         return Mixture(**settings)
 
+    @abstractmethod
     def _auto_noise_var(self) -> float:
-        raise NotImplementedError
+        """What noise_var="auto" stands for."""
 
     def _number(self, name: str, auto: float) -> float:
         value = getattr(self, name)
@@ -429,7 +356,7 @@ class KalmanEstimator(BaseEstimator):
             and "feature_names_in_" not in self.__dict__
             and len(X)
         ):
-            return _bounded(X)
+            return bounded(X)
         if isinstance(X, np.ma.MaskedArray):
             raise InvalidInput("X is a masked array; fill it, with NaN where a value is unknown")
         try:
@@ -437,9 +364,9 @@ class KalmanEstimator(BaseEstimator):
                 self, X, reset=reset, dtype=np.float64, order="C", ensure_all_finite="allow-nan"
             )
         except (TypeError, ValueError) as error:
-            _blame_column(X, error)
+            blame_column(X, error)
             raise
-        return _bounded(rows)
+        return bounded(rows)
 
     def _gaps(self, model: Model | None, time: Any, n: int) -> tuple[Array | None, float | None]:
         """Time before each row in units (b,), or None; and the time of the last row."""
@@ -467,7 +394,7 @@ class KalmanEstimator(BaseEstimator):
             )
         gaps = steps / self._unit()
         early = model is None or model.n_seen < _EARLY
-        if early and _are_dates(time) and self._unit() == 1.0 and np.median(gaps) > _LONG_GAP:
+        if early and are_dates(time) and self._unit() == 1.0 and np.median(gaps) > _LONG_GAP:
             warnings.warn(
                 f"rows are {np.median(gaps):g} seconds apart and half-lives are counted in "
                 "seconds: almost everything is forgotten between rows. Give time_unit, such as "
@@ -505,7 +432,7 @@ class KalmanEstimator(BaseEstimator):
         policy = self._policy_of_model()
         check.float_dtype(self.dtype)
         self._unit()
-        n_watched = len(policy.half_lives) if isinstance(policy, Mixture) else len(_GRID)
+        n_watched = len(policy.half_lives) if isinstance(policy, Mixture) else len(GRID)
         seed = check_random_state(_seed(self.random_state)).randint(np.iinfo(np.int32).max)
         return Model(
             representation=Representation.of(
@@ -558,7 +485,7 @@ class KalmanEstimator(BaseEstimator):
             def change(model: Model, alone: bool) -> Model:
                 return self._after(model, rows, targets, weight, time, policy, settings, alone)
 
-            shared.update(change, short=len(rows) <= _SHORT)
+            shared.update(change, short=len(rows) <= SHORT)
         except BaseException:
             if first:
                 self.__dict__.clear()
@@ -608,9 +535,9 @@ class KalmanEstimator(BaseEstimator):
         n_outputs = self._n_outputs(model)
         if n_outputs == 0:
             # nothing to learn yet, and the prior does not change with time
-            weights = _at_start(policy, n)
+            weights = at_start(policy, n)
             prior = settings["prior_var"] * np.einsum("bm,bm->b", phi, phi)
-            variance = _like(prior, weights)
+            variance = like(prior, weights)
             return model.but(watch=model.watch.after(weights, variance))
         state: Any = None if model.state is None else self._state(model)
         if state is None:
@@ -633,8 +560,9 @@ class KalmanEstimator(BaseEstimator):
         )
         return self._noted(model, state, step, weight, gap)
 
+    @abstractmethod
     def _n_outputs(self, model: Model) -> int:
-        raise NotImplementedError
+        """How many outputs the filters need; 0 while no target is known."""
 
     def _noted(
         self, model: Model, state: Any, step: Any, weight: Array | None, gap: Array | None
@@ -643,17 +571,17 @@ class KalmanEstimator(BaseEstimator):
         if isinstance(step, MixtureStep):
             from kalstream.estimators._watch_scan import shares_and_variance
 
-            order = _order(state.half_lives)
+            order = order_of(state.half_lives)
             weights, variance = shares_and_variance(step.weights, step.logit_var, order)
             told: Any = step.told
         else:
             before = model.watch.now
             if not before.any():
-                before = _at_start(self._policy_of_model(), 1)[0]
-            weights = _half_life_weights(step, gap, self.transition == "chunk", before)
-            variance, told = _like(step.logit_var, weights), step
+                before = at_start(self._policy_of_model(), 1)[0]
+            weights = half_life_weights(step, gap, self.transition == "chunk", before)
+            variance, told = like(step.logit_var, weights), step
         watch = model.watch.after(weights, variance)
-        return model.but(state=state, watch=watch, told=_tail(told))
+        return model.but(state=state, watch=watch, told=tail(told))
 
     # ---- predicting -----------------------------------------------------------------------
 
@@ -661,10 +589,11 @@ class KalmanEstimator(BaseEstimator):
         """Moments of rows one step ahead, and their features (b, m)."""
         rows = self._rows(X, reset=False)
         phi = model.representation.transform(rows)
-        ahead = self._policy_of_model().predict(
+        policy, settings = self._policy_and_settings()
+        ahead = policy.predict(
             self._state(model),
             phi,
-            prior_var=self._number("prior_var", 1.0),
+            prior_var=settings["prior_var"],
             time_gap=self._gap_ahead(model, time, len(rows)),
         )
         return ahead, phi
@@ -707,7 +636,7 @@ class KalmanEstimator(BaseEstimator):
             ahead, phi = self._ahead(model, X, time)
         usual = np.exp(model.watch.levels)
         if isinstance(ahead, MixtureStep):
-            expected = ahead.half_life_weights[:, _order(ahead.half_lives)] @ usual
+            expected = ahead.half_life_weights[:, order_of(ahead.half_lives)] @ usual
         else:
             expected = np.full(len(phi), usual[0])
         return _variance(ahead) > check.positive("factor", factor) * expected
@@ -717,100 +646,6 @@ class KalmanEstimator(BaseEstimator):
         tags.input_tags.allow_nan = True
         tags.non_deterministic = False
         return tags
-
-
-@lru_cache
-def _order(half_lives: tuple[float, ...]) -> Array:
-    """Order (J,) of half-lives, shortest first."""
-    return np.argsort(half_lives)
-
-
-def _sorted_in(half_life: Array) -> Array:
-    """Half-lives (b,) as weights (b, J) of those of the grid."""
-    weights = np.zeros((len(half_life), len(_GRID)))
-    weights[np.arange(len(half_life)), np.searchsorted(_GRID, half_life * 0.999)] = 1.0
-    return weights
-
-
-def _half_life_weights(step: Step, gap: Array | None, chunk: bool, before: Array) -> Array:
-    """Half-lives of one filter, as weights (b, J) of those of the grid.
-
-    A row forgets with gamma ** gap, and where it forgets nothing it does not tell: then the row
-    before it counts, ``before`` (J,) at the beginning.
-    """
-    if gap is None and not chunk:
-        return _sorted_in(step.half_life)
-    n = len(step.gamma)
-    gaps = np.ones(n) if gap is None else gap
-    told = np.where((gaps > 0.0) & (step.gamma > 0.0), np.arange(n), -1)
-    if chunk:
-        told[:-1] = -1
-    each = _sorted_in(step.half_life * np.where(gaps > 0.0, gaps, 1.0))
-    return np.concatenate([before[None], each])[1 + np.maximum.accumulate(told)]
-
-
-def _at_start(policy: Policy, n: int) -> Array:
-    """Weights (b, J) of the half-lives before anything is learnt."""
-    if isinstance(policy, Mixture):
-        return np.full((n, len(policy.half_lives)), 1.0 / len(policy.half_lives))
-    return _sorted_in(np.full(n, half_life(policy._rule[0])))
-
-
-def _bounded(rows: Array) -> Array:
-    """Rows of which no number is so large that its square is not a number; NaN is fine."""
-    if check.sum_of_squares(rows) < np.inf:
-        return rows
-    large = np.abs(rows) > check.LARGEST_FLOAT64
-    if large.any():
-        row, column = np.argwhere(large)[0]
-        what = "contains infinity" if np.isinf(rows).any() else f"holds {rows[row, column]:g}"
-        raise InvalidInput(
-            f"X {what} in row {row}, column {column}; scale it, or put NaN for a missing value"
-        )
-    return rows
-
-
-def _blame_column(X: Any, error: Exception) -> None:
-    """Name the column of a DataFrame that holds no numbers."""
-    for name, kind in getattr(X, "dtypes", {}).items() if hasattr(X, "columns") else ():
-        if getattr(kind, "kind", "O") in "mM":
-            remedy = "pass it as time=..., or turn it into numbers"
-        elif not hasattr(kind, "kind") or kind.kind not in "biuf":
-            remedy = "encode it, with scikit-learn's OneHotEncoder or OrdinalEncoder say"
-        else:
-            continue
-        raise InvalidInput(f"column {name!r} of X is of dtype {kind}; {remedy}") from error
-
-
-def as_times(time: Any, n: int) -> Array:
-    """Times (b,) as numbers; dates in seconds, those with a zone in UTC."""
-    array = np.asarray(time)
-    if array.dtype == object and any(hasattr(value, "year") for value in array.flat):
-        utc = [_without_zone(value) for value in array.flat]  # date, datetime, pandas' Timestamp
-        with contextlib.suppress(TypeError, ValueError):
-            array = np.array(utc, "datetime64[us]").reshape(array.shape)
-    if array.dtype.kind == "M":
-        if np.isnat(array).any():
-            row = int(np.argmax(np.isnat(array)))
-            raise InvalidInput(f"time is missing (NaT) at row {row} of X; every row needs one")
-        array = array.astype("datetime64[us]").astype(np.int64) / 1e6
-    return check.per_row("time", array, n)
-
-
-def _are_dates(time: Any) -> bool:
-    array = np.asarray(time)
-    return array.dtype.kind == "M" or any(hasattr(value, "year") for value in array.flat)
-
-
-def _without_zone(value: Any) -> Any:
-    if getattr(value, "tzinfo", None) is None:
-        return value
-    return value.astimezone(datetime.UTC).replace(tzinfo=None)
-
-
-def _like(values: Array, weights: Array) -> Array:
-    """Values (b,) for each column of weights (b, J)."""
-    return np.repeat(values.astype(np.float64)[:, None], weights.shape[1], axis=1)
 
 
 def _variance(ahead: Any) -> Array:
@@ -825,21 +660,3 @@ def _seed(random_state: Any) -> Any:
     if isinstance(random_state, np.random.Generator):
         return int(copy.deepcopy(random_state).integers(2**31))
     return copy.deepcopy(random_state) if random_state is not None else None
-
-
-def _tail(told: Any) -> Any:
-    """The last rows of a step, without their means if these are many: enough for `health_`."""
-    n = len(told.noise_var)
-    if n <= _SHORT and told.logit_mean.size <= 1000:
-        return told
-    cut = slice(max(0, n - _SHORT), n)
-    parts = [
-        told.logit_var[..., cut],
-        told.gamma[..., cut],
-        told.noise_var[cut],
-        told.nis[..., cut],
-    ]
-    if n > _SHORT:
-        parts = [part.copy() for part in parts]
-    kind = BankStep if isinstance(told, BankStep) else Step
-    return kind(np.empty((*parts[0].shape, 0)), *parts)

@@ -15,8 +15,9 @@ from kalstream.core.bank import BankStep
 from kalstream.core.state import Step
 from kalstream.errors import CheckpointError
 from kalstream.estimators import _checkpoint as checkpoint
-from kalstream.estimators._base import KalmanEstimator, Model
+from kalstream.estimators._base import KalmanEstimator
 from kalstream.estimators._labels import Labels
+from kalstream.estimators._model import Model
 from kalstream.estimators._representation import Representation
 from kalstream.estimators._sharing import Shared
 from kalstream.estimators._watch import Watch

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kalstream.core.forgetting import Fixed, Learned, half_life
+from kalstream.core.mixture import Mixture
+from kalstream.core.state import Step
 
 Array = NDArray[Any]
 
@@ -22,6 +28,9 @@ _WARM_UP: Final = 200.0
 # An alarm begins above the first and ends below the second. A change of the rule passes 0.9; on
 # streams without one 0.5 is passed once or twice in a thousand rows, 0.85 once in ten thousand.
 _ALARM: Final = (0.85, 0.25)
+
+# Half-lives into which a learned gamma is sorted, for the drift alarm.
+GRID: Final = np.array([3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0, math.inf])
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +128,45 @@ class Watch:
 def _median(values: Array, weights: Array) -> float:
     below = np.cumsum(weights)
     return float(values[np.argmax(below >= 0.5 * below[-1])])
+
+
+@lru_cache
+def order_of(half_lives: tuple[float, ...]) -> Array:
+    """Order (J,) of half-lives, shortest first."""
+    return np.argsort(half_lives)
+
+
+def _sorted_in(half_life: Array) -> Array:
+    """Half-lives (b,) as weights (b, J) of those of the grid."""
+    weights = np.zeros((len(half_life), len(GRID)))
+    weights[np.arange(len(half_life)), np.searchsorted(GRID, half_life * 0.999)] = 1.0
+    return weights
+
+
+def half_life_weights(step: Step, gap: Array | None, chunk: bool, before: Array) -> Array:
+    """Half-lives of one filter, as weights (b, J) of those of the grid.
+
+    A row forgets with gamma ** gap, and where it forgets nothing it does not tell: then the row
+    before it counts, ``before`` (J,) at the beginning.
+    """
+    if gap is None and not chunk:
+        return _sorted_in(step.half_life)
+    n = len(step.gamma)
+    gaps = np.ones(n) if gap is None else gap
+    told = np.where((gaps > 0.0) & (step.gamma > 0.0), np.arange(n), -1)
+    if chunk:
+        told[:-1] = -1
+    each = _sorted_in(step.half_life * np.where(gaps > 0.0, gaps, 1.0))
+    return np.concatenate([before[None], each])[1 + np.maximum.accumulate(told)]
+
+
+def at_start(policy: Fixed | Learned | Mixture, n: int) -> Array:
+    """Weights (b, J) of the half-lives before anything is learnt."""
+    if isinstance(policy, Mixture):
+        return np.full((n, len(policy.half_lives)), 1.0 / len(policy.half_lives))
+    return _sorted_in(np.full(n, half_life(policy._rule[0])))
+
+
+def like(values: Array, weights: Array) -> Array:
+    """Values (b,) for each column of weights (b, J)."""
+    return np.repeat(values.astype(np.float64)[:, None], weights.shape[1], axis=1)

@@ -16,8 +16,9 @@ from kalstream.core import _checks as check
 from kalstream.core.mixture import MixtureStep, mixture_probabilities
 from kalstream.core.predictive import METHODS, class_probabilities
 from kalstream.errors import InvalidInput
-from kalstream.estimators._base import KalmanEstimator, Model
+from kalstream.estimators._base import KalmanEstimator
 from kalstream.estimators._labels import as_array, read_labels
+from kalstream.estimators._model import Model
 
 Array = NDArray[Any]
 

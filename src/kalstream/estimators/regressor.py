@@ -15,14 +15,13 @@ from kalstream.core.forgetting import Learned
 from kalstream.core.guard import Health
 from kalstream.core.mixture import Mixture, MixtureState, MixtureStep
 from kalstream.errors import InvalidInput
-from kalstream.estimators._base import KalmanEstimator, Model, Policy
+from kalstream.estimators._base import KalmanEstimator, Policy
+from kalstream.estimators._model import Model
 
 Array = NDArray[Any]
 
 # Variance of the noise over that of a weight, when both are multiples of a scale that is learnt.
 _NOISE_VAR: Final = 0.03
-# The scale forgets as in a mixture (core/_mix.py).
-_KEEP_SCALE: Final = 0.999
 
 
 class KalmanRegressor(RegressorMixin, KalmanEstimator):
@@ -198,13 +197,15 @@ random_state
         model = super()._noted(model, state, step, weight, gap)
         if isinstance(step, MixtureStep) or not self._learns_scale():
             return model
+        from kalstream.core._mix import KEEP_SCALE
+
         freedom, squares = model.spread.tolist()
         n_outputs = step.logit_mean.shape[1]
         weights = np.ones(len(step.nis)) if weight is None else weight
         for nis, w in zip(step.nis.tolist(), weights.tolist(), strict=True):
             if nis == nis and w > 0.0:
-                freedom = _KEEP_SCALE * freedom + w * n_outputs
-                squares = _KEEP_SCALE * squares + w * n_outputs * nis
+                freedom = KEEP_SCALE * freedom + w * n_outputs
+                squares = KEEP_SCALE * squares + w * n_outputs * nis
         return replace(model, spread=np.array([freedom, squares]))
 
     def predict(self, X: ArrayLike, return_std: bool = False, time: Any = None) -> Any:
