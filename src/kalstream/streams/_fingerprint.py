@@ -1,0 +1,46 @@
+"""Digests that tell whether two runs saw the same data."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_PIECE = 1 << 20
+
+
+def of_arrays(*arrays: NDArray[Any] | None) -> str:
+    """Digest of arrays: their types, shapes and contents."""
+    digest = sha256()
+    for array in arrays:
+        if array is None:
+            continue
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        if array.dtype == object:
+            digest.update(json.dumps(array.tolist(), default=repr).encode())
+        else:
+            digest.update(np.ascontiguousarray(array).data)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def of_file(path: Path) -> str:
+    """Digest of a file's bytes."""
+    digest = sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def of_files(paths: list[Path]) -> str:
+    """Digest of several files, by name and content; of one, that of its content."""
+    if len(paths) == 1:
+        return of_file(paths[0])
+    digest = sha256()
+    for path in paths:
+        digest.update(f"{path.name} {of_file(path)}\n".encode())
+    return f"sha256:{digest.hexdigest()}"
