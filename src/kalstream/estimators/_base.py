@@ -461,12 +461,14 @@ class KalmanEstimator(BaseEstimator, ABC):
         *,
         first: bool,
         whole: bool,
+        told: list[tuple[Model, Any]] | None = None,
     ) -> None:
         """Learn a chunk, all or nothing.
 
         ``targets`` reads the targets of n rows with weights (b,): the model with room for them,
         the targets as the policy takes them, and factors of the weights (b,) or None. ``whole``
-        says that there will be no other rows.
+        says that there will be no other rows. What the rows tell about themselves is appended to
+        ``told``, with the model before them.
         """
         policy, settings = self._policy_and_settings()
         before = dict(self.__dict__)  # validate_data notes the columns before all is checked
@@ -483,7 +485,8 @@ class KalmanEstimator(BaseEstimator, ABC):
                 shared = self._shared()
 
             def change(model: Model, alone: bool) -> Model:
-                return self._after(model, rows, targets, weight, time, policy, settings, alone)
+                how = policy, settings, alone, told
+                return self._after(model, rows, targets, weight, time, *how)
 
             shared.update(change, short=len(rows) <= SHORT)
         except BaseException:
@@ -523,9 +526,10 @@ class KalmanEstimator(BaseEstimator, ABC):
         policy: Policy,
         settings: dict[str, Any],
         alone: bool,
+        told: list[tuple[Model, Any]] | None,
     ) -> Model:
         """The model after a chunk of checked rows (b, d)."""
-        n = len(rows)
+        before, n = model, len(rows)
         gap, last_time = self._gaps(model if model.n_seen else None, time, n)
         model, y, factor = targets(model, n, weight)
         if factor is not None:
@@ -558,7 +562,31 @@ class KalmanEstimator(BaseEstimator, ABC):
             donate=alone,
             **settings,
         )
+        if told is not None:
+            told.append((before, step))
         return self._noted(model, state, step, weight, gap)
+
+    def _in_pieces(
+        self, X: Any, n: int, stop_of: Callable[[int], int], learn: Callable[[Any, slice], None]
+    ) -> None:
+        """Learn n rows by learn(rows, piece), pieces from start to stop_of(start), all or none."""
+        stop, before = stop_of(0), dict(self.__dict__)
+        if stop >= n:
+            return learn(X, slice(0, n))
+        if len(X) != n:
+            raise InvalidInput(f"y has {n} targets for the {len(X)} rows of X")
+        if "_published" in before:
+            with self._shared().reading() as model:
+                before["_published"] = Shared(model.apart())
+        start = 0
+        try:
+            while start < n:
+                learn(_cut(X, slice(start, stop)), slice(start, stop))
+                start, stop = stop, stop_of(stop)
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
 
     @abstractmethod
     def _n_outputs(self, model: Model) -> int:
@@ -653,6 +681,13 @@ def _variance(ahead: Any) -> Array:
     if isinstance(ahead, MixtureStep):
         return np.einsum("bj,jb->b", ahead.half_life_weights, ahead.logit_var)
     return ahead.logit_var
+
+
+def _cut(values: Any, piece: slice) -> Any:
+    """Some rows of an array, a list or a DataFrame."""
+    if values is None or np.ndim(values) == 0:
+        return values
+    return values.iloc[piece] if hasattr(values, "iloc") else values[piece]
 
 
 def _seed(random_state: Any) -> Any:

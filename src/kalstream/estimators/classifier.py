@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Final, Self
 
@@ -16,7 +17,7 @@ from kalstream.core import _checks as check
 from kalstream.core.mixture import MixtureStep, mixture_probabilities
 from kalstream.core.predictive import METHODS, class_probabilities
 from kalstream.errors import InvalidInput
-from kalstream.estimators._base import KalmanEstimator
+from kalstream.estimators._base import KalmanEstimator, _cut
 from kalstream.estimators._labels import as_array, read_labels
 from kalstream.estimators._model import Model
 
@@ -220,6 +221,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         time: Any,
         *,
         first: bool,
+        told: list[tuple[Model, Any]] | None = None,
     ) -> Self:
         check.choice("predictive", self.predictive, METHODS)
 
@@ -240,8 +242,78 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
             read = check.Targets(codes, None, codes >= 0)
             return model.but(labels=labels, counts=counts + before), read, factor
 
-        self._learn(X, targets, sample_weight, time, first=first, whole=declared is None)
+        whole = declared is None
+        self._learn(X, targets, sample_weight, time, first=first, whole=whole, told=told)
         return self
+
+    def predict_then_learn(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        time: Any = None,
+    ) -> Array:
+        """Predict each row before its label is seen, and learn it, row after row in one call.
+
+        The same as `predict_proba` and `partial_fit` of one row at a time (of the chunk as a
+        whole, if transition is "chunk"), several times faster.
+
+        Parameters
+        ----------
+        X, y, sample_weight, time
+            As in `partial_fit`.
+
+        Returns
+        -------
+        probabilities : (b, K)
+            Of `classes_` as they are afterwards: 0 for a class that was not known before the row,
+            and a row of zeros if none was.
+
+        Examples
+        --------
+        >>> model = KalmanClassifier(features="raw")
+        >>> model.predict_then_learn([[1.0], [-1.0], [1.0]], ["up", "down", "up"]).round(2)
+        array([[0.  , 0.  ],
+               [0.  , 1.  ],
+               [0.02, 0.98]])
+        """
+        names = read_labels(y)
+        found: list[Array] = []
+        if self.transition == "chunk":
+            known = self.__sklearn_is_fitted__()
+            with self._shared().reading() if known else nullcontext() as model:
+                if model is not None:
+                    found.append(self._answer(model, self._ahead(model, X, time)[0]))
+            self.partial_fit(X, y, sample_weight=sample_weight, time=time)
+            return self._aligned(found, len(names))
+
+        def learn(rows: Any, piece: slice) -> None:
+            told: list[tuple[Model, Any]] = []
+            weight, when = _cut(sample_weight, piece), _cut(time, piece)
+            first = "_published" not in self.__dict__
+            self._learn_labels(rows, names[piece], [], weight, when, first=first, told=told)
+            for model, step in told:
+                n_known = 0 if model.state is None else len(model.labels.names)
+                found.append(self._answer(model, _among(step, n_known)))
+
+        self._in_pieces(X, len(names), lambda start: self._next_new_class(names, start), learn)
+        return self._aligned(found, len(names))
+
+    def _next_new_class(self, names: list[Any], start: int) -> int:
+        """Number of the row after the next one whose label is new."""
+        shared = self.__dict__.get("_published")
+        known = () if shared is None else shared._value.labels.column
+        new = (i for i in range(start, len(names)) if names[i] is not None)
+        return next((i + 1 for i in new if names[i] not in known), len(names))
+
+    def _aligned(self, found: list[Array], n: int) -> Array:
+        """Probabilities of the last rows as (n, K), in the order of `classes_`."""
+        labels = self._model.labels
+        out, stop = np.zeros((n, len(labels.names))), n
+        for part in reversed(found):
+            out[stop - len(part) : stop, : part.shape[1]] = part
+            stop -= len(part)
+        return out[:, labels.order]
 
     def _class_weights(self, labels: Any, codes: Array, counts: Array) -> Array | None:
         """Weights (b,) of rows by their class, given how often each came before."""
@@ -294,13 +366,17 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         """Probabilities (b, K), and the classes they are of, from one and the same model."""
         with self._shared().reading() as model:
             ahead, _ = self._ahead(model, X, time)
+        return self._answer(model, ahead)[:, model.labels.order], model.labels.classes
+
+    def _answer(self, model: Model, ahead: Any) -> Array:
+        """Probabilities (b, K) in the order of the filter's outputs."""
         how: dict[str, Any] = {"method": self.predictive, "random_state": model.seed}
+        if ahead.logit_mean.shape[-1] == 0:
+            return np.zeros(ahead.logit_mean.shape[-2:])
         if isinstance(ahead, MixtureStep):
-            found = mixture_probabilities(ahead, light=_LIGHT, **how)
-        else:
-            moments = ahead.logit_mean, ahead.logit_var
-            found = class_probabilities(*moments, calibration=model.state.calibration, **how)
-        return found[:, model.labels.order], model.labels.classes
+            return mixture_probabilities(ahead, light=_LIGHT, **how)
+        moments = ahead.logit_mean, np.maximum(ahead.logit_var, 0.0)
+        return class_probabilities(*moments, calibration=ahead.calibration, **how)
 
     def predict_log_proba(self, X: ArrayLike, time: Any = None) -> Array:
         """Logarithms of `predict_proba` (b, K).
@@ -403,3 +479,13 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
 
         self._shared().update(change, short=True)
         return self
+
+
+def _among(step: Any, n_known: int) -> Any:
+    """What rows tell of the first outputs only."""
+    if step.logit_mean.shape[-1] == n_known:
+        return step
+    means = np.ascontiguousarray(step.logit_mean[..., :n_known])
+    if isinstance(step, MixtureStep):
+        return replace(step, told=replace(step.told, logit_mean=means))
+    return replace(step, logit_mean=means)

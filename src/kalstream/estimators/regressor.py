@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, Self
 
@@ -15,7 +16,7 @@ from kalstream.core.forgetting import Learned
 from kalstream.core.guard import Health
 from kalstream.core.mixture import Mixture, MixtureState, MixtureStep
 from kalstream.errors import InvalidInput
-from kalstream.estimators._base import KalmanEstimator, Policy
+from kalstream.estimators._base import KalmanEstimator, Policy, _cut
 from kalstream.estimators._model import Model
 
 Array = NDArray[Any]
@@ -145,6 +146,76 @@ random_state
         self._flat = values.ndim == 1
         return self
 
+    def predict_then_learn(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        time: Any = None,
+    ) -> tuple[Array, Array]:
+        """Predict each row before its target is seen, and learn it, row after row in one call.
+
+        The same as `predict` and `partial_fit` of one row at a time (of the chunk as a whole, if
+        transition is "chunk"), several times faster.
+
+        Parameters
+        ----------
+        X, y, sample_weight, time
+            As in `partial_fit`.
+
+        Returns
+        -------
+        mean, std : (b,) or (b, K)
+            As of `predict`; NaN and inf before any target was known.
+
+        Examples
+        --------
+        >>> model = KalmanRegressor(features="raw", noise_var=0.01)
+        >>> mean, _ = model.predict_then_learn([[1.0], [1.0], [1.0]], [2.0, 2.0, 2.0])
+        >>> mean.round(2)
+        array([nan,  2.,  2.])
+        """
+        values = _values(y)
+        shape = len(values), 1 if values.ndim == 1 else values.shape[1]
+        mean, std = np.full(shape, np.nan), np.full(shape, np.inf)
+
+        def note(model: Model, ahead: Any, piece: slice) -> None:
+            if model.state is not None:
+                mean[piece] = self._mean(model, ahead)
+                std[piece] = np.sqrt(self._variance(model, ahead))
+
+        def learn(rows: Any, piece: slice) -> None:
+            told: list[tuple[Model, Any]] = []
+            first = "_published" not in self.__dict__
+            how = _cut(sample_weight, piece), _cut(time, piece)
+            targets = self._targets(values[piece])
+            self._learn(rows, targets, *how, first=first, whole=False, told=told)
+            for model, step in told:
+                note(model, step, piece)
+
+        if self.transition == "chunk":
+            if self.__sklearn_is_fitted__():
+                with self._shared().reading() as model:
+                    note(model, self._ahead(model, X, time)[0], slice(None))
+            self.partial_fit(X, y, sample_weight, time)
+        else:
+            self._in_pieces(X, len(values), self._piece_of(values), learn)
+        self._flat = values.ndim == 1
+        return self._shaped(mean), self._shaped(std)
+
+    def _piece_of(self, values: Array) -> Callable[[int], int]:
+        """Where a piece of rows (b, ...) ends: with its first until the noise's scale is known."""
+        # A single filter does not tell its scale row by row.
+        told = not self._learns_scale() or isinstance(self._policy_of_model(), Mixture)
+
+        def stop_of(start: int) -> int:
+            shared = self.__dict__.get("_published")
+            model = None if shared is None else shared._value
+            known = model is not None and model.state is not None and self._knows_scale(model)
+            return len(values) if told and known else start + 1
+
+        return stop_of
+
     def _targets(self, values: Array) -> Any:
         """What `_learn` asks for: targets (b, K) less an offset, the first target there was."""
 
@@ -230,11 +301,15 @@ random_state
         """
         with self._shared().reading() as model:
             ahead, _ = self._ahead(model, X, time)
-        mean = ahead.mean if isinstance(ahead, MixtureStep) else ahead.logit_mean
-        mean = self._shaped(mean + model.offset)
+        mean = self._shaped(self._mean(model, ahead))
         if not return_std:
             return mean
         return mean, self._shaped(np.sqrt(self._variance(model, ahead)))
+
+    def _mean(self, model: Model, ahead: Any) -> Array:
+        """Mean (b, K) of targets."""
+        mean = ahead.mean if isinstance(ahead, MixtureStep) else ahead.logit_mean
+        return mean + model.offset
 
     def _variance(self, model: Model, ahead: Any) -> Array:
         """Variance (b, K) of targets."""
@@ -247,8 +322,12 @@ random_state
             variance = np.repeat(
                 scale * (ahead.logit_var + noise_var)[:, None], ahead.logit_mean.shape[1], axis=1
             )
-        known = model.offset is not None and self._freedom(model) >= 2.0 * variance.shape[1]
+        known = self._knows_scale(model)
         return np.maximum(variance, 0.0) if known else np.full(variance.shape, np.inf)
+
+    def _knows_scale(self, model: Model) -> bool:
+        """Whether two targets at least have told how large the noise is."""
+        return model.offset is not None and self._freedom(model) >= 2.0 * len(model.offset)
 
     def _scale(self, model: Model) -> float:
         if not self._learns_scale():
