@@ -107,7 +107,12 @@ class KalmanEstimator(BaseEstimator, ABC):
     @property
     def half_life_weights_(self) -> dict[float, float]:
         """Posterior over half-lives: {half-life: probability}."""
-        return {f.half_life: f.weight for f in self.filters_}
+        with self._shared().reading() as model:
+            state = self._state(model)
+            if isinstance(state, MixtureState):
+                weights = state.half_life_weights.tolist()
+                return dict(zip(state.half_lives, weights, strict=True))
+            return {float(state.half_life): 1.0}
 
     @property
     def calibration_(self) -> float:

@@ -188,6 +188,21 @@ def read(path: FilePath, kind: str) -> Any:
         raise CheckpointError(f"{damaged} ({type(error).__name__}: {error})") from error
 
 
+def kind_of(path: FilePath) -> str:
+    """What a file that `write` wrote holds; only its header is read."""
+    with open(_file(path), "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        try:
+            if size > _LONGEST_HEADER:
+                raise ValueError("its header is too long")
+            about = json.loads(json.loads(file.read(size))["__metadata__"]["kalstream"])
+            return str(about["kind"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{path} is no checkpoint of kalstream; pass a file that save wrote"
+            ) from error
+
+
 def foreign(obj: Any) -> Foreign:
     """What `write` can keep of an object of any class, such as scikit-learn's StandardScaler.
 

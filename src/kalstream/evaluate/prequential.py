@@ -1,0 +1,345 @@
+"""Test, then train: every row is predicted before its target is learnt, and scored."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from kalstream.errors import InvalidInput
+from kalstream.evaluate._pieces import joined, pieces
+from kalstream.evaluate._watched import Watched
+from kalstream.evaluate.judges import Judge, LabelJudge, ValueJudge
+from kalstream.evaluate.learners import Answer, adapt
+from kalstream.evaluate.metrics import Scored, number
+from kalstream.streams import Batch, Stream
+from kalstream.streams._base import REGRESSION
+
+# Rows that are handed to a learner that can take many at once and treat them one by one.
+TOGETHER: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What happened to consecutive rows.
+
+    Attributes
+    ----------
+    batch : Batch
+        The rows, their targets and times.
+    answer : Answer
+        What the learner said before it saw the targets.
+    scored : Scored or None
+        How good that was, of classification: for the rows that have a target.
+    n_learnt : int
+        Rows learnt so far, less than ``batch.stop`` if targets come late.
+    seconds : float
+        Spent predicting and learning.
+    line : dict or None
+        The window that ended with these rows, if one did; see `Evaluation.line`.
+    """
+
+    batch: Batch
+    answer: Answer
+    scored: Scored | None
+    n_learnt: int
+    seconds: float
+    line: dict[str, Any] | None
+
+
+class Evaluation:
+    """The prequential loop, with everything it has to remember.
+
+    Parameters
+    ----------
+    learner : object
+        With partial_fit and predict (kalstream, scikit-learn), or learn_one and predict_one
+        (river).
+    stream : Stream
+    chunk : int
+        Rows that are predicted before any of their targets is seen, and then learnt at once.
+    delay : int
+        A chunk is learnt once so many more rows have been predicted.
+    cost : float
+        Relative cost of the learner: it learns only every cost-th chunk, as if the stream did
+        not wait (Ghunaim et al., 2023); every chunk is predicted.
+    window : int
+        Rows of a window, rounded up to whole chunks.
+    limit : int, optional
+        Rows after which to stop.
+    classes : list, optional
+        All labels that may come, for learners that must know them first.
+    together : int
+        Chunks of a record. Kalstream's learners take chunks of one row together in one call that
+        treats them one by one: the same numbers, several times faster.
+    """
+
+    def __init__(
+        self,
+        learner: Any,
+        stream: Stream,
+        *,
+        chunk: int = 1,
+        delay: int = 0,
+        cost: float = 1.0,
+        window: int = 1000,
+        limit: int | None = None,
+        classes: list[Any] | None = None,
+        together: int = 1,
+    ) -> None:
+        whole = {"chunk": chunk, "window": window, "together": together, "delay": delay}
+        for name, value in {**whole, "limit": 1 if limit is None else limit}.items():
+            least = 0 if name == "delay" else 1
+            if not isinstance(value, int | np.integer) or value < least:
+                raise InvalidInput(f"{name} must be a whole number from {least} on, got {value!r}")
+        if not cost >= 1.0:
+            raise InvalidInput(f"cost must be a number from 1 on, got {cost!r}")
+        self.adapter, self.stream = adapt(learner, stream, classes), stream
+        self.chunk, self.delay, self.cost = chunk, delay, cost
+        self.window = -(-window // chunk) * chunk
+        self.limit, self.together = limit, together
+        self.judge: Judge = ValueJudge() if stream.task == REGRESSION else LabelJudge()
+        self.watched = Watched()
+        self.n_rows = self.n_learnt = 0  # predicted, and learnt or passed over
+        self.pending: deque[Batch] = deque()
+        self.seconds = self.seconds_before = 0.0
+        self.rows_before = 0
+
+    # ---- the loop -------------------------------------------------------------------------
+
+    def records(self) -> Iterator[Record]:
+        """Go on from the row that has been reached to the end of the stream."""
+        self.pending.clear()
+        start = self.n_rows
+        # Rows that have been predicted and wait for their targets are had again.
+        for batch in pieces(self.stream, self.n_learnt, self._stop_of, self.chunk):
+            if batch.start < start:
+                self.pending.append(batch)
+            else:
+                yield self._record(batch)
+
+    def finish(self) -> None:
+        """Learn what still waits: no more rows will come, but their targets will."""
+        self._teach_up_to(self.n_rows)
+
+    def _stop_of(self, row: int) -> int:
+        """Where the piece that begins with a row ends: within a window, and the limit."""
+        together = 1 if row < self.n_rows else self.together
+        stop = min(row + self.chunk * together, (row // self.window + 1) * self.window)
+        return stop if self.limit is None else min(stop, self.limit)
+
+    def _record(self, batch: Batch) -> Record:
+        before = self.seconds
+        scored: Scored | None
+        if self._in_one_call():
+            answer = self._timed(self.adapter.ask_and_teach, batch)
+            scored = self.judge.score(batch, answer, row_by_row=True)
+            self.n_learnt = batch.stop
+        else:
+            cuts = range(0, len(batch), self.chunk)
+            answer, scored = joined([self._ask_then_teach(batch[i : i + self.chunk]) for i in cuts])
+        self.n_rows = batch.stop
+        self.watched.look(self.adapter.learner)
+        line = None
+        if batch.stop % self.window == 0:
+            line = self.line()
+            self._clear()
+        return Record(batch, answer, scored, self.n_learnt, self.seconds - before, line)
+
+    def _in_one_call(self) -> bool:
+        alone = self.chunk == 1 and self.delay == 0 and self.cost == 1.0
+        return alone and self.adapter.in_one_call
+
+    def _ask_then_teach(self, chunk: Batch) -> tuple[Answer, Scored | None]:
+        """Predict a chunk, score it, and learn what is due."""
+        answer = self._timed(self.adapter.ask, chunk)
+        scored: Scored | None = self.judge.score(chunk, answer, row_by_row=False)
+        self.pending.append(chunk)
+        self._teach_up_to(chunk.stop - self.delay)
+        return answer, scored
+
+    def _teach_up_to(self, row: int) -> None:
+        """Learn the chunks before this row: their targets have been waited for."""
+        while self.pending and self.pending[0].stop <= row:
+            chunk = self.pending.popleft()
+            turn = chunk.start // self.chunk
+            if math.floor((turn + 1) / self.cost) > math.floor(turn / self.cost):
+                self._timed(self.adapter.teach, chunk)
+            self.judge.reveal(chunk)
+            self.n_learnt = chunk.stop
+
+    def _timed(self, do: Callable[[Batch], Any], batch: Batch) -> Any:
+        begun = time.perf_counter()
+        try:
+            return do(batch)
+        finally:
+            self.seconds += time.perf_counter() - begun
+
+    def _clear(self) -> None:
+        """Begin a window."""
+        self.judge.clear()
+        self.watched.clear()
+        self.seconds_before, self.rows_before = self.seconds, self.n_rows
+
+    # ---- what is told ---------------------------------------------------------------------
+
+    def line(self) -> dict[str, Any]:
+        """The window so far as a line of metrics.jsonl; docs/files.md says what is in it."""
+        rows, seconds = self.n_rows - self.rows_before, self.seconds - self.seconds_before
+        return {
+            "kind": "window",
+            "row": self.n_rows,
+            **self.judge.line(),
+            **self.watched.line(),
+            "clock": self._clock(rows, seconds),
+        }
+
+    def end_line(self) -> dict[str, Any]:
+        """Where things stand after the last row, as a line of metrics.jsonl."""
+        return {
+            "kind": "end",
+            "row": self.n_rows,
+            "n": self.judge.n,
+            "total": self.judge.values(),
+            "baselines": self.judge.simple.values(),
+            "classes": list(self.judge.codes),
+            "clock": self._clock(self.n_rows, self.seconds),
+        }
+
+    def _clock(self, rows: int, seconds: float) -> dict[str, Any]:
+        speed = number(rows / seconds) if seconds else None
+        return {"seconds": self.seconds, "rows_per_second": speed}
+
+    # ---- to be continued ------------------------------------------------------------------
+
+    _KEPT = ("n_rows", "n_learnt", "rows_before")
+
+    def state(self) -> dict[str, Any]:
+        """Everything but the learner and the rows, as JSON."""
+        return {
+            **{name: getattr(self, name) for name in self._KEPT},
+            "judge": self.judge.state(),
+            "watched": self.watched.state(),
+            "clock": {"seconds": self.seconds, "before": self.seconds_before},
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave, with the learner as it was then."""
+        for name in self._KEPT:
+            setattr(self, name, state[name])
+        self.judge.restore(state["judge"])
+        self.watched.restore(state["watched"])
+        self.seconds, self.seconds_before = state["clock"]["seconds"], state["clock"]["before"]
+
+
+def iter_prequential(learner: Any, stream: Stream, **protocol: Any) -> Iterator[Record]:
+    """Predict and learn a stream, and yield a `Record` for every chunk.
+
+    Parameters
+    ----------
+    learner : object
+        With partial_fit and predict (kalstream, scikit-learn), or learn_one and predict_one
+        (river).
+    stream : Stream
+    **protocol
+        chunk, delay, cost, window, limit, classes, together: as of `Evaluation`.
+
+    Examples
+    --------
+    >>> from kalstream import KalmanClassifier
+    >>> from kalstream.streams import ArrayStream
+    >>> stream = ArrayStream([[1.0], [-1.0]] * 50, ["up", "down"] * 50)
+    >>> learner = KalmanClassifier(features="raw")
+    >>> right = [
+    ...     (record.scored.codes == record.scored.predicted).sum()
+    ...     for record in iter_prequential(learner, stream, chunk=10)
+    ... ]
+    >>> len(right), int(sum(right[1:]))
+    (10, 90)
+    """
+    evaluation = Evaluation(learner, stream, **protocol)
+    yield from evaluation.records()
+    evaluation.finish()
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a stream.
+
+    Attributes
+    ----------
+    n_rows, n_scored : int
+        Rows that passed, and those of them that had a target.
+    total : dict
+        Metrics over all rows; `docs/evaluate.md` says what each is.
+    baselines : dict of dicts
+        The same of the simple predictors, as far as they have them.
+    windows : list of dicts
+        A line for each window; `docs/files.md` says what is in it.
+    classes : list
+        Labels in the order of their first appearance.
+    seconds : float
+        Spent predicting and learning.
+    """
+
+    n_rows: int
+    n_scored: int
+    total: dict[str, float | None]
+    baselines: dict[str, dict[str, float | None]]
+    windows: list[dict[str, Any]]
+    classes: list[Any]
+    seconds: float
+
+    def __str__(self) -> str:
+        names = [name for name in self.total if self.total[name] is not None]
+        lines = [f"{'':16}{'learner':>12}" + "".join(f"{b:>12}" for b in self.baselines)]
+        for name in names:
+            cells = [self.total[name], *(each.get(name) for each in self.baselines.values())]
+            shown = ("" if cell is None else f"{cell:.4f}" for cell in cells)
+            lines.append(f"{name:16}" + "".join(f"{cell:>12}" for cell in shown))
+        return "\n".join([*lines, f"{self.n_scored} rows scored in {self.seconds:.2f} s"])
+
+
+def prequential(
+    learner: Any, stream: Stream, *, together: int = TOGETHER, **protocol: Any
+) -> Result:
+    """Predict and learn a stream to its end.
+
+    Parameters
+    ----------
+    learner, stream, **protocol
+        As of `iter_prequential`.
+
+    Returns
+    -------
+    result : Result
+
+    Examples
+    --------
+    >>> from kalstream import KalmanClassifier
+    >>> from kalstream.streams import ArrayStream
+    >>> stream = ArrayStream([[1.0], [-1.0]] * 50, ["up", "down"] * 50)
+    >>> result = prequential(KalmanClassifier(features="raw"), stream)
+    >>> result.total["accuracy"], result.baselines["no_change"]["accuracy"]
+    (0.98, 0.0)
+    """
+    evaluation = Evaluation(learner, stream, together=together, **protocol)
+    windows = [record.line for record in evaluation.records() if record.line is not None]
+    evaluation.finish()
+    if evaluation.n_rows % evaluation.window:
+        windows.append(evaluation.line())
+    end = evaluation.end_line()
+    return Result(
+        n_rows=end["row"],
+        n_scored=end["n"],
+        total=end["total"],
+        baselines=end["baselines"],
+        windows=windows,
+        classes=end["classes"],
+        seconds=evaluation.seconds,
+    )
