@@ -31,7 +31,7 @@ help:
 	@echo "make clean      remove $(VENV), caches and build outputs"
 
 run: $(BASE_STAMP)
-	$(BIN)/python examples/time_series.py
+	$(BIN)/kalstream run
 
 test: $(TEST_STAMP)
 	$(BIN)/ruff format --check .
@@ -49,6 +49,7 @@ bench: test
 	$(BIN)/python benchmarks/predictive.py
 	$(BIN)/python benchmarks/streams.py
 	$(BIN)/python benchmarks/features.py
+	$(BIN)/python benchmarks/run.py
 
 format: $(TEST_STAMP)
 	$(BIN)/ruff format .

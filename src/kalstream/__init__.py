@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kalstream import core, errors, estimators, features, testing
+    from kalstream import core, errors, estimators, evaluate, features, streams, testing
     from kalstream.errors import KalstreamError
     from kalstream.estimators import KalmanClassifier, KalmanRegressor
 
@@ -22,7 +22,9 @@ __all__ = [
     "core",
     "errors",
     "estimators",
+    "evaluate",
     "features",
+    "streams",
     "testing",
 ]
 
@@ -34,7 +36,9 @@ _HOME = {
     "core": "kalstream.core",
     "errors": "kalstream.errors",
     "estimators": "kalstream.estimators",
+    "evaluate": "kalstream.evaluate",
     "features": "kalstream.features",
+    "streams": "kalstream.streams",
     "testing": "kalstream.testing",
 }
 

@@ -23,5 +23,13 @@ class MissingExtra(KalstreamError, ImportError):
     """A feature needs an optional dependency that is not installed."""
 
 
+class MissingFile(InvalidInput, FileNotFoundError):
+    """There is no such file or folder, or it lacks what its layout has."""
+
+
+class Unreadable(InvalidInput, PermissionError):
+    """A file or folder is there, but this user may not read it."""
+
+
 class CheckpointError(KalstreamError, ValueError):
     """A file is not a checkpoint, is damaged, or is of a version that cannot be read."""

@@ -686,3 +686,17 @@ def test_links_stay_links(tmp_path: Path, there: bool) -> None:
     assert link.is_symlink()
     assert checkpoint.read(target, "Thing") == checkpoint.read(link, "Thing") == "new"
     assert os.listdir(target.parent) == [target.name]
+
+
+@pytest.mark.parametrize("forgetting", ["mixture", "learned", 0.9])
+@pytest.mark.parametrize("random_state", [0, np.random.default_rng(0), np.random.RandomState(0)])
+def test_what_was_loaded_is_saved_as_the_same_bytes(
+    forgetting: Any, random_state: Any, tmp_path: Path
+) -> None:
+    from kalstream import KalmanClassifier
+
+    model = KalmanClassifier(forgetting, n_components=4, random_state=random_state)
+    model.partial_fit(np.eye(5), list("abcab"))
+    model.save(tmp_path / "one")
+    KalmanClassifier.load(tmp_path / "one").save(tmp_path / "two")
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()

@@ -409,7 +409,10 @@ def _whole(cls: type, parts: dict[str, Any]) -> Any:
         pos, buffer_pos = state["state"].get("pos", 0), state.get("buffer_pos", 0)
         if not (0 <= pos <= 624 and 0 <= buffer_pos <= 4) or (seeds or {}).get("pool_size", 4) > 99:
             raise ValueError("no generator is in such a state")
-        made = cls(0 if seeds is None else SeedSequence(**seeds))
+        if seeds is None:  # seeded as RandomState does: it has no sequence, then or now
+            made = RandomState(0)._bit_generator if cls is MT19937 else cls(0)
+        else:
+            made = cls(SeedSequence(**seeds))
         made.state = state
     elif is_dataclass(cls):
         made = cls(**parts)

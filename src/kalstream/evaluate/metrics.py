@@ -104,8 +104,10 @@ class LabelScore:
         self.right += int(right.sum())
         self.sums += scored.log_prob.sum(), scored.brier.sum()
         if not math.isnan(self.sums[0]):
-            where = np.minimum((scored.confidence * N_BINS).astype(np.int64), N_BINS - 1)
-            for row, weights in zip(self.bins, (None, scored.confidence, right), strict=True):
+            said = scored.predicted >= 0  # a row that came before any label has no confidence
+            confidence = scored.confidence[said]
+            where = np.minimum((confidence * N_BINS).astype(np.int64), N_BINS - 1)
+            for row, weights in zip(self.bins, (None, confidence, right[said]), strict=True):
                 row += np.bincount(where, weights, N_BINS)
         self._count(scored.codes, scored.predicted, right)
 
@@ -122,8 +124,8 @@ class LabelScore:
         """Accuracy, log-loss (nats), Brier score, ECE and macro-F1; None where not defined."""
         n = self.n or math.nan
         log_prob, brier = self.sums.tolist()
-        _, confidence, right = self.bins
-        gaps = np.abs(confidence - right).sum()
+        count, confidence, right = self.bins
+        gap = np.abs(confidence - right).sum() / (count.sum() or math.nan)
         hits, came, predicted = self.classes
         there = came + predicted > 0
         f1 = 2.0 * hits[there] / (came + predicted)[there]
@@ -131,7 +133,7 @@ class LabelScore:
             "accuracy": number(self.right / n),
             "log_loss": number(-log_prob / n),
             "brier": number(brier / n),
-            "ece": number(gaps / n if not math.isnan(log_prob) else math.nan),
+            "ece": number(gap),
             "macro_f1": number(f1.mean() if len(f1) else math.nan),
         }
 

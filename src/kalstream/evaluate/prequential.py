@@ -55,6 +55,8 @@ class Record:
 class Evaluation:
     """The prequential loop, with everything it has to remember.
 
+    An infinite number in a row, or as a target of regression, counts as a missing one.
+
     Parameters
     ----------
     learner : object
@@ -108,7 +110,7 @@ class Evaluation:
         self.n_rows = self.n_learnt = 0  # predicted, and learnt or passed over
         self.pending: deque[Batch] = deque()
         self.seconds = self.seconds_before = 0.0
-        self.rows_before = 0
+        self.rows_before = self.n_infinite = 0
 
     # ---- the loop -------------------------------------------------------------------------
 
@@ -119,7 +121,7 @@ class Evaluation:
         # Rows that have been predicted and wait for their targets are had again.
         for batch in pieces(self.stream, self.n_learnt, self._stop_of, self.chunk):
             if batch.start < start:
-                self.pending.append(batch)
+                self.pending.append(batch.without_infinities()[0])
             else:
                 yield self._record(batch)
 
@@ -135,6 +137,8 @@ class Evaluation:
 
     def _record(self, batch: Batch) -> Record:
         before = self.seconds
+        batch, n_infinite = batch.without_infinities()
+        self.n_infinite += n_infinite
         scored: Scored | None
         if self._in_one_call():
             answer = self._timed(self.adapter.ask_and_teach, batch)
@@ -208,6 +212,7 @@ class Evaluation:
             "total": self.judge.values(),
             "baselines": self.judge.simple.values(),
             "classes": list(self.judge.codes),
+            "infinite": self.n_infinite,
             "clock": self._clock(self.n_rows, self.seconds),
         }
 
@@ -217,7 +222,7 @@ class Evaluation:
 
     # ---- to be continued ------------------------------------------------------------------
 
-    _KEPT = ("n_rows", "n_learnt", "rows_before")
+    _KEPT = ("n_rows", "n_learnt", "rows_before", "n_infinite")
 
     def state(self) -> dict[str, Any]:
         """Everything but the learner and the rows, as JSON."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,7 +27,8 @@ class Batch:
     start : int
         Number of the first row in the stream, counted from 0.
     rows : (b, d)
-        float64, NaN where a value is missing; of images (b, height, width, channels), uint8.
+        float64, NaN where a value is missing, perhaps infinite; of images
+        (b, height, width, channels), uint8.
     targets : (b,)
         Labels (objects, None where unknown) or numbers (float64, NaN where unknown).
     times : (b,) or None
@@ -55,6 +56,19 @@ class Batch:
         times = None if self.times is None else self.times[rows]
         return Batch(self.start + first, self.rows[rows], self.targets[rows], times)
 
+    def without_infinities(self) -> tuple[Batch, int]:
+        """The batch with infinite numbers as missing ones, and how many there were."""
+        (rows, n), (targets, m) = map(_without_infinities, (self.rows, self.targets))
+        return (Batch(self.start, rows, targets, self.times), n + m) if n + m else (self, 0)
+
+
+def _without_infinities(numbers: Array) -> tuple[Array, int]:
+    if numbers.dtype.kind != "f":
+        return numbers, 0
+    infinite = np.isinf(numbers)
+    n = int(np.count_nonzero(infinite))
+    return (np.where(infinite, np.nan, numbers), n) if n else (numbers, 0)
+
 
 class Stream(ABC):
     """Where labelled rows come from, in their order.
@@ -69,6 +83,8 @@ class Stream(ABC):
         How many rows there are, if that is known.
     classes : list or None
         All labels that can come, if they are known. Learners of ours do not need them.
+    attribution : str or None
+        Whose data they are, if they come with kalstream.
     repeatable : bool
         Whether `batches` may be called again.
     """
@@ -78,7 +94,8 @@ class Stream(ABC):
     columns: tuple[str, ...] | None = None
     n_rows: int | None = None
     classes: list[Any] | None = None
-    repeatable: ClassVar[bool] = True
+    attribution: str | None = None
+    repeatable: bool = True
 
     @abstractmethod
     def batches(self, start: int = 0) -> Iterator[Batch]:

@@ -1,0 +1,507 @@
+"""The command line: parse, call, print."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kalstream import __version__
+from kalstream.errors import InvalidInput, KalstreamError
+
+if TYPE_CHECKING:
+    from kalstream.experiments import Run
+
+_INTERRUPTED: Final = 130
+_FILES: Final = ("config.json", "metrics.jsonl", "predictions.jsonl", "report.html")
+_PLAIN_SECONDS: Final = 5.0  # between lines where there is no terminal
+
+app = typer.Typer(
+    name="kalstream",
+    help="Learn from a labelled stream that drifts: predict every row, then learn it.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def main() -> None:
+    """Run the command line; what goes wrong is said in a sentence, on standard error."""
+    try:
+        app()
+    except BrokenPipeError:  # `kalstream data | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (KalstreamError, FileNotFoundError, PermissionError, IsADirectoryError) as error:
+        err.print(f"[red]error[/red]: {_escaped(error)}")
+        sys.exit(1)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        out.print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _kalstream(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+# ---- run ----------------------------------------------------------------------------------
+
+_RUN = """
+Predict and learn a stream, row by row, and write a report.
+
+Every row is predicted before its target is learnt. Beside the model stand the simplest
+predictors: repeating the last label, and the most frequent one.
+
+[bold]Examples[/bold]
+
+  kalstream run                                      the packaged stream elec2
+
+  kalstream run data.csv --target label              a file in the order of time
+
+  kalstream run data.csv.gz --target price --time date --ignore id
+
+  kalstream run parts/ --target y --limit 1000000    a folder of Parquet files
+
+  tail -f log.jsonl | kalstream run - --target ok    rows as they come
+
+  kalstream run --resume --out runs/data-1           go on after a stop, or kill -9
+
+  kalstream run data.csv --target y --learner sklearn.naive_bayes:GaussianNB
+"""
+
+
+@app.command(help=_RUN)
+def run(  # noqa: D103
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            help="CSV, JSON lines (.gz, .zst), Parquet, a folder of them, embeddings (.npy, "
+            ".safetensors), - for standard input, or a name that `kalstream data` lists.",
+            show_default="elec2",
+        ),
+    ] = None,
+    target: Annotated[str | None, typer.Option("--target", "-t", help="Column to predict.")] = None,
+    task: Annotated[
+        Literal["classification", "regression"] | None,
+        typer.Option(help="Guessed from the target if not given."),
+    ] = None,
+    time_column: Annotated[
+        str | None,
+        typer.Option("--time", help="Column of times: forgetting goes by them, not by rows."),
+    ] = None,
+    time_unit: Annotated[
+        str, typer.Option(help="What half-lives are counted in with --time: 30s, 12h, 1d, 7.")
+    ] = "auto",
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="Columns to leave out: a,b or given again.")
+    ] = None,
+    categorical: Annotated[
+        list[str] | None, typer.Option(help="Columns of codes that look like numbers.")
+    ] = None,
+    bad_rows: Annotated[
+        Literal["stop", "skip"], typer.Option(help="What to do with a row that cannot be read.")
+    ] = "stop",
+    order: Annotated[
+        Literal["as-is", "shuffled", "tasks"], typer.Option(help="Of an embedding file.")
+    ] = "as-is",
+    forgetting: Annotated[
+        str, typer.Option(help="mixture, learned, or a gamma from 0 to 1 (1 forgets nothing).")
+    ] = "mixture",
+    features: Annotated[
+        Literal["fourier", "scaled", "raw"], typer.Option(help="What the filter sees of a row.")
+    ] = "fourier",
+    learner: Annotated[
+        str, typer.Option(help="package.module:factory of a learner of your own.")
+    ] = "",
+    chunk: Annotated[
+        int, typer.Option(min=1, help="Rows predicted before any of them is learnt.")
+    ] = 1,
+    delay: Annotated[
+        int, typer.Option(min=0, help="Rows by which targets come later than their rows.")
+    ] = 0,
+    cost: Annotated[
+        float, typer.Option(min=1.0, help="Learn only every cost-th chunk: the stream waits not.")
+    ] = 1.0,
+    window: Annotated[
+        int, typer.Option(min=0, help="Rows of a window; 0 for some 200 windows.")
+    ] = 0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Rows after which to stop.")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    predictions: Annotated[
+        bool, typer.Option("--predictions", help="Also write every prediction made.")
+    ] = False,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder of the run.", show_default="runs/NAME-NUMBER"),
+    ] = None,
+    checkpoint_every: Annotated[
+        float, typer.Option(min=0.0, help="Seconds between checkpoints.")
+    ] = 30.0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a run that is in --out.")
+    ] = False,
+) -> None:
+    from kalstream.experiments import Options, Run
+    from kalstream.report import write_report
+
+    options = Options(
+        source=source or "elec2",
+        target=target,
+        task=task,
+        time=time_column,
+        time_unit=time_unit,
+        ignore=_listed(ignore),
+        categorical=_listed(categorical),
+        bad_rows=bad_rows,
+        order=order,
+        forgetting=forgetting,
+        features=features,
+        learner=learner,
+        chunk=chunk,
+        delay=delay,
+        cost=cost,
+        window=window,
+        limit=limit,
+        seed=seed,
+        predictions=predictions,
+    )
+    if resume:
+        if folder is None:
+            raise InvalidInput("--resume needs --out, the folder of the run to go on with")
+        # Nothing but the folder: everything as it was. Otherwise it must be the same.
+        same = None if options == Options() else options
+        resumed = Run.resume(folder, same, checkpoint_every=checkpoint_every)
+        if resumed is None:
+            out.print(f"{folder} has come to its end already; nothing to do")
+            return
+        job = resumed
+    else:
+        folder = _fresh(folder, options.source, overwrite)
+        command = shlex.join(["kalstream", *sys.argv[1:]])
+        job = Run(folder, options, command=command, checkpoint_every=checkpoint_every)
+    _introduce(job)
+    with _until_interrupted() as stopped, _watching(job) as watch:
+        end = job.go(watch, stopped)
+    _conclude(job, end, write_report(job.folder) if end["row"] else None)
+    if end["reason"] == "interrupted":
+        sys.exit(_INTERRUPTED)
+    if end["reason"] == "error":
+        sys.exit(1)
+
+
+def _fresh(folder: Path | None, source: str, overwrite: bool) -> Path:
+    """A folder for a new run."""
+    if folder is None:
+        stem = "stdin" if source == "-" else Path(source).name.split(".")[0]
+        numbers = (Path("runs") / f"{stem}-{k}" for k in itertools.count(1))
+        return next(path for path in numbers if not path.exists())
+    if (folder / "config.json").exists():
+        if not overwrite:
+            raise InvalidInput(
+                f"{folder} holds a run already; --resume goes on with it, --overwrite replaces it, "
+                "or give --out another folder"
+            )
+        for name in ("checkpoint/progress.json", *_FILES):
+            (folder / name).unlink(missing_ok=True)
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InvalidInput(f"{folder} is there and holds no run; give --out another folder")
+    return folder
+
+
+def _listed(values: list[str] | None) -> list[str]:
+    return [name for value in values or () for name in value.split(",") if name]
+
+
+@contextmanager
+def _until_interrupted() -> Iterator[Any]:
+    """Whether Ctrl-C was pressed; pressed again, it ends the program at once."""
+    asked: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        asked.append(number)
+        signal.signal(signal.SIGINT, before)
+        err.print("stopping after this chunk (once more: at once)")
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(asked)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _introduce(job: Run) -> None:
+    """Say aloud what will be done."""
+    stream, config = job.stream, job.config
+    n = stream.n_rows or getattr(stream, "approximate_rows", None)
+    about = "" if stream.n_rows == n else "about "
+    rows = f", {about}{n:,} rows" if n else ""
+    columns = f", {len(stream.columns)} columns" if stream.columns else ""
+    out.print(f"[bold]{_escaped(stream.name)}[/bold]: {stream.task}{columns}{rows}")
+    for note in (getattr(stream, "guess", ""), *job.notes):
+        if note:
+            out.print(f"  {_escaped(note)}")
+    params = config["learner"]["params"]
+    shown = ("forgetting", "features") if "forgetting" in params else ()
+    settings = ", ".join(f"{name}={params[name]!r}" for name in shown)
+    out.print(
+        f"  {config['learner']['name']}({_escaped(settings)}), window {job.evaluation.window}"
+    )
+    if job.options.time is not None and "time_unit" in params:
+        out.print(f"  half-lives are in units of {params['time_unit']:g} (seconds, if dates)")
+    if job.resumed_at is not None:
+        out.print(f"  going on after row {job.resumed_at:,}")
+
+
+@contextmanager
+def _watching(job: Run) -> Iterator[Any]:
+    """A progress bar on a terminal, a line now and then elsewhere."""
+    if not out.is_terminal:
+        last = [time.monotonic()]
+
+        def tell(evaluation: Any, record: Any) -> None:
+            if time.monotonic() - last[0] >= _PLAIN_SECONDS:
+                last[0] = time.monotonic()
+                print(f"row {evaluation.n_rows:>10,}  {_state(evaluation)}", flush=True)
+
+        yield tell
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.completed:,} rows"),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[state]}"),
+    )
+    n = job.stream.n_rows or getattr(job.stream, "approximate_rows", None)
+    if job.options.limit is not None:
+        n = min(n or job.options.limit, job.options.limit)
+    with Progress(*columns, console=out, refresh_per_second=5) as bar:
+        task = bar.add_task("", total=n, state="", completed=job.resumed_at or 0)
+        drawn = [0.0]
+
+        def draw(evaluation: Any, record: Any) -> None:
+            if time.monotonic() - drawn[0] >= 0.2:
+                drawn[0] = time.monotonic()
+                bar.update(task, completed=evaluation.n_rows, state=_state(evaluation))
+
+        yield draw
+        bar.update(task, completed=job.evaluation.n_rows, state=_state(job.evaluation))
+
+
+def _state(evaluation: Any) -> str:
+    """Where a run stands, in a line."""
+    line = evaluation.line()
+    names = {"accuracy": "accuracy", "log_loss": "log-loss"}
+    if "rmse" in line["total"]:
+        names = {"rmse": "RMSE", "nlpd": "NLPD"}
+    parts = []
+    for name, shown in names.items():
+        total, recent = line["total"][name], line["window"][name]
+        if total is not None:
+            late = f" ({recent:.4g} of late)" if recent is not None else ""
+            parts.append(f"{shown} {total:.4g}{late}")
+    if line["half_life"] is not None:
+        parts.append(f"half-life {_half_life(line['half_life']['median'])}")
+    if evaluation.judge.codes:
+        parts.append(f"{len(evaluation.judge.codes)} classes")
+    speed = line["clock"]["rows_per_second"]
+    if speed:
+        parts.append(f"{speed:,.0f} rows/s")
+    return "  ".join(parts)
+
+
+def _half_life(value: float | str) -> str:
+    return "never" if math.isinf(float(value)) else f"{float(value):,.0f}"
+
+
+def _conclude(job: Run, end: dict[str, Any], report: Path | None) -> None:
+    """Say how it went."""
+    if report is not None:
+        _tell_numbers(job, end)
+        out.print(f"report: {_escaped(report)}")
+    if end["reason"] == "interrupted":
+        again = f"kalstream run --resume --out {shlex.quote(str(job.folder))}"
+        err.print(f"stopped by Ctrl-C; go on with: {_escaped(again)}")
+    if end["reason"] == "error":
+        message = end["message"].replace("bad_rows='skip'", "--bad-rows skip")
+        err.print(f"[red]error[/red]: {_escaped(message)}")
+        err.print(f"what was learnt of {end['row']:,} rows before it is kept in {job.folder}")
+
+
+def _tell_numbers(job: Run, end: dict[str, Any]) -> None:
+    table = Table(box=None, pad_edge=False, show_edge=False)
+    table.add_column("")
+    baselines = end["baselines"]
+    for name in (job.config["learner"]["name"], *(name.replace("_", "-") for name in baselines)):
+        table.add_column(name, justify="right")
+    for name, value in end["total"].items():
+        if value is not None:
+            cells = [value, *(each.get(name) for each in baselines.values())]
+            table.add_row(name, *("" if cell is None else f"{cell:,.4f}" for cell in cells))
+    out.print(table)
+    clock = end["clock"]
+    speed = f", {clock['rows_per_second']:,.0f} a second" if clock["rows_per_second"] else ""
+    out.print(
+        f"{end['row']:,} rows, {clock['seconds']:.1f} s of predicting and learning{speed}, "
+        f"{clock['memory_mb']:,.0f} MB at most"
+    )
+    for name, said in (("skipped", "bad rows left out"), ("infinite", "infinities as missing")):
+        if end[name]:
+            out.print(f"{end[name]:,} {said}")
+
+
+def _escaped(value: object) -> str:
+    from rich.markup import escape
+
+    return escape(str(value))
+
+
+# ---- what a run left ----------------------------------------------------------------------
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    page: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File.", show_default="RUN/report.html")
+    ] = None,
+) -> None:
+    """Make the report of a run again from its files.
+
+    Example: kalstream report runs/elec2-1
+    """
+    from kalstream.report import write_report
+
+    out.print(f"report: {_escaped(write_report(folder, page))}")
+
+
+@app.command()
+def compare(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN RUN ...", help="Folders of runs.")],
+    page: Annotated[Path, typer.Option("--out", "-o", help="File.")] = Path("comparison.html"),
+) -> None:
+    """Make one page of several runs on the same stream, with paired tests of their differences.
+
+    Example: kalstream compare runs/elec2-1 runs/elec2-2
+    """
+    from kalstream.report import compare_runs, write_comparison
+
+    tests = compare_runs(folders)
+    for test in tests:
+        out.print(
+            f"{_escaped(test['a'])} less {_escaped(test['b'])}: {test['metric']} "
+            f"{test['difference']:+.5f} ± {test['standard_error']:.5f}, p = {test['p_value']:.3g} "
+            f"({test['n']} windows)"
+        )
+    out.print(f"comparison: {_escaped(write_comparison(folders, page, tests))}")
+
+
+@app.command()
+def predict(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A run, its checkpoint folder, or a file that save wrote.")
+    ],
+    data: Annotated[str, typer.Argument(help="Rows to predict: as for `kalstream run`.")],
+    file: Annotated[
+        Path | None, typer.Option("--out", "-o", help="CSV file.", show_default="standard output")
+    ] = None,
+) -> None:
+    """Write class probabilities (or mean and std) and uncertainty of every row, as CSV.
+
+    The uncertainty says how little is known about a row: 0 nothing left to learn, 1 nothing learnt.
+
+    Example: kalstream predict runs/data-1 new.csv --out predictions.csv
+    """
+    from kalstream.experiments import predicted_rows
+
+    rows = predicted_rows(checkpoint, data)
+    if file is None:
+        csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
+        return
+    part = file.with_name(file.name + ".part")
+    with part.open("w", encoding="utf-8", newline="") as handle:
+        csv.writer(handle, lineterminator="\n").writerows(rows)
+    part.replace(file)
+
+
+@app.command()
+def describe(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A run, its checkpoint folder, or a file that save wrote.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Say what a model is and how healthy.
+
+    Example: kalstream describe runs/elec2-1
+    """
+    from kalstream.experiments import described
+
+    found = described(checkpoint)
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    for name, value in found.items():
+        if isinstance(value, dict):
+            out.print(f"[bold]{_escaped(name)}[/bold]")
+            for key, each in value.items():
+                out.print(f"  {_escaped(key):24} {_escaped(_shown(each))}")
+        else:
+            out.print(f"{_escaped(name):26} {_escaped(_shown(value))}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(map(str, value[:20])) + (", ..." if len(value) > 20 else "")
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+@app.command()
+def data() -> None:
+    """List the streams that kalstream knows by name.
+
+    Example: kalstream run weather
+    """
+    from kalstream.streams.packaged import KNOWN
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("name", "rows", "classes", "a row is", "what", "where"):
+        table.add_column(name, justify="right" if name in ("rows", "classes") else "left")
+    for known in KNOWN.values():
+        size, classes = (f"{n:,}" if n else "" for n in (known.rows, known.classes))
+        about = known.description, known.layout
+        table.add_row(known.name, size, classes, known.features, *map(_escaped, about))
+    out.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,7 @@
+"""Runs: a stream, a learner and a protocol, made into a folder of result files."""
+
+from kalstream.experiments.look import described, predicted_rows
+from kalstream.experiments.options import Options
+from kalstream.experiments.run import Run, RunError, open_checkpoint
+
+__all__ = ["Options", "Run", "RunError", "described", "open_checkpoint", "predicted_rows"]

@@ -1,0 +1,30 @@
+"""Pages about runs: owns all that turns the result files of a run into HTML, reads nothing else.
+
+A page is one file without a single request to a network, so that it can be mailed, archived and
+opened in ten years:
+
+>>> from pathlib import Path
+>>> from kalstream.errors import InvalidInput
+>>> from kalstream.report import make_report
+>>> try:
+...     make_report(Path("no/such/run"))
+... except InvalidInput as error:
+...     print(error)
+no/such/run: no such folder; give the folder that `kalstream run` wrote
+"""
+
+from kalstream.report.compare import compare, write_comparison
+from kalstream.report.page import make_report, write_report
+from kalstream.report.paired import compare_runs
+from kalstream.report.read import Run, Window, read_run
+
+__all__ = [
+    "Run",
+    "Window",
+    "compare",
+    "compare_runs",
+    "make_report",
+    "read_run",
+    "write_comparison",
+    "write_report",
+]

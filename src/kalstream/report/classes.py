@@ -1,0 +1,313 @@
+"""Section on classes: what they are mistaken for, when they appeared, how well each is known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from kalstream.report import words
+from kalstream.report.markup import Markup, join, tag
+from kalstream.report.read import FloatArray, IntArray, Run
+from kalstream.report.sections import (
+    alarm_key,
+    details,
+    mark_alarms,
+    section,
+    table,
+    word,
+)
+from kalstream.report.series import HEAT, Timeline
+from kalstream.report.svg import LEVELS, Axis, Figure, linear, rows_axis, scale
+
+SHOWN = 12  # classes that get a line of their own
+_FREQUENT = 8  # of them for being frequent, the others for being confused
+_PHASES = 4
+_PAIRS = 10
+_WORTH = 0.002  # share of rows without a prediction from which on they get a column
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Classes that are shown one by one.
+
+    Attributes
+    ----------
+    codes : list of int
+        Their codes, in the order of appearance.
+    names : list of str
+        Their labels, and ``"others"`` at the end if there are more classes.
+    rest : int
+        How many others there are.
+    """
+
+    codes: list[int]
+    names: list[str]
+    rest: int
+
+
+def confusions(run: Run) -> IntArray:
+    """All confusions of a run: number of the window, true code, predicted code and how often."""
+    sizes = [len(window.confusion) for window in run.windows]
+    number = np.repeat(np.arange(len(sizes)), sizes)
+    return np.column_stack([number, np.concatenate([window.confusion for window in run.windows])])
+
+
+def choose(run: Run, counted: IntArray) -> Choice:
+    """Classes worth a line of their own: the most frequent, then those most often mistaken.
+
+    Parameters
+    ----------
+    run : Run
+        The run.
+    counted : ndarray of shape (n, 4)
+        Its confusions.
+
+    Returns
+    -------
+    Choice
+    """
+    codes = np.unique(np.concatenate([counted[:, 1], counted[counted[:, 2] >= 0, 2]]))
+    rows = _by_code(codes, counted[:, 1], counted[:, 3])
+    wrong = counted[counted[:, 1] != counted[:, 2]]
+    mistakes = _by_code(codes, wrong[:, 1], wrong[:, 3]) + _by_code(codes, wrong[:, 2], wrong[:, 3])
+    if len(codes) <= SHOWN:
+        chosen = codes
+    else:
+        frequent = codes[np.argsort(-rows, kind="stable")[:_FREQUENT]]
+        confused = [c for c in codes[np.argsort(-mistakes, kind="stable")] if c not in frequent]
+        chosen = np.sort(np.concatenate([frequent, confused[: SHOWN - _FREQUENT]]))
+    names = [name_of(run, int(code)) for code in chosen]
+    if len(set(names)) < len(names):  # cut short they are all the same: tell them apart by code
+        names = [f"{name[:7]}… #{code}" for name, code in zip(names, chosen, strict=True)]
+    rest = len(codes) - len(chosen)
+    return Choice([int(code) for code in chosen], names + (["others"] if rest else []), rest)
+
+
+def name_of(run: Run, code: int) -> str:
+    """Label of a class, short enough for an axis."""
+    if code < 0:
+        return "none"
+    return words.shortened(run.labels.get(code, f"class {code}"), 14)
+
+
+def _by_code(codes: IntArray, which: IntArray, times: IntArray) -> IntArray:
+    held = np.isin(which, codes)
+    places = np.searchsorted(codes, which[held])
+    return np.bincount(places, times[held], minlength=len(codes)).astype(np.int64)
+
+
+def _places(choice: Choice, codes: IntArray) -> IntArray:
+    """Line of each code: its own, or that of the others."""
+    chosen = np.array(choice.codes)
+    places = np.minimum(np.searchsorted(chosen, codes), len(chosen) - 1)
+    return np.where(chosen[places] == codes, places, len(chosen))
+
+
+def classes(run: Run) -> Markup:
+    """Section: the classes through the stream."""
+    title = "Which classes, and what they are taken for"
+    counted = confusions(run)
+    if not len(counted):
+        return section("classes", title, word("The files hold no confusions."))
+    choice = choose(run, counted)
+    told = None
+    if choice.rest:
+        told = word(
+            f"Of {words.count(len(choice.codes) + choice.rest)} classes the {_FREQUENT} most "
+            f"frequent and the {SHOWN - _FREQUENT} most often mistaken ones among the others are "
+            f"shown, in the order in which they appeared; “others” are all the rest."
+        )
+    return section(
+        "classes",
+        title,
+        told,
+        _phases(run, counted, choice),
+        _worst(run, counted) if len(choice.codes) > 2 else None,
+        _recall(run, counted, choice),
+        _seen(run),
+        _appearances(run),
+    )
+
+
+def _phases(run: Run, counted: IntArray, choice: Choice) -> Markup:
+    time = (
+        Timeline(run, _PHASES) if len(run.windows) >= _PHASES else Timeline(run, len(run.windows))
+    )
+    group = time.group_of_window()[counted[:, 0]]
+    without = counted[counted[:, 2] < 0, 3].sum()
+    # the very first row of a run has no prediction: that is not worth a column
+    missed = bool(without >= _WORTH * counted[:, 3].sum())
+    if not missed:
+        group, counted = group[counted[:, 2] >= 0], counted[counted[:, 2] >= 0]
+    figures = []
+    for i in range(len(time)):
+        matrix = _matrix(counted[group == i], choice, missed)
+        span = f"rows {words.count(time.left[i] + 1)}–{words.count(time.right[i])}"
+        figures.append(_confusion(matrix, choice, span, missed))
+    told = (
+        "Each line is a true class; the numbers are the percentages of its rows that were "
+        "predicted as each column. Blue, on the diagonal, is right; orange is wrong."
+    )
+    if without and not missed:
+        told += f" {words.plural(int(without), 'row')} without a prediction left out."
+    if choice.rest:
+        told += " Grey: within “others” right and wrong are not told apart."
+    size = "few" if len(choice.names) <= 4 else "many"
+    return join([tag("div", *figures, class_=f"phases {size}"), tag("p", told, class_="caption")])
+
+
+def _matrix(counted: IntArray, choice: Choice, missed: bool) -> FloatArray:
+    size = len(choice.names)
+    true = _places(choice, counted[:, 1])
+    predicted = np.where(counted[:, 2] < 0, size, _places(choice, counted[:, 2]))
+    matrix = np.zeros((size, size + 1))
+    np.add.at(matrix, (true, predicted), counted[:, 3])
+    return matrix if missed else matrix[:, :size]
+
+
+def _confusion(matrix: FloatArray, choice: Choice, span: str, missed: bool) -> Markup:
+    heads = choice.names + (["none"] if missed else [])
+    turned = "turned" if max(len(name) for name in heads) > 4 else None
+    top = [tag("th", tag("span", name), scope="col", class_=turned) for name in heads]
+    body = []
+    for i, (name, values) in enumerate(zip(choice.names, matrix, strict=True)):
+        total = values.sum()
+        others = choice.rest and i == len(choice.codes)
+        cells = [
+            _cell(value, total, "mixed" if others and i == j else "right" if i == j else "wrong")
+            for j, value in enumerate(values)
+        ]
+        body.append(tag("tr", tag("th", name, scope="row"), *cells))
+    head = tag("tr", tag("td", "predicted →", tag("br"), "true ↓", class_="corner"), *top)
+    return tag(
+        "figure",
+        tag("h3", span[0].upper() + span[1:]),
+        tag(
+            "div",
+            tag("table", tag("thead", head), tag("tbody", *body), class_="confusion"),
+            class_="scroll",
+        ),
+    )
+
+
+def _cell(value: float, total: float, css: str) -> Markup:
+    if not total:
+        return tag("td", class_="empty")
+    if not value:
+        return tag("td", class_="zero")
+    share = value / total
+    level = round(LEVELS * share)
+    text = f"{100 * share:.0f}" if share >= 0.005 else "<1"
+    deep = " deep" if level >= LEVELS * 0.6 else ""
+    return tag(
+        "td",
+        text,
+        class_=f"{css} h{level}{deep}",
+        title=f"{words.count(value)} of {words.count(total)} rows",
+    )
+
+
+def _worst(run: Run, counted: IntArray) -> Markup | None:
+    wrong = counted[counted[:, 1] != counted[:, 2]]
+    if not len(wrong):
+        return word("Not a single row was mistaken.")
+    codes = np.unique(counted[:, 1:3])
+    # one number for each pair: sorting numbers is twenty times faster than sorting pairs
+    paired = np.searchsorted(codes, wrong[:, 1]) * len(codes) + np.searchsorted(codes, wrong[:, 2])
+    pairs, where = np.unique(paired, return_inverse=True)
+    times = np.bincount(where, wrong[:, 3])
+    rows = dict(
+        zip(codes.tolist(), _by_code(codes, counted[:, 1], counted[:, 3]).tolist(), strict=True)
+    )
+    lines = []
+    for k in np.argsort(-times, kind="stable")[:_PAIRS]:
+        true, predicted = (int(codes[place]) for place in divmod(int(pairs[k]), len(codes)))
+        share = times[k] / rows[true] if rows[true] else math.nan
+        shown = _full(run, true), _full(run, predicted)
+        lines.append((*shown, words.count(times[k]), words.percent(share)))
+    head = ("True class", "Predicted as", "Rows", "Of the class")
+    return details("The most frequent mistakes", table(head, lines))
+
+
+def _full(run: Run, code: int) -> str:
+    if code < 0:
+        return "no prediction"
+    return words.shortened(run.labels.get(code, f"class {code}"), 60)
+
+
+def _recall(run: Run, counted: IntArray, choice: Choice) -> Markup:
+    time = Timeline(run, HEAT)
+    group = time.group_of_window()[counted[:, 0]]
+    size = len(choice.names)
+    seen, right = np.zeros((size, len(time))), np.zeros((size, len(time)))
+    line = _places(choice, counted[:, 1])
+    np.add.at(seen, (line, group), counted[:, 3])
+    hit = counted[:, 1] == counted[:, 2]
+    np.add.at(right, (line[hit], group[hit]), counted[hit, 3])
+    recall = np.where(seen > 0, right / np.where(seen > 0, seen, 1), np.nan)
+    ticks = tuple((size - i - 0.5, name) for i, name in enumerate(choice.names))
+    figure = Figure(
+        "Recall of each class",
+        f"Heat map: share of the rows of each of {size} classes that were predicted right, over "
+        f"{words.count(run.rows)} rows.",
+        rows_axis(run.rows),
+        Axis(0, size, ticks, "cells"),
+        height=max(60, 24 * size),
+        css="heat wide",
+    )
+    edges = np.append(time.left, time.right[-1])
+    figure.cells(edges, recall[::-1], choice.names[::-1], "recall")
+    mark_alarms(figure, run)
+    _mark_new(figure, run, choice)
+    caption = join(
+        [
+            "Share of a class's rows that were predicted right ",
+            scale("0", "1", "recall"),
+            " Empty: no rows. ",
+            "◂ is where a class appeared. " if any(w.new_classes for w in run.windows[1:]) else "",
+            alarm_key(run),
+        ]
+    )
+    return figure.render(caption)
+
+
+def _mark_new(figure: Figure, run: Run, choice: Choice) -> None:
+    """A pointer where each class appeared, for those that were not there from the beginning."""
+    later = [new for window in run.windows[1:] for new in window.new_classes]
+    later = [new for new in later if new.code in choice.codes]
+    places = [len(choice.names) - choice.codes.index(new.code) - 0.5 for new in later]
+    rows = np.array([new.row for new in later], dtype=float)
+    figure.texts(rows, np.array(places, dtype=float), ["◂"] * len(later), "appeared")
+
+
+def _seen(run: Run) -> Markup | None:
+    """The number of classes through time, where there are too many to mark each."""
+    if len(run.labels) <= SHOWN or not any(window.new_classes for window in run.windows[1:]):
+        return None
+    time = Timeline(run)
+    new = np.cumsum(time.sum(np.array([float(len(w.new_classes)) for w in run.windows])))
+    figure = Figure(
+        "Classes seen so far",
+        f"Line that rises from {words.count(new[0])} to {words.count(new[-1])} classes.",
+        rows_axis(run.rows),
+        linear(0, float(new[-1]), steps=3),
+        height=120,
+    )
+    mark_alarms(figure, run)
+    figure.line(time.right, new, "model", name="classes", label="classes")
+    return figure.render()
+
+
+def _appearances(run: Run) -> Markup | None:
+    later = [new for window in run.windows[1:] for new in window.new_classes]
+    if not later:
+        return None
+    lines = [(words.count(new.row), words.shortened(new.label, 60)) for new in later[:100]]
+    more = len(later) - len(lines)
+    return details(
+        f"{words.plural(len(later), 'class', 'classes')} that appeared after the first window",
+        table(("Row", "Class"), lines),
+        word(f"… and {words.count(more)} more.") if more else None,
+    )

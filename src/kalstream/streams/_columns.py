@@ -1,0 +1,524 @@
+"""Columns of a table as columns of numbers: their kinds, and an encoding whose width is fixed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from difflib import get_close_matches
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from kalstream.errors import InvalidInput
+from kalstream.streams._base import CLASSIFICATION, REGRESSION, Array, check_task
+
+# Kinds of columns, and of targets: numbers to learn by regression, or labels of three kinds.
+NUMBER, BOOLEAN, CATEGORY, DATE = "number", "boolean", "category", "date"
+WHOLE, TRUTH, TEXT = "whole label", "boolean label", "text label"
+
+MOST_ROOMS = 64
+MOST_CLASSES = 100  # whole numbers of more distinct values are taken for amounts
+# One in so many values may be no number before a column of text is taken for categories.
+TYPOS = 20
+_NUMERIC = ("integer", "floating", "decimal", "null")
+_MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
+_MISSING_TEXTS = pa.array([*_MISSING, *(text.upper() for text in _MISSING)])
+_NO_VALUE = (ValueError, TypeError, OverflowError, KeyError)
+
+# Of each bad row its column, the value there, and why it is bad.
+Bad = dict[int, tuple[str, Any, str]]
+
+
+@dataclass(slots=True)
+class Column:
+    """One column of a table.
+
+    Attributes
+    ----------
+    name, kind : str
+    rooms : int
+        How many columns of numbers it becomes.
+    slots : dict
+        Of a category the slot of each value seen, None being a missing one.
+    """
+
+    name: str
+    kind: str
+    rooms: int = 1
+    slots: dict[str | None, int] = field(default_factory=dict)
+
+    @property
+    def full(self) -> bool:
+        """Whether no further category can get a slot of its own."""
+        return self.kind != CATEGORY or len(self.slots) >= self.rooms
+
+    def slot(self, category: str | None, frozen: bool) -> int:
+        """The slot of a category, which is given one if there is room; -1 for none."""
+        if category in self.slots:
+            return self.slots[category]
+        if self.full:
+            return crc32((category or "").encode()) % self.rooms
+        if frozen:
+            return -1
+        return self.slots.setdefault(category, len(self.slots))
+
+
+@dataclass(slots=True)
+class Columns:
+    """What the columns of a table are and how they become numbers.
+
+    Made by `TableStream`, which has it as `encoder`. A number is one column (NaN if missing), so is
+    a boolean (0 or 1) and a date (seconds since 1970, UTC). A category is one column per value in
+    the order of first appearance, in a fixed number of rooms; once they are taken, a new value
+    shares the slot that its hash names.
+
+    Attributes
+    ----------
+    features : list of Column
+    target, time : Column or None
+    seen : int
+        How many rows the categories are known from.
+    is_frozen : bool
+        Whether a category never seen is left at zeros instead of getting a slot.
+
+    Examples
+    --------
+    >>> table = pa.record_batch({"color": ["red", "blue", "red"], "y": [1, 0, 1]})
+    >>> columns, guess = Columns.of_table(table, target="y")
+    >>> columns.names
+    ('color[0]', 'color[1]', 'color[2]', 'color[3]')
+    >>> rows, targets, _, bad = columns.encode(table)
+    >>> rows.tolist()
+    [[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]
+    >>> Columns.from_json(columns.to_json()) == columns
+    True
+    """
+
+    features: list[Column]
+    target: Column | None
+    time: Column | None = None
+    seen: int = 0
+    is_frozen: bool = False
+
+    @classmethod
+    def of_table(
+        cls,
+        table: pa.RecordBatch,
+        target: str,
+        *,
+        task: str | None = None,
+        time: str | None = None,
+        categorical: Sequence[str] = (),
+        as_written: bool = False,
+        rooms: int | None = None,
+    ) -> tuple[Columns, str]:
+        """Decide by the first rows of a table.
+
+        Parameters
+        ----------
+        table : pyarrow.RecordBatch
+        target, task, time, categorical
+            As `TableStream` has them.
+        as_written : bool
+            Whether strings are to be judged by what they say, as those of CSV.
+        rooms : int, optional
+            For each category; by default some more than there are values.
+
+        Returns
+        -------
+        columns : Columns
+        guess : str
+            Which task was guessed and why, or "" if it was given.
+        """
+        names = table.schema.names
+        features = [name for name in names if name not in (target, time)]
+        if not features:
+            raise InvalidInput(f"no column is left to predict {target!r} from; give more columns")
+        check_known(categorical, features, "categorical")
+        target_column, guess = _target(target, table.column(target), as_written, task)
+        found = cls([], target_column)
+        if time is not None:
+            kind = kind_of(time, table.column(time), as_written)
+            if kind not in (NUMBER, DATE):
+                raise InvalidInput(
+                    f"the time {time!r} is a {kind}; give a column of numbers or of ISO dates"
+                )
+            found.time = Column(time, kind)
+        for name in features:
+            array = table.column(name)
+            kind = CATEGORY if name in categorical else kind_of(name, array, as_written)
+            column = Column(name, kind)
+            if kind == CATEGORY:
+                column.rooms = rooms or _rooms(len({text_of(v) for v in distinct(array)[1]}))
+            found.features.append(column)
+        return found, guess
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns of numbers, (d,)."""
+        return tuple(
+            f"{column.name}[{k}]" if column.kind == CATEGORY else column.name
+            for column in self.features
+            for k in range(column.rooms)
+        )
+
+    @property
+    def task(self) -> str:
+        """What kind of target this is for."""
+        number = self.target is not None and self.target.kind == NUMBER
+        return REGRESSION if number else CLASSIFICATION
+
+    @property
+    def complete(self) -> bool:
+        """Whether no row can change the encoding any more."""
+        return self.is_frozen or all(column.full for column in self.features)
+
+    def frozen(self) -> Columns:
+        """A copy for prediction: no slots for new categories, target and time may be absent."""
+        copy = deepcopy(self)
+        copy.is_frozen = True
+        return copy
+
+    def wanted(self, names: list[str], file: str) -> list[str]:
+        """Those of a file's columns that are used; one that is needed and absent is an error."""
+        needed = [column.name for column in self.features]
+        others = [column.name for column in (self.target, self.time) if column is not None]
+        check_known(needed if self.is_frozen else needed + others, names, "column", file)
+        return needed + [name for name in others if name in names]
+
+    def encode(self, table: pa.RecordBatch) -> tuple[Array, Array, Array | None, Bad]:
+        """Turn rows of a table into numbers, and learn their categories.
+
+        Returns
+        -------
+        rows : (n, d)
+        targets : (n,)
+        times : (n,) or None
+        bad : dict
+            For each row with a value of the wrong kind its column, the value and what is wrong;
+            the row's numbers mean nothing.
+        """
+        n, bad = table.num_rows, Bad()
+        rows = np.zeros((n, sum(column.rooms for column in self.features)))
+        at = 0
+        for column in self.features:
+            array = table.column(column.name)
+            if column.kind == CATEGORY:
+                codes, values = distinct(array)
+                slots = np.array([column.slot(text_of(v), self.is_frozen) for v in values], np.intp)
+                slots = slots[codes]  # (n,)
+                known = np.flatnonzero(slots >= 0)
+                rows[known, at + slots[known]] = 1.0
+            else:
+                hint = f" (if these are codes, give categorical=[{column.name!r}])"
+                rows[:, at] = _checked(array, column, bad, hint)
+            at += column.rooms
+        present = table.schema.names
+        if self.target is None or self.target.name not in present:
+            regression = self.task == REGRESSION
+            targets = np.full(n, np.nan) if regression else np.full(n, None, object)
+        else:
+            targets = _checked(table.column(self.target.name), self.target, bad)
+        if self.time is None or self.time.name not in present:
+            return rows, targets, None, bad
+        array = table.column(self.time.name)
+        times = _checked(array, self.time, bad)
+        for row in np.flatnonzero(~np.isfinite(times)).tolist():
+            bad.setdefault(row, (self.time.name, array[row].as_py(), "is no time"))
+        return rows, targets, times, bad
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as JSON, for checkpoints."""
+        return {
+            "features": [
+                {
+                    "name": column.name,
+                    "kind": column.kind,
+                    "rooms": column.rooms,
+                    "categories": list(column.slots),
+                }
+                for column in self.features
+            ],
+            "target": self.target and [self.target.name, self.target.kind],
+            "time": self.time and [self.time.name, self.time.kind],
+            "seen": self.seen,
+            "frozen": self.is_frozen,
+        }
+
+    @classmethod
+    def from_json(cls, state: dict[str, Any]) -> Columns:
+        """As it was when `to_json` was called."""
+        features = [
+            Column(
+                column["name"],
+                column["kind"],
+                column["rooms"],
+                {category: slot for slot, category in enumerate(column["categories"])},
+            )
+            for column in state["features"]
+        ]
+        target, time = (state[key] and Column(*state[key]) for key in ("target", "time"))
+        return cls(features, target, time, state["seen"], state["frozen"])
+
+
+def check_known(names: Iterable[str], known: Sequence[str], what: str, file: str = "") -> None:
+    """Refuse a name that no column has, with the nearest one and those there are."""
+    there = set(known)
+    name = next((name for name in names if name not in there), None)
+    if name is not None:
+        near = get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        shown = ", ".join(known[:30]) + (", ..." if len(known) > 30 else "")
+        place = f"{file}: " if file else ""
+        raise InvalidInput(f"{place}{what} {name!r} is not there; {hint}columns: {shown}")
+
+
+def kind_of(name: str, array: pa.Array, as_written: bool) -> str:
+    """The kind of a column, by its type, and if that is text by what it says."""
+    t = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    if pa.types.is_boolean(t):
+        return BOOLEAN
+    if any(getattr(pa.types, f"is_{type_}")(t) for type_ in _NUMERIC):
+        return NUMBER
+    if _is_date(t):
+        return DATE
+    if not _is_string(t):
+        raise InvalidInput(
+            f"column {name!r} is of type {t}, which no learner takes; leave it out with "
+            f"ignore=[{name!r}], or write it as plain columns"
+        )
+    for kind in (NUMBER, BOOLEAN, DATE) if as_written else (DATE,):
+        numbers, bad = convert(array, kind)
+        present = len(bad) + np.count_nonzero(~np.isnan(numbers))
+        if present == 0:
+            return NUMBER if as_written else CATEGORY
+        if len(bad) <= present // TYPOS:
+            return kind
+    return CATEGORY
+
+
+def _target(name: str, array: pa.Array, as_written: bool, task: str | None) -> tuple[Column, str]:
+    """The target's column, and the sentence that says which task was guessed."""
+    kind, guess = kind_of(name, array, as_written), ""
+    values = [value for value in distinct(array)[1] if text_of(value) is not None]
+    if kind == NUMBER and any(_fails(_number, value) for value in values):
+        # A label among whole numbers, or a typo among many amounts.
+        kind = CATEGORY if len(values) <= MOST_CLASSES or task == CLASSIFICATION else NUMBER
+    whole = kind == NUMBER and not any(_fails(_whole, value) for value in values)
+    if task is None:
+        if not values:
+            raise InvalidInput(
+                f"target {name!r} is empty in the first {len(array)} rows; "
+                f'give task="{CLASSIFICATION}" or "{REGRESSION}"'
+            )
+        task, other = CLASSIFICATION, REGRESSION
+        if kind == NUMBER and not (whole and len(values) <= MOST_CLASSES):
+            task, other = other, task
+        what = f"{len(values)} different whole numbers" if whole else _PLURAL[kind]
+        guess = (
+            f"the target {name!r} holds {what} in the first {len(array)} rows, so this is "
+            f'{task}; if it is not, give task="{other}"'
+        )
+    if check_task(task) == REGRESSION:
+        if kind != NUMBER:
+            raise InvalidInput(
+                f"target {name!r} holds {_PLURAL[kind]} such as {values[0]!r}; regression needs "
+                f'numbers, labels need task="{CLASSIFICATION}"'
+            )
+        return Column(name, NUMBER), guess
+    if kind == BOOLEAN and not as_written:
+        return Column(name, TRUTH), guess
+    return Column(name, WHOLE if whole and values else TEXT), guess
+
+
+_PLURAL = {NUMBER: "numbers", BOOLEAN: "booleans", CATEGORY: "text", DATE: "dates"}
+
+
+def _rooms(categories: int) -> int:
+    return min(categories + max(2, categories // 4), MOST_ROOMS)
+
+
+def _is_string(t: Any) -> bool:
+    return pa.types.is_string(t) or pa.types.is_large_string(t) or pa.types.is_string_view(t)
+
+
+def _is_date(t: Any) -> bool:
+    return pa.types.is_timestamp(t) or pa.types.is_date(t)
+
+
+def as_text(array: pa.Array) -> pa.Array:
+    """Values of any type as text."""
+    return pa.array([text_of(value) for value in array.to_pylist()], pa.string())
+
+
+def distinct(array: pa.Array) -> tuple[Array, list[Any]]:
+    """The different values in order of first appearance, and which one each row has.
+
+    Returns
+    -------
+    codes : (n,) int64
+    values : list
+        Python objects, None if missing.
+    """
+    if pa.types.is_string_view(array.type):
+        array = array.cast(pa.string())  # views cannot be taken from
+    if not pa.types.is_dictionary(array.type):
+        try:
+            array = array.dictionary_encode()
+        except pa.ArrowNotImplementedError:  # a nested type
+            array = as_text(array).dictionary_encode()
+    n, missing = len(array), len(array.dictionary)
+    codes = array.indices.cast(pa.int64()).fill_null(missing).to_numpy(zero_copy_only=False)
+    # A dictionary of Parquet is in any order, and may hold values that no row has.
+    first = np.full(missing + 1, n)
+    first[codes[::-1]] = np.arange(n)[::-1]  # the last one written is the first row
+    used = np.flatnonzero(first < n)
+    used = used[np.argsort(first[used])]
+    place = np.zeros(missing + 1, np.int64)
+    place[used] = np.arange(len(used))
+    values = array.dictionary.take(pa.array(used, mask=used == missing))
+    return place[codes], values.to_pylist()
+
+
+def convert(array: pa.Array, kind: str) -> tuple[Array, dict[int, Any]]:
+    """Values of a column as its kind has them.
+
+    Returns
+    -------
+    values : (n,)
+        float64, NaN where missing; of labels objects, None where missing.
+    bad : dict
+        The value of each row where it is not of this kind.
+    """
+    if (fast := _at_once(array, kind)) is not None:
+        return fast, {}
+    parse, dtype, _ = _PARSERS[kind]
+    codes, values = distinct(array)
+    parsed, wrong = np.empty(len(values), dtype), []
+    for k, value in enumerate(values):
+        try:
+            parsed[k] = parse(value)
+        except _NO_VALUE:
+            parsed[k] = None
+            wrong.append(k)
+    rows = np.flatnonzero(np.isin(codes, wrong)) if wrong else ()
+    return parsed[codes], {int(row): values[codes[row]] for row in rows}
+
+
+def _at_once(array: pa.Array, kind: str) -> Array | None:
+    """Values by pyarrow's own casts; None if they do not take all of them."""
+    t = array.type
+    if kind in (NUMBER, BOOLEAN) and (kind == BOOLEAN) == pa.types.is_boolean(t):
+        numbers = _cast(array, pa.float64())
+        if numbers is None and pa.types.is_string(t):
+            array = pa.compute.if_else(pa.compute.is_in(array, _MISSING_TEXTS), None, array)
+            numbers = _cast(array, pa.float64())
+        return numbers
+    if kind == DATE:
+        if _is_string(t):
+            zones: tuple[str | None, ...] = (None, "UTC")
+        else:
+            zones = (getattr(t, "tz", None),) if _is_date(t) else ()
+        for zone in zones:
+            seconds = _cast(array, pa.timestamp("us", zone), pa.int64(), pa.float64())
+            if seconds is not None:
+                return seconds / 1e6
+    return None
+
+
+def _cast(array: pa.Array, *types: Any) -> Array | None:
+    try:
+        for t in types:
+            array = array.cast(t, safe=False)
+    except pa.ArrowException:
+        return None
+    return array.to_numpy(zero_copy_only=False, writable=True)
+
+
+def _checked(array: pa.Array, column: Column, bad: Bad, hint: str = "") -> Array:
+    values, wrong = convert(array, column.kind)
+    for row, value in wrong.items():
+        bad.setdefault(row, (column.name, value, f"is no {_PARSERS[column.kind][2]}{hint}"))
+    return values
+
+
+def text_of(value: Any) -> str | None:
+    """A category or label as text; None if it is missing."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # as whole numbers between fractions come as 5.0 and alone as 5
+    return str(value).strip() or None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, str):
+        value = value.strip()
+        if value.lower() in _MISSING:
+            return None
+        if "_" in value:
+            raise ValueError
+    if isinstance(value, bool):
+        raise TypeError
+    return None if value is None else float(value)
+
+
+def _whole(value: Any) -> int | None:
+    number = _number(value)
+    if number is None or math.isnan(number):
+        return None
+    if not number.is_integer():
+        raise ValueError
+    try:
+        return int(value)  # all digits of a long one
+    except ValueError:
+        return int(number)  # "1.0"
+
+
+def _boolean(value: Any) -> bool | None:
+    text = (text_of(value) or "").lower()
+    if text in _MISSING:
+        return None
+    return {"true": True, "1": True, "false": False, "0": False}[text]
+
+
+def _date(value: Any) -> float | None:
+    if isinstance(value, str):
+        value = value.strip()
+        if value.lower() in _MISSING:
+            return None
+        value = datetime.fromisoformat(value)
+    if value is None:
+        return None
+    if not isinstance(value, datetime):
+        if not isinstance(value, date):
+            raise TypeError
+        value = datetime(value.year, value.month, value.day)
+    return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+
+
+def _fails(parse: Callable[[Any], Any], value: Any) -> bool:
+    try:
+        parse(value)
+    except _NO_VALUE:
+        return True
+    return False
+
+
+# Of each kind how one value is read, what the values are kept as, and what it is called.
+_PARSERS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
+    NUMBER: (_number, np.float64, "number"),
+    BOOLEAN: (_boolean, np.float64, "boolean (true or false)"),
+    DATE: (_date, np.float64, "ISO date (2024-01-31, 2024-01-31T12:00:00Z)"),
+    TRUTH: (_boolean, object, "boolean (true or false)"),
+    WHOLE: (_whole, object, "whole number, as the first labels are"),
+    TEXT: (text_of, object, "text"),
+}

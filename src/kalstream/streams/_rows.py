@@ -1,0 +1,142 @@
+"""What the readers of tables hand on: blocks of raw columns, and what is wrong with a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from kalstream.errors import InvalidInput, Unreadable
+
+_SHOWN = 80  # characters of a bad value
+
+
+class BadRow(InvalidInput):
+    """A row of a table that cannot be read; all rows before it have been handed on.
+
+    Attributes
+    ----------
+    file : str
+    line : int or None
+        Line of the file where the row begins, counted from 1 with the header; of Parquet None.
+    row : int
+        Row of the file, counted from 1 without the header.
+    column : str or None
+    value : object
+        What was found there.
+
+    Examples
+    --------
+    >>> str(BadRow("is no number", file="a.csv", line=3, row=2, column="x", value="abc"))
+    "a.csv, line 3: column 'x' holds 'abc', which is no number; correct it, or leave such rows
+    out with bad_rows='skip'"
+    """
+
+    def __init__(
+        self,
+        why: str,
+        *,
+        file: str,
+        line: int | None,
+        row: int,
+        column: str | None = None,
+        value: Any = None,
+    ) -> None:
+        self.file, self.line, self.row, self.column, self.value = file, line, row, column, value
+        place = f"row {row}" if line is None else f"line {line}"
+        if column is not None:
+            shown = repr(value)
+            if len(shown) > _SHOWN:
+                shown = shown[:_SHOWN] + "..."
+            why = f"column {column!r} holds {shown}, which {why}"
+        super().__init__(
+            f"{file}, {place}: {why}; correct it, or leave such rows out with bad_rows='skip'"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A record that makes no row: of the wrong length, not text, not JSON."""
+
+    record: int  # in the block, counted from 0
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive records of a file.
+
+    Attributes
+    ----------
+    batch : pyarrow.RecordBatch
+        The wanted columns of the records that are rows.
+    first : int
+        How many records of the file come before.
+    problems : Problems in their order
+    line_of : from a record of the block to its line in the file; None for Parquet
+    """
+
+    batch: pa.RecordBatch
+    first: int
+    problems: Sequence[Problem] = ()
+    line_of: Callable[[int], int] | None = None
+
+    def record(self, row: int) -> int:
+        """The record that became this row of the batch."""
+        for problem in self.problems:
+            if problem.record > row:
+                break
+            row += 1
+        return row
+
+    def error(
+        self, file: str, record: int, why: str, column: str | None = None, value: Any = None
+    ) -> BadRow:
+        """The error for a record of this block."""
+        line = None if self.line_of is None else self.line_of(record)
+        row = self.first + record + 1
+        return BadRow(why, file=file, line=line, row=row, column=column, value=value)
+
+
+class Part(Protocol):
+    """One file of a table.
+
+    Attributes
+    ----------
+    file : str
+        Its name, for messages.
+    names : list of str
+        Its columns.
+    n_rows : int or None
+        How many rows it has, if it says so.
+    as_written : bool
+        Whether all its values are text, so that their kind is to be told from what they say.
+    """
+
+    file: str
+    names: list[str]
+    n_rows: int | None
+    as_written: bool
+
+    def blocks(self, wanted: list[str], skip: int = 0) -> Iterator[Block]:
+        """The blocks, from one on that holds row ``skip`` or an earlier one."""
+
+
+def no_duplicates(file: str, names: list[str]) -> list[str]:
+    """The names, if all are different."""
+    if len(set(names)) < len(names):
+        name = next(name for name in names if names.count(name) > 1)
+        raise InvalidInput(f"{file}: two columns are called {name!r}; rename one of them")
+    return names
+
+
+def damaged(file: str, place: str, error: Exception) -> InvalidInput:
+    """The error for a file that cannot be read on."""
+    if isinstance(error, PermissionError):
+        return Unreadable(f"{file}: may not be read by this user; change its permissions")
+    return InvalidInput(
+        f"{file}: cannot be read after {place} ({error}); it is damaged or was cut short: "
+        "write or fetch it again"
+    )

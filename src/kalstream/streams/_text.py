@@ -1,0 +1,201 @@
+"""Files of text and standard input: pieces of bytes, cut into whole records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+
+from kalstream.errors import InvalidInput
+from kalstream.streams._csv import Csv, breaks
+from kalstream.streams._json import JsonLines
+from kalstream.streams._rows import Block, Problem, damaged
+
+_PIECE = 1 << 20
+_SMALL_PIECE = 1 << 10
+_LONGEST = 1 << 24
+_BOM = b"\xef\xbb\xbf"
+_COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+def compression_of(start: bytes) -> str | None:
+    """How a file is compressed that begins so."""
+    return next((name for magic, name in _COMPRESSIONS.items() if start.startswith(magic)), None)
+
+
+def pieces_of_file(path: Path) -> Iterator[bytes]:
+    """The text of a file, decompressed if it begins as gzip or zstd does."""
+    with path.open("rb") as file:
+        if (compression := compression_of(file.peek(4))) is not None:
+            yield from _decompressed(file, compression)
+            return
+        while piece := file.read(_PIECE):
+            yield piece
+
+
+def _decompressed(file: IO[bytes], compression: str) -> Iterator[bytes]:
+    # A read that meets the damage loses what it had: small ones lose little.
+    stream = pa.CompressedInputStream(pa.PythonFile(file), compression)
+    pieces: list[bytes] = []
+    try:
+        while piece := stream.read(_SMALL_PIECE):
+            pieces.append(piece)
+            if len(pieces) * _SMALL_PIECE >= _PIECE:
+                yield b"".join(pieces)
+                pieces = []
+    except OSError:
+        yield b"".join(pieces)
+        raise
+    yield b"".join(pieces)
+
+
+class Arriving:
+    """Pieces as they come; until `forget` they can be had again from the first."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._live = pieces
+        self._told: list[bytes] = []
+        self._keep = True
+
+    def __call__(self) -> Iterator[bytes]:
+        """From the first piece on."""
+        yield from self._told
+        if not self._keep:
+            self._told = []
+        for piece in self._live:
+            if self._keep:
+                self._told.append(piece)
+            yield piece
+
+    def forget(self) -> None:
+        """What is told from now on is not kept."""
+        self._keep = False
+
+
+def pieces_of_pipe(path: Path) -> Iterator[bytes]:
+    """What is written to a named pipe, as it comes."""
+    with path.open("rb") as file:
+        yield from pieces_as_they_come(file)
+
+
+def pieces_as_they_come(file: Any) -> Iterator[bytes]:
+    """What an open file gives, of bytes or text."""
+    file = getattr(file, "buffer", file)
+    # read1 returns what is there, without waiting for more
+    read = partial(file.read1, _PIECE) if hasattr(file, "read1") else file.readline
+    while piece := read():
+        yield piece.encode() if isinstance(piece, str) else piece
+
+
+class TextPart:
+    """A table of text, CSV or JSON lines as its first character says; see `Part`."""
+
+    n_rows: int | None = None
+
+    def __init__(
+        self,
+        file: str,
+        pieces: Callable[[], Iterator[bytes]],
+        delimiter: str | None = None,
+        size: int | None = None,
+    ) -> None:
+        self.file, self.size = file, size
+        self._pieces, self._live = pieces, isinstance(pieces, Arriving)
+        self._format = self._look(delimiter)
+        self.names, self.as_written = self._format.names, self._format.as_written
+        self.row_bytes = 0.0  # mean length of a row, once a block has been read
+
+    def _look(self, delimiter: str | None) -> Csv | JsonLines:
+        """Read as much as is needed to know the columns."""
+        start = b""
+        try:
+            with closing(self._text()) as pieces:
+                for piece in chain(pieces, (b"\n",)):
+                    start += piece
+                    if (found := self._format_of(start, delimiter)) is not None:
+                        return found
+        except OSError as error:
+            raise damaged(self.file, "line 0", error) from None
+        if start.strip():
+            raise InvalidInput(f"{self.file}, line 1: a quote is opened and never closed")
+        raise InvalidInput(f"{self.file}: is empty; give a header and rows")
+
+    def _format_of(self, start: bytes, delimiter: str | None) -> Csv | JsonLines | None:
+        if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            raise InvalidInput(f"{self.file}: is UTF-16; save it as UTF-8")
+        if b"\0" in start:
+            raise InvalidInput(
+                f"{self.file}: is a binary file, not CSV or JSON lines; Parquet files begin "
+                "with PAR1, and of compressed text gzip and zstd are read"
+            )
+        first = start.lstrip()
+        if not first:
+            return None
+        if not first.startswith(b"{"):
+            if first.startswith(b"[") and first[1:].lstrip()[:1] in (b"{", b""):
+                raise InvalidInput(
+                    f"{self.file}: is a JSON array; write JSON lines, one object a line"
+                )
+            table = Csv(self.file, delimiter, start)
+            return table if table.names else None
+        if b"\n" not in first:
+            return None
+        # As standard input comes in pieces of any size, only its first line is always the same.
+        lines = JsonLines(first[: first.find(b"\n")] if self._live else start[: start.rfind(b"\n")])
+        if not lines.names:
+            raise InvalidInput(f"{self.file}: line 1 is no JSON object; write one object a line")
+        return lines
+
+    def _text(self) -> Generator[bytes]:
+        pieces = self._pieces()
+        yield next(pieces, b"").removeprefix(_BOM)
+        yield from pieces
+
+    def blocks(self, wanted: list[str], skip: int = 0) -> Iterator[Block]:
+        """All blocks, whatever ``skip`` is: rows of text have no known place."""
+        record = 0
+        for data, line, whole in self._cuts():
+            batch, problems = self._format.parse(data if whole else b"", wanted)
+            if not whole:
+                problems = [Problem(0, "opens a quote that is never closed, or is too long")]
+            count = batch.num_rows + len(problems)
+            if count:
+                self.row_bytes = self.row_bytes or len(data) / count
+                line_of = partial(self._line, data if whole else b"", line)
+                yield Block(batch, record, problems, line_of)
+            record += count
+
+    def _line(self, data: bytes, line: int, record: int) -> int:
+        return line + (self._format.lines(data)[record] if data else 0)
+
+    def _cuts(self) -> Iterator[tuple[bytes, int, bool]]:
+        """Pieces of whole records, the line where each begins, and whether it is in order."""
+        rest, line = b"", 1 + breaks(self._format.header)
+        header = len(self._format.header)
+        pieces = self._text()
+        while True:
+            try:
+                piece = next(pieces, None)
+            except OSError as error:
+                raise damaged(self.file, f"line {line - 1}", error) from None
+            rest += (piece or b"")[header:]
+            header = max(0, header - len(piece or b""))
+            if piece is None and rest and not rest.endswith(b"\n"):
+                rest += b"\n"
+            while rest:
+                end = self._format.end(rest)
+                whole = end > 0
+                if not whole:
+                    if piece is not None and len(rest) < _LONGEST:
+                        break
+                    end = rest.find(b"\n") + 1 or len(rest)
+                data, rest = rest[:end], rest[end:]
+                yield data, line, whole
+                line += breaks(data)
+            if piece is None:
+                return

@@ -1,0 +1,172 @@
+"""CIFAR-100 as a stream, shuffled or task after task."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kalstream.errors import InvalidInput, MissingFile
+from kalstream.streams import _files
+from kalstream.streams._base import CLASSIFICATION, Batch, Stream, as_targets
+from kalstream.streams._fingerprint import of_arrays
+
+_FOLDER = "cifar-100-python"
+_REMEDY = (
+    "give the official cifar-100-python.tar.gz, its folder cifar-100-python or that folder's parent"
+)
+
+
+class Cifar100Stream(Stream):
+    """CIFAR-100, from the official archive or its folder.
+
+    The pictures stay in memory, 154 MB of the 50,000 for training.
+
+    Parameters
+    ----------
+    folder : path
+        ``cifar-100-python``, its parent, or the official archive, which is read as it is.
+    order : "stationary" or "tasks"
+        All rows shuffled; or the paper's non-stationary order (appendix D): the classes in a
+        random order, 10 tasks with a tenth of them each, rows shuffled within the task.
+    seed : int
+        Of that order.
+    split : "train" or "test"
+    labels : "fine" or "coarse"
+        100 classes, or 20.
+    batch_size : int
+
+    Attributes
+    ----------
+    class_names : list of str, or None
+        Name of each label, None where the layout has no ``meta``.
+    boundaries : tuple of int
+        Rows where a task starts; (0,) if stationary.
+
+    Notes
+    -----
+    Rows are (b, 32, 32, 3), uint8, red, green, blue. Targets are ints, 0 to 99. The official
+    files are pickles: only numpy arrays, containers, bytes, strings and numbers are let out.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        order: str = "stationary",
+        seed: int = 0,
+        split: str = "train",
+        labels: str = "fine",
+        *,
+        batch_size: int = 1024,
+    ) -> None:
+        self.order = _files.check_choice("order", order, ("stationary", "tasks"))
+        self.split = _files.check_choice("split", split, ("train", "test"))
+        self.labels = _files.check_choice("labels", labels, ("fine", "coarse"))
+        self.name, self.seed, self.batch_size = "cifar100", seed, batch_size
+        where, data = _read(Path(folder), split)
+        pixels = np.asarray(_entry(where, data, "data"))
+        found = np.asarray(_entry(where, data, f"{labels}_labels"))
+        if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != 3072:
+            raise InvalidInput(
+                f"{where}: data must be (n, 3072) of uint8, got {pixels.shape} of {pixels.dtype}"
+            )
+        if found.shape != (len(pixels),) or found.dtype.kind not in "iu":
+            raise InvalidInput(
+                f"{where}: {labels}_labels must be {len(pixels)} ints, one of each picture, "
+                f"got {found.shape} of {found.dtype}"
+            )
+        self._images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)  # (n, 32, 32, 3)
+        self._labels = found
+        self._rows, self.boundaries = _files.tasks(found, 10 if order == "tasks" else 1, seed)
+        self.n_rows = len(found)
+        self.classes = np.unique(found).tolist()
+        self.class_names: list[str] | None = None
+        try:
+            where, meta = _read(Path(folder), "meta")
+        except MissingFile:
+            return
+        names = meta.get(f"{labels}_label_names")
+        if names is not None:
+            self.class_names = [n.decode() if isinstance(n, bytes) else str(n) for n in names]
+
+    def batches(self, start: int = 0) -> Iterator[Batch]:
+        """The rows from number ``start`` on."""
+        for first in range(start, len(self._rows), self.batch_size):
+            rows = self._rows[first : first + self.batch_size]
+            targets = as_targets(self._labels[rows], CLASSIFICATION)
+            yield Batch(first, np.ascontiguousarray(self._images[rows]), targets)
+
+    def describe(self) -> dict[str, Any]:
+        """Name, task, size, order and seed, and a digest of pictures and labels."""
+        return {
+            "name": self.name,
+            "task": self.task,
+            "n_rows": self.n_rows,
+            "split": self.split,
+            "labels": self.labels,
+            "order": self.order,
+            "seed": self.seed,
+            "fingerprint": of_arrays(self._images, self._labels),
+        }
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Reads a pickle of numpy arrays and plain containers, and refuses every other global."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+            if name == "_reconstruct":
+                return np.empty(0).__reduce__()[0]
+        elif (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
+            return getattr(np, name)
+        elif (module, name) == ("_codecs", "encode"):
+            return _latin1  # how Python 3 writes bytes in protocol 2
+        raise InvalidInput(f"it asks for {module}.{name}, which no data set needs")
+
+
+def _latin1(text: str, _: str) -> bytes:
+    return text.encode("latin1")
+
+
+def _read(folder: Path, name: str) -> tuple[str, dict[str, Any]]:
+    """One of the official files, its keys as str, and where it was found."""
+    where, raw = _bytes(folder, name)
+    try:
+        found = _ArraysOnly(io.BytesIO(raw), encoding="bytes").load()
+        return where, {k.decode() if isinstance(k, bytes) else k: v for k, v in found.items()}
+    except Exception as error:  # a damaged pickle can raise anything
+        raise InvalidInput(
+            f"{where} is not a file of CIFAR-100: {error}; download it again from "
+            "https://www.cs.toronto.edu/~kriz/cifar.html"
+        ) from error
+
+
+def _bytes(folder: Path, name: str) -> tuple[str, bytes]:
+    if folder.is_file():
+        member = f"{_FOLDER}/{name}"
+        try:
+            with tarfile.open(folder) as archive:
+                file = archive.extractfile(member)
+                if file is None:
+                    raise KeyError(member)
+                return f"{folder}:{member}", file.read()
+        except KeyError as error:
+            raise MissingFile(f"{folder} has no {member}; {_REMEDY}") from error
+        except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+            raise InvalidInput(f"{folder} is not a readable archive: {error}; {_REMEDY}") from error
+    for path in (folder / name, folder / _FOLDER / name):
+        if path.is_file():
+            return str(path), path.read_bytes()
+    raise MissingFile(f"no file {name} in {folder} or {folder / _FOLDER}; {_REMEDY}")
+
+
+def _entry(where: str, data: dict[str, Any], key: str) -> Any:
+    if key not in data:
+        raise InvalidInput(f"{where} has no {key}, only {', '.join(map(str, data))}")
+    return data[key]

@@ -1,0 +1,126 @@
+"""CLEAR: photographs of ten years, bucket after bucket."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kalstream.errors import InvalidInput, MissingFile
+from kalstream.streams._images import ImageStream
+
+
+class ClearStream(ImageStream):
+    """CLEAR-10 or CLEAR-100, from the folder that its archives unpack to.
+
+    Parameters
+    ----------
+    folder : path
+        Holds ``{split}/labeled_metadata.json``, ``{split}/class_names.txt`` and what they name.
+    split : "train" or "test"
+    seed : int
+        Of the order within a bucket.
+    size : int
+        Pictures are cut to the square in their middle and resized to (size, size).
+    missing : "error" or "skip"
+        What to do about a picture that is not there: `skipped` counts those left out.
+    batch_size : int
+
+    Attributes
+    ----------
+    class_names : list of str
+        Name of each label, as ``class_names.txt`` lists them.
+    buckets : list of str
+        In their order.
+
+    Notes
+    -----
+    The buckets come in the order of their numbers, the rows of a bucket shuffled. Rows are
+    (b, size, size, 3), uint8, decoded a batch at a time by Pillow. Targets are ints. The
+    fingerprint is of paths and labels, not of the pictures.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        split: str = "train",
+        seed: int = 0,
+        *,
+        size: int = 224,
+        missing: str = "error",
+        batch_size: int = 128,
+    ) -> None:
+        root = Path(folder) / split
+        self.class_names = _text(root / "class_names.txt").split("\n")
+        self.class_names = [name.strip() for name in self.class_names if name.strip()]
+        listing = _json(root / "labeled_metadata.json")
+        try:
+            self.buckets = sorted(listing, key=int)
+        except ValueError as error:
+            raise InvalidInput(
+                f"{root / 'labeled_metadata.json'}: buckets must be numbers, got {list(listing)}"
+            ) from error
+        rng = np.random.default_rng(seed)
+        paths: list[str] = []
+        labels: list[int] = []
+        self._starts: list[int] = []
+        for bucket in self.buckets:
+            rows = _bucket(root, bucket, listing[bucket], self.class_names)
+            self._starts.append(len(paths))
+            for k in rng.permutation(len(rows)):
+                paths.append(rows[k][0])
+                labels.append(rows[k][1])
+        super().__init__(
+            root, paths, np.array(labels), size=size, missing=missing, batch_size=batch_size
+        )
+        self.name, self.split, self.seed = "clear", split, seed
+        self.classes = sorted(set(labels))
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """Rows where a bucket starts; with missing="skip" this looks for every file."""
+        return tuple(self._row(place) for place in self._starts)
+
+    def describe(self) -> dict[str, Any]:
+        """Name, task, size, split and seed, and a digest of paths and labels."""
+        return self._describe(split=self.split, seed=self.seed)
+
+
+def _bucket(root: Path, bucket: str, files: Any, names: list[str]) -> list[tuple[str, int]]:
+    """Path and label of each picture of a bucket."""
+    rows = []
+    for label, name in enumerate(names):
+        if name not in files:
+            raise InvalidInput(
+                f"{root / 'labeled_metadata.json'}: bucket {bucket} has no class {name!r} "
+                f"of class_names.txt, only {', '.join(files)}"
+            )
+        for number, picture in _json(root / files[name]).items():
+            if "IMG_PATH" not in picture:
+                raise InvalidInput(f"{root / files[name]}: picture {number} has no IMG_PATH")
+            rows.append((picture["IMG_PATH"], label))
+    return rows
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise MissingFile(
+            f"no file {path}; give the folder that CLEAR's archives unpack to, "
+            "with train or test in it"
+        ) from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(_text(path))
+    except ValueError as error:
+        if isinstance(error, MissingFile):
+            raise
+        raise InvalidInput(f"{path} is not JSON: {error}; unpack the archive again") from error
+    if not isinstance(found, dict):
+        raise InvalidInput(f"{path} must hold an object, got {type(found).__name__}")
+    return found

@@ -1,0 +1,175 @@
+"""CLOC: photographs in time order, each to be placed in one of 713 regions of the world."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kalstream._optional import require
+from kalstream.errors import InvalidInput, MissingFile
+from kalstream.streams._base import Array, Batch
+from kalstream.streams._files import load_npy
+from kalstream.streams._images import ImageStream
+
+# what is read -> its type and its name in the release; user ids and times are not in the mirror
+_LISTS: dict[str, tuple[type[np.generic], str]] = {
+    "paths": (np.bytes_, "store_loc"),
+    "labels": (np.int32, "labels"),
+    "times": (np.float64, "time"),
+    "users": (np.int64, "userID"),
+}
+_MIRROR = {"paths": "image_paths", "labels": "labels"}
+_IMAGES = ("release/dataset/images", "dataset/images", "images", "data")
+
+
+class ClocStream(ImageStream):
+    """CLOC, from the lists and pictures of either published layout.
+
+    Parameters
+    ----------
+    folder : path
+        The release: ``release/{split}_{labels,time,userID,store_loc}.torchSave`` (needs torch);
+        or its mirror: ``order_files/{split}_{image_paths,labels}.hdf5`` (needs h5py). It may
+        also be ``release`` or ``order_files`` itself. What `pack_cloc` wrote is read first.
+    split : str
+        "train"; "cross_val" in the release; "test" or "pretrain" in the mirror.
+    size : int
+        Pictures are cut to the square in their middle and resized to (size, size).
+    images : path, optional
+        The folder that the listed paths start from, by default the first there is of
+        ``release/dataset/images``, ``dataset/images``, ``images`` and ``data``.
+    missing : "error" or "skip"
+        What to do about a picture that is not there: `skipped` counts those left out. They are
+        looked for as the stream goes by, so `n_rows` is None before its end.
+    batch_size : int
+
+    Notes
+    -----
+    Rows are (b, size, size, 3), uint8, decoded a batch at a time by Pillow. Targets are ints.
+    Times are those of the release, in seconds; rows are sorted by them if they were not, rows of
+    the same second as they were listed. The mirror is in time order and has no times.
+
+    Memory: for 38 million rows the lists are about 3 GB of arrays, and reading them with torch
+    takes minutes and 9 GB. Do that once, with `pack_cloc`: then they are memory-mapped.
+
+    The fingerprint is of the lists, not of the pictures.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        split: str = "train",
+        *,
+        size: int = 224,
+        images: str | Path | None = None,
+        missing: str = "error",
+        batch_size: int = 128,
+    ) -> None:
+        folder = Path(folder)
+        found = _read(folder, split)
+        times = found.get("times")
+        if times is not None and (times[1:] < times[:-1]).any():
+            order = np.argsort(times, kind="stable")
+            found = {what: values[order] for what, values in found.items()}
+        root = Path(images) if images is not None else _images(folder)
+        paths, labels, times = found["paths"], found["labels"], found.get("times")
+        super().__init__(
+            root, paths, labels, times, size=size, missing=missing, batch_size=batch_size
+        )
+        self.name, self.split = "cloc", split
+        self._users = found.get("users")
+        self.classes = np.flatnonzero(np.bincount(labels)).tolist()
+
+    def users(self, batch: Batch) -> Array | None:
+        """Who took the photographs of a batch, (b,); None in the mirror."""
+        listed = self._listed(batch.start, batch.stop)
+        return None if self._users is None else np.asarray(self._users[listed])
+
+    def describe(self) -> dict[str, Any]:
+        """Name, task, size, split, and a digest of the lists."""
+        return self._describe(split=self.split)
+
+
+def pack_cloc(folder: str | Path, split: str = "train", out: str | Path | None = None) -> Path:
+    """Write CLOC's lists as arrays that are memory-mapped, so that later reads take no time.
+
+    Parameters
+    ----------
+    folder, split
+        As for `ClocStream`.
+    out : path, optional
+        Where to write ``{split}_{paths,labels,times,users}.npy``, by default the folder itself.
+        A stream of another folder than this one needs ``images``.
+
+    Returns
+    -------
+    path
+        The folder with the arrays, to be given to `ClocStream`.
+    """
+    folder = Path(folder)
+    out = folder if out is None else Path(out)
+    found = _read(folder, split)
+    out.mkdir(parents=True, exist_ok=True)
+    for what, values in found.items():
+        np.save(out / f"{split}_{what}.npy", values, allow_pickle=False)
+    return out
+
+
+def _images(folder: Path) -> Path:
+    for name in _IMAGES:
+        if (folder / name).is_dir():
+            return folder / name
+    raise MissingFile(
+        f"none of {', '.join(_IMAGES)} is a folder in {folder}; give the pictures' as images="
+    )
+
+
+def _read(folder: Path, split: str) -> dict[str, Array]:
+    """The lists as arrays of one length: paths and labels, times and users if they are there."""
+    found: dict[str, Array] = {}
+    for what, (kind, name) in _LISTS.items():
+        packed = folder / f"{split}_{what}.npy"
+        saved = _first(folder, "release", f"{split}_{name}.torchSave")
+        stored = _first(folder, "order_files", f"{split}_{_MIRROR.get(what)}.hdf5")
+        if packed.is_file():
+            found[what] = load_npy(packed)
+        elif saved is not None:
+            found[what] = _load(saved, kind)
+        elif stored is not None:
+            found[what] = _load(stored, kind)
+        elif what in _MIRROR:
+            raise MissingFile(
+                f"no {split}_{name}.torchSave in {folder / 'release'} and no "
+                f"{split}_{_MIRROR[what]}.hdf5 in {folder / 'order_files'}; "
+                "give the folder that holds release or order_files, and a split that is there"
+            )
+    lengths = {what: len(values) for what, values in found.items()}
+    if len(set(lengths.values())) != 1:
+        raise InvalidInput(f"the lists of {split} in {folder} differ in length: {lengths}")
+    if (found["labels"] < 0).any():
+        raise InvalidInput(f"labels of {split} in {folder} must count from 0, got a negative one")
+    return found
+
+
+def _first(folder: Path, below: str, name: str) -> Path | None:
+    return next((p for p in (folder / below / name, folder / name) if p.is_file()), None)
+
+
+def _load(path: Path, kind: type[np.generic]) -> Array:
+    """A list from a file of torch or HDF5, as an array."""
+    saved = path.suffix == ".torchSave"
+    library = require("torch", "torch") if saved else require("h5py", "hdf5")
+    try:
+        if saved:
+            values = library.load(path, map_location="cpu", weights_only=True)
+        else:
+            with library.File(path, "r") as file:
+                values = file["store_list"][()]
+        array = np.array(values, kind)
+    except Exception as error:  # what a damaged file raises is the library's affair
+        raise InvalidInput(f"{path} is not a list of {kind.__name__}: {error}") from error
+    if array.ndim != 1:
+        raise InvalidInput(f"{path} must be a plain list, got shape {array.shape}")
+    return array

@@ -1,0 +1,197 @@
+"""Embeddings in files: features that some network made, with their labels."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from kalstream.errors import InvalidInput, MissingFile
+from kalstream.streams import _files
+from kalstream.streams._base import CLASSIFICATION, Array, Batch, Stream, as_targets, check_task
+from kalstream.streams._fingerprint import of_files
+
+# of safetensors, those that numpy has
+_TYPES = {"BOOL": "?", "U8": "u1", "I8": "i1"} | {
+    f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "FIU" for size in (2, 4, 8)
+}
+
+
+class EmbeddingStream(Stream):
+    """Features and labels from files, memory-mapped.
+
+    Parameters
+    ----------
+    path : path
+        ``X.npy`` with features (n, d), or ``X.safetensors`` or ``X.npz`` with them and labels.
+        An ``.npz`` is read into memory. Pickled objects are refused.
+    labels : path, optional
+        An ``.npy`` with labels (n,), by default what ``path`` holds, or ``X-labels.npy`` or
+        ``X.labels.npy`` beside it. Times (n,) are found likewise, if there are any.
+    order : "as-is", "shuffled" or "tasks"
+        As in the file; or all rows shuffled; or the classes in a random order, cut into
+        ``n_tasks``, rows shuffled within each. Only "as-is" keeps times.
+    seed : int
+        Of that order.
+    n_tasks : int
+    names : 3 strings
+        What features, labels and times are called in a ``.safetensors`` or ``.npz``.
+    task : "classification" or "regression"
+    batch_size : int
+
+    Attributes
+    ----------
+    boundaries : tuple of int
+        Rows where a task starts; (0,) unless the order is "tasks".
+
+    Notes
+    -----
+    Numbers of any type, float16 included, become float64 a batch at a time. A row that is not
+    finite is an error when it comes.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.save(f"{folder}/mine.npy", np.eye(4, dtype=np.float16))
+    ...     np.save(f"{folder}/mine-labels.npy", ["cat", "dog", "cat", "dog"])
+    ...     stream = EmbeddingStream(f"{folder}/mine.npy", order="tasks", n_tasks=2)
+    ...     stream.boundaries, [batch.targets.tolist() for batch in stream.batches()]
+    ((0, 2), [['cat', 'cat', 'dog', 'dog']])
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        labels: str | Path | None = None,
+        order: str = "as-is",
+        seed: int = 0,
+        n_tasks: int = 10,
+        *,
+        names: tuple[str, str, str] = ("features", "labels", "times"),
+        task: str = CLASSIFICATION,
+        batch_size: int = 4096,
+    ) -> None:
+        self.path = Path(path)
+        self.order = _files.check_choice("order", order, ("as-is", "shuffled", "tasks"))
+        self.task, self.name, self.seed = check_task(task), self.path.stem, seed
+        self.batch_size = batch_size
+        found = _read(self.path, names)
+        self._paths = [self.path]
+        features = found.get(names[0])
+        if features is None or features.ndim != 2 or features.dtype.kind not in "fiu":
+            got = "none" if features is None else f"{features.shape} of {features.dtype}"
+            raise InvalidInput(f"{self.path}: {names[0]} must be (n, d) numbers, got {got}")
+        self._features = features
+        targets = self._beside(found.get(names[1]), "labels", labels)
+        if targets is None:
+            raise MissingFile(
+                f"no labels for {self.path}: neither {names[1]} in it nor "
+                f"{self.path.stem}-labels.npy beside it; give a file as labels="
+            )
+        self._labels = targets
+        self._rows: Array | None = None
+        self.boundaries: tuple[int, ...] = (0,)
+        self._times: Array | None = None
+        if order == "as-is":
+            self._times = self._beside(found.get(names[2]), "times", None)
+        else:
+            n_tasks = n_tasks if order == "tasks" else 1
+            self._rows, self.boundaries = _files.tasks(targets, n_tasks, seed)
+        self.n_rows = len(features)
+        self.columns = tuple(f"x{k}" for k in range(features.shape[1]))
+        self.classes = np.unique(targets).tolist() if task == CLASSIFICATION else None
+
+    def batches(self, start: int = 0) -> Iterator[Batch]:
+        """The rows from number ``start`` on."""
+        for first in range(start, len(self._features), self.batch_size):
+            cut: Any = slice(first, first + self.batch_size)
+            if self._rows is not None:
+                cut = self._rows[cut]
+            rows = np.array(self._features[cut], np.float64)
+            finite = np.isfinite(rows).all(axis=1)
+            if not finite.all():
+                row = first + int(finite.argmin())
+                place = row if self._rows is None else self._rows[row]
+                raise InvalidInput(
+                    f"{self.path}: features of row {place} (row {row} of the stream) are not "
+                    "finite; make them again in float32, or leave such rows out"
+                )
+            times = None if self._times is None else np.array(self._times[cut], np.float64)
+            yield Batch(first, rows, as_targets(self._labels[cut], self.task), times)
+
+    def describe(self) -> dict[str, Any]:
+        """Name, task, size, order and seed, and a digest of the files."""
+        return {
+            "name": self.name,
+            "task": self.task,
+            "n_rows": self.n_rows,
+            "order": self.order,
+            "seed": self.seed,
+            "n_tasks": len(self.boundaries),
+            "fingerprint": of_files(self._paths),
+        }
+
+    def _beside(self, array: Array | None, what: str, given: str | Path | None) -> Array | None:
+        """Labels or times: from the given file, else the array, else from a file beside."""
+        path = None if given is None else Path(given)
+        if path is None and array is None:
+            beside = (self.path.with_name(f"{self.path.stem}{dot}{what}.npy") for dot in "-.")
+            path = next((p for p in beside if p.is_file()), None)
+        if path is not None:
+            array = _files.load_npy(path)
+            self._paths.append(path)
+        if array is not None and array.shape != (len(self._features),):
+            raise InvalidInput(
+                f"{path or self.path}: {what} must be ({len(self._features)},), one of each row of "
+                f"features, got {array.shape}"
+            )
+        return array
+
+
+def _read(path: Path, names: tuple[str, ...]) -> dict[str, Array]:
+    """The arrays of a file that have one of the names."""
+    if path.suffix == ".safetensors":
+        return _map_safetensors(path, names)
+    if path.suffix == ".npy":
+        return {names[0]: _files.load_npy(path)}
+    if path.suffix != ".npz":
+        raise InvalidInput(f"{path} must be .npy, .npz or .safetensors")
+    try:
+        with path.open("rb") as file, np.lib.npyio.NpzFile(file) as found:
+            return {name: found[name] for name in names if name in found}
+    except FileNotFoundError as error:
+        raise MissingFile(f"no file {path}") from error
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise InvalidInput(f"{path} must hold plain arrays, as np.savez writes: {error}") from error
+
+
+def _map_safetensors(path: Path, names: tuple[str, ...]) -> dict[str, Array]:
+    """Arrays by name, mapped; `safe_open` cannot read rows in another order than the file's."""
+    try:
+        with safe_open(path, framework="numpy"):
+            pass  # the header is sound
+    except FileNotFoundError as error:
+        raise MissingFile(f"no file {path}") from error
+    except (SafetensorError, OSError) as error:
+        raise InvalidInput(f"{path} is not a safetensors file: {error}") from error
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    found: dict[str, Array] = {}
+    for name in names:
+        if name not in header:
+            continue
+        kind, shape = header[name]["dtype"], tuple(header[name]["shape"])
+        if kind not in _TYPES:
+            raise InvalidInput(f"{path}: {name} is {kind}; save it as one of {', '.join(_TYPES)}")
+        if 0 in shape:
+            raise InvalidInput(f"{path}: {name} is empty, {shape}")
+        offset = 8 + size + header[name]["data_offsets"][0]
+        found[name] = np.memmap(path, _TYPES[kind], "r", offset, shape)
+    return found

@@ -1,0 +1,410 @@
+"""Tables in files, folders and pipes as streams."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+
+from kalstream.errors import InvalidInput, MissingFile, Unreadable
+from kalstream.streams._base import Array, Batch, Stream
+from kalstream.streams._columns import Bad, Columns, as_text, check_known
+from kalstream.streams._fingerprint import of_files
+from kalstream.streams._parquet import MAGIC, ParquetPart
+from kalstream.streams._rows import BadRow, Block, Part, damaged
+from kalstream.streams._text import (
+    Arriving,
+    TextPart,
+    compression_of,
+    pieces_as_they_come,
+    pieces_of_file,
+    pieces_of_pipe,
+)
+
+__all__ = ["BadRow", "Columns", "TableStream"]
+
+STOP, SKIP = "stop", "skip"
+STANDARD_INPUT = "-"
+FIRST_ROWS = 10_000  # by which the kinds are decided, unless they take more than
+FIRST_BYTES = 1 << 26
+LIVE_ROOMS = 16  # for each category of standard input
+_BATCH_ROWS = 8192
+_BATCH_NUMBERS = 1 << 20
+_PARQUET = (".parquet", ".pq")
+_TEXT = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson")
+_TABLES = _PARQUET + tuple(text + end for text in _TEXT for end in ("", ".gz", ".zst"))
+
+
+class TableStream(Stream):
+    r"""A table as a stream: CSV, JSON lines, Parquet, a folder of them, or standard input.
+
+    Text may be compressed by gzip or zstd. The table may be larger than memory. What a column is,
+    number, boolean, category or date, is decided by the first 10,000 rows, for standard input
+    by the first row. An infinite number stays one: `Batch.without_infinities`.
+
+    Parameters
+    ----------
+    source : str, path or file
+        A file; a folder, whose files are taken in the order of their names, 2 before 10; or "-" or
+        an open file, of which rows are handed on as they come.
+    target : str, optional
+        The column to predict. May be left out if ``columns`` is given.
+    task : "classification" or "regression", optional
+        Guessed from the target if not given; `guess` says how.
+    time : str, optional
+        A column of numbers or dates that never goes back, which becomes `Batch.times`.
+    ignore : names
+        Columns to leave out.
+    categorical : names
+        Columns of codes that look like numbers.
+    bad_rows : "stop" or "skip"
+        What to do with a row that cannot be read: raise `BadRow` once the rows before it have been
+        handed on, or leave it out and count it.
+    delimiter : str, optional
+        Of CSV; told from the header if not given.
+    name : str, optional
+    columns : Columns, optional
+        As they were in a checkpoint, or frozen for prediction; decides about everything above
+        up to ``categorical``.
+
+    Attributes
+    ----------
+    encoder : Columns
+        What the columns are and which categories have been seen; belongs into checkpoints.
+    guess : str
+        Which task was guessed and why, or "".
+    skipped : int
+        Rows left out since the last call of `batches`.
+    approximate_rows : int or None
+        How many rows there may be, if `n_rows` is not known.
+
+    Examples
+    --------
+    >>> import io
+    >>> file = io.StringIO("color,size,y\nred,1,yes\nblue,2.5,no\n")
+    >>> stream = TableStream(file, "y")
+    >>> stream.columns[-2:]
+    ('color[15]', 'size')
+    >>> [(batch.start, batch.targets.tolist()) for batch in stream.batches()]
+    [(0, ['yes']), (1, ['no'])]
+    """
+
+    def __init__(
+        self,
+        source: str | Path | IO[bytes] | IO[str],
+        target: str | None = None,
+        *,
+        task: str | None = None,
+        time: str | None = None,
+        ignore: Iterable[str] = (),
+        categorical: Iterable[str] = (),
+        bad_rows: str = STOP,
+        delimiter: str | None = None,
+        name: str | None = None,
+        columns: Columns | None = None,
+    ) -> None:
+        if bad_rows not in (STOP, SKIP):
+            raise InvalidInput(f'bad_rows must be "{STOP}" or "{SKIP}", got {bad_rows!r}')
+        self.bad_rows, self.delimiter = bad_rows, delimiter
+        self.ignore, self.categorical = _names(ignore), _names(categorical)
+        self.source = str(source) if isinstance(source, str | Path) else STANDARD_INPUT
+        self._paths: list[Path] = []
+        self._arriving = _arriving(source)
+        if self._arriving is None:
+            self._paths = _files(Path(self.source))
+            self._parts: list[Part] = [_part(path, delimiter) for path in self._paths]
+        else:
+            self.repeatable = False
+            self._parts = [TextPart("standard input", self._arriving, delimiter)]
+        self.name = name or (Path(self.source).name.split(".")[0] if self._paths else "stdin")
+        self._check_names()
+        self.guess = ""
+        if columns is None:
+            columns, self.guess = self._decide(target, task, time)
+        self.encoder = _copy(columns, target, task, time)
+        for part in self._parts:
+            self.encoder.wanted(part.names, part.file)
+        self.task, self.columns = self.encoder.task, self.encoder.names
+        self.skipped = 0
+        self._most = max(1, min(_BATCH_ROWS, _BATCH_NUMBERS // len(self.columns)))
+        sizes = [part.n_rows for part in self._parts]
+        self.n_rows = None if None in sizes else sum(size or 0 for size in sizes)
+        self._started = False
+
+    def _check_names(self) -> None:
+        first = self._parts[0]
+        for part in self._parts[1:]:
+            differ = sorted(set(first.names) ^ set(part.names))
+            if differ:
+                raise InvalidInput(
+                    f"{part.file}: its columns are not those of {first.file}; only one of the two "
+                    f"has {', '.join(differ)}; files of one folder must have the same columns"
+                )
+
+    def _decide(
+        self, target: str | None, task: str | None, time: str | None
+    ) -> tuple[Columns, str]:
+        names, file = self._parts[0].names, self._parts[0].file
+        if target is None:
+            raise InvalidInput(f"say which column is the target; columns: {', '.join(names)}")
+        check_known([target], names, "target", file)
+        check_known([] if time is None else [time], names, "time", file)
+        check_known(self.ignore, names, "ignore", file)
+        used = {target, time}
+        table = self._first([n for n in names if n in used or n not in self.ignore])
+        return Columns.of_table(
+            table,
+            target,
+            task=task,
+            time=time,
+            categorical=self.categorical,
+            as_written=any(part.as_written for part in self._parts),
+            rooms=LIVE_ROOMS if self._arriving else None,
+        )
+
+    def _first(self, wanted: list[str]) -> pa.RecordBatch:
+        """The first rows, of all files if there are few."""
+        pieces: list[pa.RecordBatch] = []
+        rows, size, most = 0, 0, 1 if self._arriving else FIRST_ROWS
+        error: InvalidInput | None = None
+        try:
+            for part, _, block in self._blocks(wanted):
+                if block.problems and error is None:
+                    error = block.error(part.file, block.problems[0].record, block.problems[0].why)
+                pieces.append(block.batch.slice(0, most - rows))
+                rows, size = rows + pieces[-1].num_rows, size + pieces[-1].nbytes
+                if rows == most or size > FIRST_BYTES:
+                    break
+        except InvalidInput as damage:  # met again once the rows before it have been handed on
+            error = error or damage
+        if rows == 0:
+            raise error or InvalidInput(f"{self.source}: has a header but no rows")
+        arrays = [_joined([piece.column(name) for piece in pieces]) for name in wanted]
+        return pa.RecordBatch.from_arrays(arrays, wanted)
+
+    @property
+    def approximate_rows(self) -> int | None:
+        """Rows by the size of the files and the mean length of the first rows."""
+        if self.n_rows is not None:
+            return self.n_rows
+        total = 0.0
+        for part in self._parts:
+            if not isinstance(part, TextPart) or part.size is None:
+                return None
+            total += part.size
+        mean = self._parts[0].row_bytes if isinstance(self._parts[0], TextPart) else 0.0
+        return round(total / mean) if mean else None
+
+    def batches(self, start: int = 0) -> Iterator[Batch]:
+        """The rows from number ``start`` on; of standard input only once.
+
+        Raises
+        ------
+        BadRow
+            With ``bad_rows="stop"``, after the rows before it.
+        """
+        if self._arriving is not None:
+            if self._started:
+                raise InvalidInput("standard input can be read only once; save it as a file")
+            self._arriving.forget()
+        self._started = True
+        self.skipped = 0
+        return self._batches(start)
+
+    def _batches(self, start: int) -> Iterator[Batch]:
+        # Categories get their slots in the order of the rows, so rows not yet seen are encoded too.
+        begin = start if self.encoder.complete else min(start, self.encoder.seen)
+        stopping = self.bad_rows == STOP
+        place = _Place(begin if stopping else 0)
+        for part, first, block in self._blocks(None, place.begin):
+            if stopping:
+                place.row = first
+            for batch in self._rows(part, block, place):
+                if batch.stop > max(start, batch.start):
+                    yield batch[max(0, start - batch.start) :]
+
+    def _blocks(self, wanted: list[str] | None, skip: int = 0) -> Iterator[tuple[Part, int, Block]]:
+        """All blocks from row ``skip`` on or earlier, and how many records come before each."""
+        before = 0
+        for part in self._parts:
+            if part.n_rows is not None and before + part.n_rows <= skip:
+                before += part.n_rows
+                continue
+            names = wanted or self.encoder.wanted(part.names, part.file)
+            end = 0
+            for block in part.blocks(names, max(0, skip - before)):
+                yield part, before + block.first, block
+                end = block.first + block.batch.num_rows + len(block.problems)
+            before += end
+
+    def _rows(self, part: Part, block: Block, place: _Place) -> Iterator[Batch]:
+        """The rows of a block, up to each record that makes none."""
+        done = 0
+        for k, problem in enumerate(block.problems):
+            yield from self._encoded(part, block, slice(done, problem.record - k), place)
+            done = problem.record - k
+            if self.bad_rows == STOP:
+                raise block.error(part.file, problem.record, problem.why)
+            self.skipped += 1
+        yield from self._encoded(part, block, slice(done, block.batch.num_rows), place)
+
+    def _encoded(self, part: Part, block: Block, rows: slice, place: _Place) -> Iterator[Batch]:
+        passed = min(max(0, place.begin - place.row), rows.stop - rows.start)
+        place.row += passed
+        for at in range(rows.start + passed, rows.stop, self._most):
+            table = block.batch.slice(at, min(self._most, rows.stop - at))
+            numbers, targets, times, bad = self.encoder.encode(table)
+            self._check_order(table, times, bad, place)
+            keep: Any = slice(None)
+            if bad and self.bad_rows == STOP:
+                keep = slice(min(bad))
+            elif bad:
+                keep = np.setdiff1d(np.arange(len(numbers)), list(bad))
+                self.skipped += len(bad)
+            times = None if times is None else times[keep]
+            batch = Batch(place.row, numbers[keep], targets[keep], times)
+            place.row = batch.stop
+            if times is not None and len(times):
+                place.time = times[-1]
+            self.encoder.seen = max(self.encoder.seen, batch.stop)
+            yield batch
+            if bad and self.bad_rows == STOP:
+                column, value, why = bad[len(batch)]
+                raise block.error(part.file, block.record(at + len(batch)), why, column, value)
+
+    def _check_order(
+        self, table: pa.RecordBatch, times: Array | None, bad: Bad, place: _Place
+    ) -> None:
+        """Add the rows whose time is before that of an earlier good row to the bad ones."""
+        if times is None or self.encoder.time is None:
+            return
+        times = times.copy()
+        times[list(bad)] = np.nan
+        latest = np.fmax.accumulate(np.concatenate(([place.time], times)))[:-1]  # before each row
+        name = self.encoder.time.name
+        for row in np.flatnonzero(times < latest).tolist():
+            value = table.column(name)[row].as_py()
+            bad[row] = (name, value, f"is earlier than a row before it ({latest[row]:.15g})")
+
+    def describe(self) -> dict[str, Any]:
+        """What was asked for, what was found, and a digest of the files (of a pipe None)."""
+        columns = self.encoder
+        return {
+            "name": self.name,
+            "source": self.source,
+            "task": self.task,
+            "target": columns.target and columns.target.name,
+            "time": columns.time and columns.time.name,
+            "ignore": list(self.ignore),
+            "categorical": list(self.categorical),
+            "bad_rows": self.bad_rows,
+            "delimiter": self.delimiter,
+            "columns": [{"name": column.name, "kind": column.kind} for column in columns.features],
+            "n_rows": self.n_rows,
+            "fingerprint": of_files(self._paths) if self._paths else None,
+        }
+
+
+@dataclass(slots=True)
+class _Place:
+    """How far one reading of a table has come."""
+
+    begin: int  # the first row that is encoded
+    row: int = 0
+    time: float = -math.inf  # of the last good row
+
+
+def _arriving(source: str | Path | IO[bytes] | IO[str]) -> Arriving | None:
+    """What is read as it comes: standard input, an open file, a named pipe."""
+    if not isinstance(source, str | Path):
+        return Arriving(pieces_as_they_come(source))
+    if str(source) == STANDARD_INPUT:
+        return Arriving(pieces_as_they_come(sys.stdin))
+    try:
+        if Path(source).is_fifo():
+            return Arriving(pieces_of_pipe(Path(source)))
+    except OSError:
+        pass  # told by what reads files
+    return None
+
+
+def _files(path: Path) -> list[Path]:
+    """The file, or those of a folder that are tables by their names' ends."""
+    try:
+        if path.is_file():
+            return [path]
+        if path.is_dir():
+            found = [p for p in path.iterdir() if p.name.lower().endswith(_TABLES)]
+            found = [p for p in found if p.name[0] not in "._" and p.is_file()]
+            if not found:
+                raise InvalidInput(
+                    f"{path}: the folder holds no table; names must end in "
+                    f"{', '.join(_PARQUET + _TEXT)}, and .gz or .zst of the latter"
+                )
+            return sorted(found, key=_natural)
+        near = get_close_matches(path.name, [p.name for p in path.parent.glob("*")], 1)
+    except PermissionError:
+        raise Unreadable(f"{path}: may not be read by this user; change its permissions") from None
+    hint = f"did you mean {path.with_name(near[0])}?" if near else f"looked in {Path.cwd()}"
+    raise MissingFile(f"{path}: no such file or folder; {hint}")
+
+
+def _natural(path: Path) -> list[Any]:
+    """Sorts part-2 before part-10."""
+    pieces = re.split(r"(\d+)", path.name)
+    return [int(piece) if k % 2 else piece for k, piece in enumerate(pieces)]
+
+
+def _part(path: Path, delimiter: str | None) -> Part:
+    file = str(path)
+    try:
+        with path.open("rb") as opened:
+            start = opened.read(4)
+    except OSError as error:
+        raise damaged(file, "its start", error) from None
+    if start == MAGIC:
+        return ParquetPart(file, path)
+    if path.suffix.lower() in _PARQUET:
+        raise InvalidInput(f"{file}: is {'no Parquet file' if start else 'empty'}")
+    if delimiter is None and ".tsv" in path.suffixes:
+        delimiter = "\t"
+    size = None if compression_of(start) else path.stat().st_size
+    return TextPart(file, partial(pieces_of_file, path), delimiter, size)
+
+
+def _names(names: Iterable[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _joined(arrays: list[pa.Array]) -> pa.Array:
+    """Arrays one after another, as text if their types have nothing in common."""
+    arrays = [a.dictionary_decode() if pa.types.is_dictionary(a.type) else a for a in arrays]
+    try:
+        tables = [pa.table([array], ["x"]) for array in arrays]
+        return pa.concat_tables(tables, promote_options="permissive").column(0).combine_chunks()
+    except pa.ArrowException:
+        return pa.concat_arrays([as_text(array) for array in arrays])
+
+
+def _copy(columns: Columns, target: str | None, task: str | None, time: str | None) -> Columns:
+    """A copy of the columns, if they are not for something else than is asked for."""
+    asked = {"target": target, "task": task, "time": time}
+    there = {
+        "target": columns.target and columns.target.name,
+        "task": columns.task,
+        "time": columns.time and columns.time.name,
+    }
+    for what, value in asked.items():
+        if value not in (None, there[what]):
+            raise InvalidInput(f"{what} is {value!r}, but columns was made for {there[what]!r}")
+    return deepcopy(columns)

@@ -1,0 +1,376 @@
+"""Runs: what they write, and that a run which was stopped ends as one that was not."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import SGDClassifier
+
+from kalstream import KalmanClassifier
+from kalstream.errors import InvalidInput
+from kalstream.experiments import Options, Run, RunError, described, open_checkpoint, predicted_rows
+
+ROWS = 900
+
+
+def table(path: Path, n: int = ROWS, seed: int = 0) -> Path:
+    """A stream with a category, missing values, an infinity, a late class and a change of rule."""
+    rng = np.random.default_rng(seed)
+    x, color = rng.standard_normal((n, 2)), rng.choice(["red", "green", "blue"], n)
+    lines = ["x,y,color,when,label"]
+    for i in range(n):
+        flip = i > n // 2
+        label = "up" if (x[i, 0] > 0) != flip else "down"
+        label = "new" if i > n // 3 and color[i] == "blue" and x[i, 1] > 0 else label
+        first = "" if i % 37 == 5 else "inf" if i % 101 == 7 else f"{x[i, 0]:.6f}"
+        lines.append(f"{first},{x[i, 1]:.6f},{color[i]},{i * 60},{'' if i % 53 == 3 else label}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return table(tmp_path / "data.csv")
+
+
+def lines_of(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    """Lines of a run without what depends on the clock."""
+    found = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+    for line in found:
+        line.pop("clock", None)
+    return found
+
+
+def model_of(folder: Path) -> bytes:
+    progress = json.loads((folder / "checkpoint" / "progress.json").read_text())
+    assert [p.name for p in (folder / "checkpoint").glob("model-*")] == [progress["model"]]
+    return (folder / "checkpoint" / progress["model"]).read_bytes()
+
+
+def stop_after(n: int) -> Any:
+    """A function that says stop when it has been asked n times."""
+    asked = iter(range(10**9))
+    return lambda: next(asked) >= n - 1
+
+
+def test_what_a_run_writes(tmp_path: Path, data: Path) -> None:
+    options = Options(source=str(data), target="label", window=100, seed=3)
+    end = Run(tmp_path / "run", options, command="kalstream run data.csv").go()
+    assert end == json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])
+    assert (end["row"], end["reason"], end["message"]) == (ROWS, "end", None)
+    assert end["infinite"] == sum(i % 101 == 7 and i % 37 != 5 for i in range(ROWS))
+    assert end["classes"][-1] == "new"
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert config["command"] == "kalstream run data.csv"
+    assert config["learner"]["params"]["random_state"] == 3
+    assert config["stream"]["fingerprint"].startswith("sha256:")
+    assert Options(**config["options"]) == options
+    windows = lines_of(tmp_path / "run")[:-1]
+    assert [line["row"] for line in windows] == list(range(100, ROWS + 1, 100))
+    assert sum(line["missing"] for line in windows) == sum(i % 53 == 3 for i in range(ROWS))
+    assert end["total"]["accuracy"] > end["baselines"]["no_change"]["accuracy"]
+
+
+@settings(max_examples=12)
+@given(
+    stops=st.lists(st.integers(1, 12), min_size=1, max_size=3),
+    forgetting=st.sampled_from(["mixture", "learned", "0.99"]),
+    features=st.sampled_from(["fourier", "scaled"]),
+    chunk=st.sampled_from([1, 7]),
+    delay=st.sampled_from([0, 20]),
+    window=st.sampled_from([0, 90, 1000]),
+    time=st.sampled_from([None, "when"]),
+)
+def test_a_run_that_is_stopped_ends_as_one_that_is_not(
+    tmp_path_factory, stops, forgetting, features, chunk, delay, window, time
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    options = Options(
+        source=str(table(folder / "data.csv", 400)),
+        target="label",
+        time=time,
+        forgetting=forgetting,
+        features=features,
+        chunk=chunk,
+        delay=delay,
+        window=window,
+        predictions=True,
+    )
+    Run(folder / "whole", options).go()
+    run = Run(folder / "parts", options, checkpoint_every=0.0)
+    for n in stops:
+        end = run.go(stopped=stop_after(n))
+        if end["reason"] == "end":
+            break
+        assert end["reason"] == "interrupted"
+        run = Run.resume(folder / "parts", options, checkpoint_every=0.0)
+    else:
+        assert run.resumed_at
+        run.go()
+    assert lines_of(folder / "parts") == lines_of(folder / "whole")
+    for name in ("predictions.jsonl",):
+        assert (folder / "parts" / name).read_bytes() == (folder / "whole" / name).read_bytes()
+    assert model_of(folder / "parts") == model_of(folder / "whole")
+    shutil.rmtree(folder)
+
+
+def test_what_was_written_after_the_checkpoint_is_cut_off(tmp_path: Path, data: Path) -> None:
+    options = Options(source=str(data), target="label", window=50, predictions=True)
+    Run(tmp_path / "whole", options).go()
+    Run(tmp_path / "run", options).go(stopped=stop_after(5))
+    for name in ("metrics.jsonl", "predictions.jsonl"):
+        with (tmp_path / "run" / name).open("a") as file:
+            file.write('{"kind": "window", "row": 10000, "broken": ')
+    Run.resume(tmp_path / "run").go()
+    assert lines_of(tmp_path / "run") == lines_of(tmp_path / "whole")
+    assert lines_of(tmp_path / "run", "predictions.jsonl") == lines_of(
+        tmp_path / "whole", "predictions.jsonl"
+    )
+
+
+def test_a_finished_run_is_left_alone(tmp_path: Path, data: Path) -> None:
+    for limit in (None, 200):
+        folder = tmp_path / f"run-{limit}"
+        Run(folder, Options(source=str(data), target="label", limit=limit)).go()
+        before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+        assert Run.resume(folder) is None
+        assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_without_a_checkpoint_a_run_starts_over(tmp_path: Path, data: Path) -> None:
+    options = Options(source=str(data), target="label")
+    whole = Run(tmp_path / "whole", options).go()
+    Run(tmp_path / "run", options).go(stopped=stop_after(3))
+    (tmp_path / "run/checkpoint/progress.json").unlink()
+    run = Run.resume(tmp_path / "run")
+    assert run.resumed_at is None
+    assert any("starting over" in note for note in run.notes)
+    assert run.go()["total"] == whole["total"]
+    assert model_of(tmp_path / "run") == model_of(tmp_path / "whole")
+
+
+def test_what_cannot_be_resumed(tmp_path: Path, data: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"holds no run to resume: there is no config\.json"):
+        Run.resume(tmp_path / "nothing")
+    options = Options(source=str(data), target="label")
+    Run(tmp_path / "run", options).go(stopped=stop_after(2))
+    other = options.model_copy(update={"seed": 4})
+    with pytest.raises(InvalidInput, match="was run with seed 0, now it is 4"):
+        Run.resume(tmp_path / "run", other)
+    with data.open("a") as file:
+        file.write("1,2,red,99999999,up\n")
+    with pytest.raises(InvalidInput, match=r"data\.csv has changed since"):
+        Run.resume(tmp_path / "run")
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    config["options"]["source"] = "-"
+    (tmp_path / "run/config.json").write_text(json.dumps(config))
+    with pytest.raises(InvalidInput, match="standard input, which cannot be read again"):
+        Run.resume(tmp_path / "run")
+    (tmp_path / "run/config.json").write_text("{")
+    with pytest.raises(InvalidInput, match=r"config\.json is damaged"):
+        Run.resume(tmp_path / "run")
+
+
+def test_bad_data_end_a_run_and_what_was_learnt_is_kept(tmp_path: Path, data: Path) -> None:
+    lines = data.read_text().splitlines()
+    lines[501] = "abc" + lines[501][lines[501].index(",") :]
+    data.write_text("\n".join(lines) + "\n")
+    end = Run(tmp_path / "run", Options(source=str(data), target="label")).go()
+    assert end["reason"] == "error"
+    assert "data.csv" in end["message"]
+    assert "line 502" in end["message"]
+    assert "'abc'" in end["message"]
+    assert end["row"] == 500
+    model, _, progress = open_checkpoint(tmp_path / "run")
+    assert model.n_seen_ == progress["evaluation"]["n_rows"] == 500
+    skipped = Run(tmp_path / "two", Options(source=str(data), target="label", bad_rows="skip")).go()
+    assert (skipped["row"], skipped["skipped"], skipped["reason"]) == (ROWS - 1, 1, "end")
+
+
+def test_counts_of_bad_rows_survive_a_stop(tmp_path: Path, data: Path) -> None:
+    lines = data.read_text().splitlines()
+    for row in (20, 300, 301, 700):
+        lines[row] += ",too,many"
+    data.write_text("\n".join(lines) + "\n")
+    options = Options(source=str(data), target="label", bad_rows="skip")
+    whole = Run(tmp_path / "whole", options).go()
+    assert whole["skipped"] == 4
+    for stop in (1, 4, 5, 6, 10):
+        folder = tmp_path / f"run-{stop}"
+        Run(folder, options).go(stopped=stop_after(stop))
+        end = Run.resume(folder).go()
+        assert (end["skipped"], end["infinite"]) == (4, whole["infinite"])
+        assert lines_of(folder) == lines_of(tmp_path / "whole")
+
+
+def test_a_full_disk(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = Options(source=str(data), target="label", window=50)
+    whole = Run(tmp_path / "whole", options).go()
+    run, saved = Run(tmp_path / "run", options, checkpoint_every=0.0), []
+    original = KalmanClassifier.save
+
+    def save(self: Any, path: Path) -> None:
+        saved.append(path)
+        if len(saved) > 4:
+            raise OSError(28, "No space left on device", str(path))
+        original(self, path)
+
+    monkeypatch.setattr(KalmanClassifier, "save", save)
+    with pytest.raises(RunError, match=r"No space left on device .*checkpoint at row \d+ is whole"):
+        run.go()
+    monkeypatch.undo()
+    again = Run.resume(tmp_path / "run")
+    assert again.resumed_at > 0
+    assert again.go()["total"] == whole["total"]
+    assert lines_of(tmp_path / "run") == lines_of(tmp_path / "whole")
+
+
+# ---- other learners -------------------------------------------------------------------------
+
+
+def make_sgd(seed: int) -> SGDClassifier:
+    return SGDClassifier(loss="log_loss", random_state=seed)
+
+
+def test_a_learner_by_its_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from sklearn.linear_model import SGDClassifier\n"
+        "def make(seed):\n    return SGDClassifier(loss='log_loss', random_state=seed)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    options = Options(source="weather", learner="mine:make", limit=400, seed=5)
+    run = Run(tmp_path / "run", options)
+    assert run.learner.random_state == 5
+    assert any("first pass" in note for note in run.notes)
+    end = run.go()
+    assert end["total"]["accuracy"] > 0.4
+    assert not list((tmp_path / "run/checkpoint").iterdir())  # it cannot be saved
+    (tmp_path / "run/metrics.jsonl").write_bytes(b"")
+    again = Run.resume(tmp_path / "run")
+    assert again.resumed_at is None
+    assert again.go()["total"] == end["total"]
+    forest = Options(source="weather", learner="river.forest:ARFClassifier", limit=150)
+    assert Run(tmp_path / "forest", forest).go()["total"]["accuracy"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("nonsense", "name it as package.module:factory"),
+        ("no_such_module:make", "cannot be imported: No module named"),
+        ("kalstream:nothing", "cannot be imported: "),
+        ("kalstream:__version__", "is str; give something that can be called"),
+    ],
+)
+def test_a_learner_that_is_not_there(path: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        Options(learner=path).make_learner(Options().open_stream())
+
+
+# ---- streams and windows --------------------------------------------------------------------
+
+
+def test_known_streams_and_embeddings(tmp_path: Path) -> None:
+    assert Run(tmp_path / "w", Options(source="weather", limit=100)).go()["row"] == 100
+    series = Run(tmp_path / "s", Options(source="series", limit=200, features="raw")).go()
+    assert series["total"]["coverage"] > 0.7
+    with pytest.raises(InvalidInput, match="cifar100 is not part of kalstream"):
+        Options(source="cifar100").open_stream()
+    with pytest.raises(InvalidInput, match="Name it with --target"):
+        Options(source="data.csv").open_stream()
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "e.npy", rng.standard_normal((300, 4)).astype(np.float16))
+    np.save(tmp_path / "e-labels.npy", rng.integers(3, size=300))
+    end = Run(tmp_path / "e", Options(source=str(tmp_path / "e.npy"), features="raw")).go()
+    assert (end["row"], sorted(end["classes"])) == (300, [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("n", "limit", "window"),
+    [(45_312, None, 500), (10, None, 50), (10**7, None, 50_000), (10**7, 1000, 50)],
+)
+def test_windows_are_round_and_some_two_hundred(n: int, limit: int | None, window: int) -> None:
+    stream = Options(source="series").open_stream()
+    stream.n_rows = n
+    assert Options(limit=limit).window_of(stream) == window
+    assert Options(window=77).window_of(stream) == 77
+
+
+@pytest.mark.parametrize(
+    ("text", "unit"), [("30s", 30.0), ("12h", 43200.0), ("1d", 86400.0), ("2.5", 2.5), ("auto", 60)]
+)
+def test_time_units(text: str, unit: float, data: Path) -> None:
+    options = Options(source=str(data), target="label", time="when", time_unit=text)
+    assert options.unit(options.open_stream()) == unit
+
+
+def test_a_time_unit_that_is_none(data: Path) -> None:
+    options = Options(source=str(data), target="label", time="when", time_unit="soon")
+    with pytest.raises(InvalidInput, match="time_unit is 'soon'"):
+        options.unit(options.open_stream())
+
+
+# ---- what a run leaves ----------------------------------------------------------------------
+
+
+def test_predictions_of_a_checkpoint(tmp_path: Path, data: Path) -> None:
+    Run(tmp_path / "run", Options(source=str(data), target="label", ignore=["when"])).go()
+    text = data.read_text().splitlines()
+    unseen = tmp_path / "new.csv"
+    unseen.write_text("color,y,x\nred,0.5,0.1\nviolet,,inf\n")  # other order, no target, new color
+    header, *rows = predicted_rows(tmp_path / "run", str(unseen))
+    assert header == ["row", "prediction", "p_down", "p_new", "p_up", "uncertainty"]
+    assert len(rows) == 2
+    for row in rows:
+        assert sum(row[2:5]) == pytest.approx(1.0)
+        assert 0.0 < row[5] < 2.0
+    before = model_of(tmp_path / "run")
+    assert len(list(predicted_rows(tmp_path / "run" / "checkpoint", str(data)))) == len(text)
+    assert model_of(tmp_path / "run") == before
+    unseen.write_text("color,y\nred,0.5\n")
+    with pytest.raises(InvalidInput, match="'x'"):
+        list(predicted_rows(tmp_path / "run", str(unseen)))
+
+
+def test_predictions_of_a_regression(tmp_path: Path) -> None:
+    Run(tmp_path / "run", Options(source="series", features="raw", limit=500)).go()
+    with pytest.raises(InvalidInput, match="not what its columns were"):
+        list(predicted_rows(tmp_path / "run", "some.csv"))
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((300, 2))
+    text = "\n".join(f"{a:.4f},{b:.4f},{a - b + 0.01:.4f}" for a, b in rows)
+    (tmp_path / "r.csv").write_text("a,b,y\n" + text + "\n")
+    Run(tmp_path / "r", Options(source=str(tmp_path / "r.csv"), target="y")).go()
+    header, *found = predicted_rows(tmp_path / "r", str(tmp_path / "r.csv"))
+    assert header == ["row", "mean", "std", "uncertainty"]
+    error = np.array([row[1] for row in found]) - (rows[:, 0] - rows[:, 1])
+    assert np.abs(error).max() < 0.5
+
+
+def test_a_description(tmp_path: Path, data: Path) -> None:
+    Run(tmp_path / "run", Options(source=str(data), target="label")).go()
+    found = described(tmp_path / "run")
+    assert found["rows seen"] == ROWS
+    assert found["classes"] == ["down", "new", "up"]
+    assert found["table"]["color"] == "category"
+    assert found["drift"]["alarms so far"] >= 1
+    json.dumps(found, allow_nan=False)
+    progress = json.loads((tmp_path / "run/checkpoint/progress.json").read_text())
+    alone = described(tmp_path / "run" / "checkpoint" / progress["model"])
+    assert alone["health"] == found["health"]
+    assert "table" not in alone
+    with pytest.raises(InvalidInput, match="holds no checkpoint"):
+        described(tmp_path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits of POSIX")
+def test_memory_is_told() -> None:
+    from kalstream.experiments.run import memory_mb
+
+    assert 10.0 < memory_mb() <= memory_mb(peak=True) + 1.0

@@ -1,0 +1,32 @@
+"""The paper's time series: its recipe, and the example's numbers."""
+
+import runpy
+from pathlib import Path
+
+import numpy as np
+
+from kalstream.streams.series import CHANGES, LENGTH, MEANS, time_series
+
+
+def test_means_and_noise_are_the_papers() -> None:
+    stream = time_series(3)
+    assert stream.task == "regression"
+    assert stream.n_rows == LENGTH == 3058
+    assert (stream.rows == 1.0).all()
+    segments = np.split(stream.targets, CHANGES)
+    assert len(segments) == len(MEANS) == 8
+    for mean, segment in zip(MEANS, segments, strict=True):
+        assert abs(segment.mean() - mean) < 4 * 0.1 / len(segment) ** 0.5
+    noise = stream.targets - np.repeat(MEANS, [len(s) for s in segments])
+    assert abs(noise.var() / 0.01 - 1) < 0.1
+
+
+def test_a_seed_is_a_series() -> None:
+    assert time_series(1).describe() == time_series(1).describe()
+    assert time_series(1).describe() != time_series(2).describe()
+
+
+def test_it_is_the_series_of_the_example() -> None:
+    example = Path(__file__).parents[2] / "examples" / "time_series.py"
+    series = runpy.run_path(str(example))["series"]
+    np.testing.assert_allclose(time_series(5).targets, series(5), rtol=1e-15)

@@ -1,0 +1,279 @@
+"""Tables that cannot be read: what the message says, and what was handed on before."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kalstream.errors import InvalidInput, MissingFile, Unreadable
+from kalstream.streams.table import BadRow, TableStream
+
+
+def write(tmp_path, content, name="t.csv"):
+    path = tmp_path / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def read(stream):
+    """The rows before the error, and the error."""
+    rows = []
+    try:
+        for batch in stream.batches():
+            rows.append(batch.rows)
+    except InvalidInput as error:
+        return np.concatenate(rows) if rows else np.empty((0, 0)), error
+    raise AssertionError("no error")
+
+
+GOOD = "".join(f"{k},{k % 3},a\n" for k in range(40))
+
+
+@pytest.mark.parametrize(
+    ("bad", "value", "message"),
+    [
+        ("1,2", None, "line 43: has 2 fields where the header has 3; correct it, or leave"),
+        ("1,2,a,", None, "line 43: has 4 fields where the header has 3"),
+        ("1,oops,a", "oops", "line 43: column 'b' holds 'oops', which is no number"),
+        (b"1,2,caf\xe9", None, "line 43: byte 0xe9 is not UTF-8; convert the file"),
+        (b"\xe9,2,a", None, "line 43: byte 0xe9 is not UTF-8; convert the file"),
+    ],
+)
+@pytest.mark.parametrize("more", [0, 60_000])
+def test_bad_row_in_the_middle(tmp_path, bad, value, message, more):
+    """Line 1 is the header, 2 and 3 one row; blocks of 1 MB may lie between."""
+    head = 'a,b,y\n"7",1,"x\nz"\n' + GOOD + "123456,123456,some text\n" * more
+    bad = bad if isinstance(bad, bytes) else bad.encode()
+    path = write(tmp_path, head.encode() + bad + b"\n8,8,b\n" + bad + b"\n9,9,b\n")
+    message = message.replace("line 43", f"line {44 + more}")
+    rows, error = read(TableStream(path, "y"))
+    assert len(rows) == 41 + more
+    assert isinstance(error, BadRow)
+    assert str(error).startswith(f"{path}, {message}")
+    assert (error.file, error.line, error.row) == (str(path), 44 + more, 42 + more)
+    assert error.value == value
+    stream = TableStream(path, "y", bad_rows="skip")
+    found = np.concatenate([batch.rows for batch in stream.batches()])
+    assert len(found) == 43 + more
+    assert found[-2:].tolist() == [[8, 8], [9, 9]]
+    assert stream.skipped == 2
+    for start in (3, 41 + more, 42 + more):
+        batches = list(stream.batches(start))
+        assert batches[0].start == start
+        np.testing.assert_array_equal(np.concatenate([b.rows for b in batches]), found[start:])
+
+
+def test_several_bad_records_before_a_bad_value(tmp_path):
+    path = write(tmp_path, "a,y\n" + "1,x\n" * 30 + "2\n3,x\n4\n\noops,x\n5,x\n")
+    stream = TableStream(path, "y", bad_rows="skip")
+    assert sum(len(batch) for batch in stream.batches()) == 32
+    assert stream.skipped == 3
+    write(tmp_path, "a,y\n" + "1,x\n" * 30 + "3,x\n\noops,x\n2\n5,x\n")
+    rows, error = read(TableStream(path, "y"))
+    assert (len(rows), error.line, error.row) == (31, 34, 32)
+
+
+def test_labels_that_are_no_integers(tmp_path):
+    path = write(tmp_path, "x,y\n" + "1,1\n2,0\n" * 5000 + "3,cat\n")
+    rows, error = read(TableStream(path, "y"))
+    assert len(rows) == 10_000
+    assert "line 10002: column 'y' holds 'cat', which is no whole number, as the" in str(error)
+
+
+def test_bad_value_in_parquet(tmp_path):
+    pq.write_table(pa.table({"x": [1.0, 2], "y": ["a", "b"]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"x": ["3", "bad"], "y": ["a", "b"]}), tmp_path / "2.parquet")
+    first = TableStream(tmp_path / "1.parquet", "y").encoder
+    rows, error = read(TableStream(tmp_path, columns=first))
+    assert rows[:, 0].tolist() == [1, 2, 3]
+    assert (error.line, error.row, error.value) == (None, 2, "bad")
+    assert str(error).startswith(f"{tmp_path / '2.parquet'}, row 2: column 'x' holds 'bad'")
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.ndjson.gz"])
+def test_bad_json_line(tmp_path, name):
+    good = b'{"x": 1, "y": "a"}\n'
+    for bad, why in (
+        (b'{"x": 1,', "is no JSON object in UTF-8"),
+        (b"[1]", "is no JSON object"),
+        (b'{"x": 1, "y": "\xe9"}', "is no JSON object in UTF-8"),
+        (b'{"x": [1], "y": "a"}', "column 'x' holds '[1]', which is no number"),
+        (b'{"x": {"z": 1}, "y": "a"}', "which is no number"),
+        (b'{"x": true, "y": 1}', "column 'x' holds 'true', which is no number"),
+        (b'{"x": "\\ud800", "y": 2}', "ud800', which is no number"),
+    ):
+        data = good * 2 + b"\n" + good * 60_000 + bad + b"\n" + good
+        path = write(tmp_path, gzip.compress(data, 1) if "gz" in name else data, name)
+        rows, error = read(TableStream(path, "y"))
+        assert len(rows) == 60_002
+        assert f"{path}, line 60004: " in str(error)
+        assert why in str(error)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        (" \n\n", "is empty"),
+        ("a,y\n", "has a header but no rows"),
+        ("a,y\n1\n", "line 2: has 1 fields where the header has 2"),
+        ("a,b,a,y\n1,2,3,4\n", "two columns are called 'a'; rename"),
+        (b"\x7fELF\0\0\1\2" * 9, "is a binary file, not CSV"),
+        ("a,y\n1,x\n".encode("utf-16"), "is UTF-16; save it as UTF-8"),
+        ("caf\xe9,y\n1,2\n".encode("latin-1"), "line 1: byte 0xe9 is not UTF-8"),
+        ('"a,y\n1,2\n', "line 1: a quote is opened and never closed"),
+        ('[{"a": 1, "y": 2}]', "is a JSON array; write JSON lines"),
+        ('{\n "a": 1}\n', "line 1 is no JSON object"),
+        ('{"a": [1], "y": 2}\n', r"column 'a' is of type list.*ignore=\['a'\]"),
+        ("b,y\n1,x\n", r"target 'a' is not there; columns: b, y"),
+    ],
+)
+def test_files_that_are_no_tables(tmp_path, content, message):
+    path = write(tmp_path, content)
+    with pytest.raises(InvalidInput, match=message) as caught:
+        TableStream(path, "a" if "target" in message else "y")
+    assert "t.csv" in str(caught.value) or "column" in message
+
+
+def test_unknown_columns(tmp_path):
+    path = write(tmp_path, "colour,size,label\nred,1,a\n")
+    for asked, what in (
+        ({"target": "lable"}, "target 'lable' is not there; did you mean 'label'?"),
+        ({"time": "when"}, "time 'when' is not there; columns: colour, size, label"),
+        ({"ignore": ["color"]}, "ignore 'color' is not there; did you mean 'colour'?"),
+        ({"categorical": ["sise"]}, "categorical 'sise' is not there; did you mean 'size'?"),
+        ({"categorical": ["label"]}, "categorical 'label' is not there; columns: colour, size"),
+        ({"target": None}, "say which column is the target; columns: colour, size, label"),
+        ({"ignore": ["colour", "size"]}, "no column is left to predict 'label' from"),
+        ({"task": "ranking"}, 'task must be "classification"'),
+        ({"bad_rows": "keep"}, 'bad_rows must be "stop" or "skip"'),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            TableStream(path, **({"target": "label"} | asked))
+        assert what in str(caught.value)
+
+
+def test_nested_and_other_types(tmp_path):
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"x": [1], "v": [[1.0, 2.0]], "b": [b"\0"], "y": [0]}), path)
+    for name in ("v", "b"):
+        with pytest.raises(
+            InvalidInput, match=rf"column '{name}' is of type .*ignore=\['{name}'\]"
+        ):
+            TableStream(path, "y", ignore=[other for other in "vb" if other != name])
+    assert TableStream(path, "y", ignore=["v", "b"]).columns == ("x",)
+
+
+def test_duplicate_columns_of_parquet(tmp_path):
+    pq.write_table(pa.table([[1], [2], [3]], ["x", "x", "y"]), tmp_path / "t.parquet")
+    with pytest.raises(InvalidInput, match="two columns are called 'x'"):
+        TableStream(tmp_path / "t.parquet", "y")
+
+
+def test_parquet_cut_short(tmp_path):
+    path = tmp_path / "t.parquet"
+    n = 20_000
+    pq.write_table(pa.table({"x": np.arange(n), "y": np.arange(n) % 2}), path, row_group_size=5000)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InvalidInput, match="cut short: write or fetch it again"):
+        TableStream(path, "y")
+    path.write_bytes(b"")
+    with pytest.raises(InvalidInput, match="is empty"):
+        TableStream(path, "y")
+    path.write_bytes(b"x,y\n1,2\n")
+    with pytest.raises(InvalidInput, match="is no Parquet file"):
+        TableStream(path, "y")
+    half = len(whole) * 2 // 3
+    path.write_bytes(whole[:half] + b"\xff" * 200 + whole[half + 200 :])
+    stream = TableStream(path, "y")
+    rows, error = read(stream)
+    assert 0 < len(rows) < n
+    assert f"{path}: cannot be read after row {len(rows)}" in str(error)
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zstd"])
+@pytest.mark.parametrize("harm", ["cut", "overwritten"])
+def test_compressed_text_damaged_half_way(tmp_path, compression, harm):
+    rng = np.random.default_rng(0)
+    lines = [f"{k},{x:.17g},{k % 2}\n" for k, x in enumerate(rng.normal(size=100_000))]
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, compression) as out:
+        out.write(("a,b,y\n" + "".join(lines)).encode())
+    data = sink.getvalue().to_pybytes()
+    half = len(data) // 2
+    data = data[:half] + (b"" if harm == "cut" else b"\xff" * 100 + data[half + 100 :])
+    path = write(tmp_path, data, "t.csv.zst")  # what is inside counts, not the name
+    stream = TableStream(path, "y")
+    rows, error = read(stream)
+    if harm == "cut":
+        assert 40_000 < len(rows) < 60_000
+    assert rows[:, 0].tolist() == list(range(len(rows)))
+    assert type(error) in (InvalidInput, BadRow)  # inflate may find the damage late
+    if type(error) is InvalidInput:
+        assert f"{path}: cannot be read after line {len(rows) + 1} (" in str(error)
+
+
+def test_compressed_header_damaged(tmp_path):
+    path = write(tmp_path, gzip.compress(b"a,y\n1,2\n")[:12], "t.csv.gz")
+    with pytest.raises(InvalidInput, match="cannot be read after"):
+        TableStream(path, "y")
+
+
+def test_quote_never_closed(tmp_path):
+    path = write(tmp_path, 'a,y\n1,x\n2,"x\n3,x\n4,x\n')
+    rows, error = read(TableStream(path, "y"))
+    assert rows[:, 0].tolist() == [1]
+    assert "line 3: opens a quote that is never closed" in str(error)
+    stream = TableStream(path, "y", bad_rows="skip")
+    assert np.concatenate([b.rows for b in stream.batches()])[:, 0].tolist() == [1, 3, 4]
+
+
+def test_endless_line_is_an_error_not_all_memory(tmp_path):
+    path = write(tmp_path, b'a,y\n1,x\n2,"' + b"x" * (40 << 20))
+    _, error = read(TableStream(path, "y"))
+    assert error.line == 3
+
+
+def test_folders(tmp_path):
+    with pytest.raises(
+        InvalidInput, match=r"the folder holds no table; names must end in .parquet"
+    ):
+        TableStream(tmp_path, "y")
+    write(tmp_path, "a,b,y\n1,2,3\n", "1.csv")
+    write(tmp_path, "a,c,y\n1,2,3\n", "2.csv")
+    with pytest.raises(
+        InvalidInput, match=r"2.csv: its columns are not those of .*1.csv; .* b, c;"
+    ):
+        TableStream(tmp_path, "y")
+    write(tmp_path, "b,y,a\nx,y,z\n", "2.csv")
+    stream = TableStream(tmp_path, columns=TableStream(tmp_path / "1.csv", "y").encoder)
+    rows, error = read(stream)
+    assert len(rows) == 1
+    assert (error.file, error.line) == (str(tmp_path / "2.csv"), 2)
+
+
+def test_missing_and_forbidden(tmp_path, monkeypatch):
+    write(tmp_path, "a,y\n1,2\n", "table.csv")
+    with pytest.raises(
+        MissingFile, match=r"tabel.csv: no such file .* mean .*table.csv\?"
+    ) as caught:
+        TableStream(tmp_path / "tabel.csv", "y")
+    assert isinstance(caught.value, FileNotFoundError | InvalidInput)
+    with pytest.raises(FileNotFoundError, match="looked in"):
+        TableStream(tmp_path / "nowhere" / "else.csv", "y")
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)  # the tests may run as a user who may read all
+    with pytest.raises(Unreadable, match=r"table.csv: may not be read by this user"):
+        TableStream(tmp_path / "table.csv", "y")
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(PermissionError, match="may not be read by this user"):
+        TableStream(tmp_path, "y")

@@ -1,0 +1,364 @@
+"""The command line as a user has it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kalstream import KalmanClassifier, __version__, cli
+
+ROOT = Path(__file__).parents[1]
+# Small, and quick to learn: what is tested here is not the learning.
+QUICK = ("--features", "raw", "--limit", "600")
+
+
+@pytest.fixture
+def run_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Call the command line in this process: (exit status, standard output, standard error)."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: Any) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["kalstream", *map(str, arguments)])
+        try:
+            cli.main()
+            status = 0
+        except SystemExit as stopped:
+            status = stopped.code or 0
+        return status, *capsys.readouterr()
+
+    return call
+
+
+def start(*arguments: Any, cwd: Path, **how: Any) -> subprocess.Popen[str]:
+    """The command line in a process of its own."""
+    environment = {**os.environ, "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "kalstream", *map(str, arguments)],
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **how,
+    )
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.pop("clock", None)
+    return lines
+
+
+def model_of(folder: Path) -> bytes:
+    (model,) = (folder / "checkpoint").glob("model-*")
+    return model.read_bytes()
+
+
+def test_version_and_help(run_cli: Any) -> None:
+    assert run_cli("--version")[1].strip() == __version__
+    status, out, _ = run_cli("--help")
+    assert status == 0
+    for name in ("run", "report", "compare", "predict", "describe", "data", "completion"):
+        assert name in out
+
+
+@pytest.mark.parametrize("name", ["run", "report", "compare", "predict", "describe", "data"])
+def test_every_command_has_an_example(name: str, run_cli: Any) -> None:
+    status, out, _ = run_cli(name, "--help")
+    assert status == 0
+    assert re.search(r"Examples?", out)
+    assert f"kalstream {name if name != 'data' else 'run'}" in out
+
+
+def test_the_packaged_stream_from_start_to_end(
+    run_cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, _ = run_cli("run", *QUICK)
+    assert status == 0
+    assert "elec2: classification, 6 columns, 45,312 rows" in out
+    assert "no-change" in out
+    assert "report: runs/elec2-1/report.html" in out
+    end = lines_of(tmp_path / "runs/elec2-1")[-1]
+    assert f"{end['total']['accuracy']:.4f}" in out
+    config = json.loads((tmp_path / "runs/elec2-1/config.json").read_text())
+    assert config["command"] == "kalstream run --features raw --limit 600"
+    assert config["stream"]["source"] == "elec2"
+    assert "BSD" in config["stream"]["attribution"]
+    assert str(tmp_path) not in json.dumps(config)
+    assert str(ROOT) not in json.dumps(config)
+
+    page = (tmp_path / "runs/elec2-1/report.html").read_text()
+    assert "elec2" in page
+    (tmp_path / "runs/elec2-1/report.html").unlink()
+    assert run_cli("report", "runs/elec2-1")[0] == 0
+    assert (tmp_path / "runs/elec2-1/report.html").read_text() == page
+
+    assert run_cli("run", *QUICK, "--forgetting", "1")[0] == 0
+    status, out, _ = run_cli("compare", "runs/elec2-1", "runs/elec2-2", "-o", "both.html")
+    assert status == 0
+    assert "log_loss" in out
+    assert "p = " in out
+    assert "elec2-2" in (tmp_path / "both.html").read_text()
+
+    status, out, _ = run_cli("describe", "runs/elec2-1")
+    assert status == 0
+    assert "KalmanClassifier" in out
+    assert "600" in out
+    assert json.loads(run_cli("describe", "runs/elec2-1", "--json")[1])["rows seen"] == 600
+
+
+def test_a_file_is_predicted(run_cli: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = "\n".join(f"{x:.4f},{'yes' if x > 0 else 'no'}" for x in rng.standard_normal(200))
+    (tmp_path / "d.csv").write_text("x,y\n" + rows + "\n")
+    run, new = tmp_path / "r", tmp_path / "new.csv"
+    status, out, _ = run_cli("run", tmp_path / "d.csv", "-t", "y", "-o", run, "--predictions")
+    assert status == 0
+    assert "classification" in out
+    assert len((run / "predictions.jsonl").read_text().splitlines()) == 200
+    new.write_text("x\n-2\n2\n")
+    status, out, _ = run_cli("predict", run, new)
+    assert status == 0
+    header, *found = out.splitlines()
+    assert header == "row,prediction,p_no,p_yes,uncertainty"
+    assert [line.split(",")[1] for line in found] == ["no", "yes"]
+    assert run_cli("predict", run, new, "--out", tmp_path / "p.csv")[0] == 0
+    assert (tmp_path / "p.csv").read_text() == out
+
+
+def test_data_lists_what_is_known(run_cli: Any) -> None:
+    status, out, _ = run_cli("data")
+    assert status == 0
+    for name in ("elec2", "weather", "series", "cifar100", "cloc", "clear", "embeddings"):
+        assert name in out
+
+
+def test_standard_input(tmp_path: Path) -> None:
+    rows = "".join(json.dumps({"x": i % 7, "y": "ab"[i % 2]}) + "\n" for i in range(300))
+    process = start("run", "-", "-t", "y", "-o", "r", *QUICK, cwd=tmp_path, stdin=subprocess.PIPE)
+    out, err = process.communicate(rows, timeout=300)
+    assert process.returncode == 0, err
+    assert "300 rows" in out
+    process = start("run", "--resume", "-o", "r", cwd=tmp_path)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert "standard input, which cannot be read again" in err
+
+
+# ---- stopping and going on ------------------------------------------------------------------
+
+
+def test_resume_and_overwrite(run_cli: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    status, _, err = run_cli("run", "--resume")
+    assert (status, "--resume needs --out" in err) == (1, True)
+    assert run_cli("run", "weather", *QUICK, "-o", run)[0] == 0
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    status, out, _ = run_cli("run", "--resume", "-o", run)
+    assert (status, "come to its end already" in out) == (0, True)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    status, _, err = run_cli("run", "weather", *QUICK, "-o", run)
+    assert status == 1
+    assert "holds a run already" in err
+    status, _, err = run_cli("run", "elec2", *QUICK, "-o", run, "--resume")
+    assert "was run with source 'weather', now it is 'elec2'" in " ".join(err.split())
+    assert run_cli("run", "elec2", *QUICK, "-o", run, "--overwrite")[0] == 0
+    assert json.loads((run / "config.json").read_text())["options"]["source"] == "elec2"
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/thesis.txt").write_text("dear")
+    status, _, err = run_cli("run", *QUICK, "-o", tmp_path / "full", "--overwrite")
+    assert (status, "holds no run" in err) == (1, True)
+
+
+def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 120.0) -> None:
+    until = time.monotonic() + seconds
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_control_c_keeps_what_was_learnt(tmp_path: Path) -> None:
+    process = start("run", "--checkpoint-every", "0", "-o", "run", cwd=tmp_path)
+    wait_for(tmp_path / "run/checkpoint/progress.json", process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "kalstream run --resume --out run" in err
+    end = lines_of(tmp_path / "run")[-1]
+    assert end["reason"] == "interrupted"
+    assert 0 < end["row"] < 45_312
+    assert "interrupted" in (tmp_path / "run/report.html").read_text().lower()
+    progress = json.loads((tmp_path / "run/checkpoint/progress.json").read_text())
+    assert progress["evaluation"]["n_rows"] == end["row"]
+
+
+def kill_and_resume(folder: Path, arguments: list[str], moments: list[float]) -> int:
+    """Kill a run after each of some seconds, counted from its first checkpoint, then let it end."""
+    killed = 0
+    for moment in moments:
+        arguments_now = ["--resume"] if (folder / "run/config.json").exists() else arguments
+        process = start("run", *arguments_now, "-o", "run", "--checkpoint-every", "0", cwd=folder)
+        if moment >= 0.0:
+            wait_for(folder / "run/checkpoint/progress.json", process)
+        time.sleep(abs(moment))
+        process.kill()
+        process.communicate()
+        killed += process.returncode == -signal.SIGKILL
+    process = start("run", *(["--resume"] if killed else arguments), "-o", "run", cwd=folder)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return killed
+
+
+def check_killed(tmp_path: Path, arguments: list[str], moments: list[float]) -> None:
+    process = start("run", *arguments, "-o", "whole", cwd=tmp_path)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    killed = kill_and_resume(tmp_path, arguments, moments)
+    assert killed >= 1
+    assert lines_of(tmp_path / "run") == lines_of(tmp_path / "whole")
+    assert model_of(tmp_path / "run") == model_of(tmp_path / "whole")
+    for name in ("predictions.jsonl",):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    arguments = ["elec2", "--limit", "15000", "--predictions"]
+    check_killed(tmp_path, arguments, np.random.default_rng().uniform(0.0, 0.6, 2).tolist())
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_twenty_moments(tmp_path: Path) -> None:
+    rng = np.random.default_rng()
+    for k in range(20):
+        folder = tmp_path / str(k)
+        folder.mkdir()
+        # Some before the first checkpoint, most after it.
+        moment = -rng.uniform(0.1, 3.0) if k % 4 == 0 else rng.uniform(0.0, 2.0)
+        check_killed(folder, ["elec2", "--limit", "20000", "--predictions"], [moment])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits of POSIX")
+def test_a_disk_that_fills_up(tmp_path: Path) -> None:
+    import resource
+
+    arguments = ["elec2", "--limit", "8000", "--window", "50", "--predictions"]
+    process = start("run", *arguments, "-o", "whole", cwd=tmp_path)
+    process.communicate(timeout=300)
+
+    def limit() -> None:  # no file may be larger: writing fails as on a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (450_000, resource.RLIM_INFINITY))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    arguments += ["--features", "raw"]
+    start("run", *arguments, "-o", "small", cwd=tmp_path).communicate(timeout=300)
+    how = {"cwd": tmp_path, "preexec_fn": limit}
+    process = start("run", *arguments, "-o", "run", "--checkpoint-every", "0", **how)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert "File too large" in err
+    assert re.search(r"checkpoint at row \d+ is whole", " ".join(err.split()))
+    process = start("run", "--resume", "-o", "run", cwd=tmp_path)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert lines_of(tmp_path / "run") == lines_of(tmp_path / "small")
+    assert model_of(tmp_path / "run") == model_of(tmp_path / "small")
+
+
+# ---- what goes wrong ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "content", "message"),
+    [
+        (["d.csv", "-t", "lable"], "x,label\n1,a\n", "did you mean 'label'"),
+        (["nothing.csv", "-t", "y"], None, "nothing.csv"),
+        (["d.csv", "-t", "y"], "", "empty"),
+        (["d.csv", "-t", "y"], "x,y\n", "no rows"),
+        (["d.csv"], "x,y\n1,2\n", "--target"),
+        (["d.csv", "-t", "y"], "\x00\x01\x02PNG\x00", "d.csv"),
+        (["d.csv", "-t", "y", "--forgetting", "sometimes"], "x,y\n1,a\n2,b\n", "forgetting must"),
+        (["d.csv", "-t", "y", "--forgetting", "1.5"], "x,y\n1,a\n2,b\n", "1.5"),
+        (["d.csv", "-t", "y", "--learner", "nonsense:x"], "x,y\n1,a\n2,b\n", "cannot be imported"),
+        (["cloc"], None, "not part of kalstream"),
+    ],
+)
+def test_what_goes_wrong_is_said_in_a_sentence(
+    arguments: list[str],
+    content: str | None,
+    message: str,
+    run_cli: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        (tmp_path / "d.csv").write_text(content)
+    status, out, err = run_cli("run", *arguments)
+    assert status in (1, 2)
+    assert message in " ".join(err.split())
+    assert "Traceback" not in out + err
+
+
+def test_a_bad_row_is_placed_and_the_rest_is_kept(run_cli: Any, tmp_path: Path) -> None:
+    rows = [f"{i % 5},{'ab'[i % 2]}" for i in range(300)]
+    rows[200] = "1,a,surplus"
+    (tmp_path / "d.csv").write_text("x,y\n" + "\n".join(rows) + "\n")
+    status, _, err = run_cli("run", tmp_path / "d.csv", "-t", "y", "-o", tmp_path / "r")
+    err = " ".join(err.split())
+    assert status == 1
+    assert "line 202" in err
+    assert "--bad-rows skip" in err
+    assert "200 rows before it is kept" in err
+    assert (tmp_path / "r/report.html").exists()
+    status, out, _ = run_cli(
+        "run", tmp_path / "d.csv", "-t", "y", "-o", tmp_path / "s", "--bad-rows", "skip"
+    )
+    assert status == 0
+    assert "1 bad rows left out" in out
+
+
+def test_files_that_are_no_runs(run_cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "junk.safetensors").write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{}      ")
+    for arguments in (
+        ("report", tmp_path),
+        ("describe", tmp_path),
+        ("describe", tmp_path / "nothing"),
+        ("describe", tmp_path / "junk.safetensors"),
+        ("predict", tmp_path, "d.csv"),
+        ("compare", tmp_path, tmp_path),
+    ):
+        status, out, err = run_cli(*arguments)
+        assert status == 1, arguments
+        assert "error" in err
+        assert "Traceback" not in out + err
+
+
+def test_runs_of_different_streams_are_not_compared(run_cli: Any, tmp_path: Path) -> None:
+    for name in ("elec2", "weather"):
+        assert run_cli("run", name, *QUICK, "-o", tmp_path / name)[0] == 0
+    status, _, err = run_cli("compare", tmp_path / "elec2", tmp_path / "weather")
+    assert status == 1
+    assert "elec2" in err
+    assert "weather" in err
+
+
+def test_a_model_alone_can_be_described(run_cli: Any, tmp_path: Path) -> None:
+    model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
+    model.save(tmp_path / "m.safetensors")
+    status, out, _ = run_cli("describe", tmp_path / "m.safetensors")
+    assert status == 0
+    assert "down, up" in out
+    status, _, err = run_cli("predict", tmp_path / "m.safetensors", tmp_path / "d.csv")
+    assert (status, "holds a model alone" in err) == (1, True)
