@@ -12,17 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kalstream.core import Fixed, Learned, Mixture, gaussian_log_density
+from kalstream.streams import time_series
+from kalstream.streams.series import CHANGES, LENGTH
 
-MEANS = (1.3, 1.0, 1.3, 0.95, 0.6, 0.25, 0.8, 0.5)
-CHANGES = (451, 709, 958, 1547, 2147, 2769, 2957)
-LENGTH = 3058
-NOISE_VAR, PRIOR_VAR = 0.05, 0.01  # appendix C
-
-
-def series(seed: int) -> NDArray[np.float64]:
-    """Piecewise constant means plus noise of variance 0.01, (3058,)."""
-    lengths = np.diff((0, *CHANGES, LENGTH))
-    return np.repeat(MEANS, lengths) + 0.1 * np.random.default_rng(seed).normal(size=LENGTH)
+NOISE_VAR, PRIOR_VAR = 0.05, 0.01  # of the filter, appendix C
 
 
 def run(policy: Fixed | Learned | Mixture, y: NDArray[np.float64]):
@@ -43,7 +36,7 @@ def main() -> None:
     parser.add_argument("--plot", metavar="FILE", help="also draw the figure")
     options = parser.parse_args()
 
-    y = series(options.seed)
+    y = time_series(options.seed).targets
     learned_density, learned = run(Learned(init=1.0, lr=1.0), y)
     mixture_density, mixture = run(Mixture(), y)
     fixed_density, fixed = run(Fixed(1.0), y)

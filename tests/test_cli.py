@@ -207,15 +207,15 @@ def kill_and_resume(folder: Path, arguments: list[str], moments: list[float]) ->
     """Kill a run after each of some seconds, counted from its first checkpoint, then let it end."""
     killed = 0
     for moment in moments:
-        arguments_now = ["--resume"] if (folder / "run/config.json").exists() else arguments
-        process = start("run", *arguments_now, "-o", "run", "--checkpoint-every", "0", cwd=folder)
+        often = ["-o", "run", "--checkpoint-every", "0"]
+        process = start("run", *arguments, "--resume", *often, cwd=folder)
         if moment >= 0.0:
             wait_for(folder / "run/checkpoint/progress.json", process)
         time.sleep(abs(moment))
         process.kill()
         process.communicate()
         killed += process.returncode == -signal.SIGKILL
-    process = start("run", *(["--resume"] if killed else arguments), "-o", "run", cwd=folder)
+    process = start("run", *arguments, "--resume", "-o", "run", cwd=folder)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     return killed

@@ -190,9 +190,10 @@ def run(  # noqa: D103
         seed=seed,
         predictions=predictions,
     )
-    if resume:
-        if folder is None:
-            raise InvalidInput("--resume needs --out, the folder of the run to go on with")
+    if resume and folder is None:
+        raise InvalidInput("--resume needs --out, the folder of the run to go on with")
+    # Killed before it wrote anything, a run starts over, if it is said what to run.
+    if resume and folder is not None and (source is None or (folder / "config.json").exists()):
         # Nothing but the folder: everything as it was. Otherwise it must be the same.
         same = None if options == Options() else options
         resumed = Run.resume(folder, same, checkpoint_every=checkpoint_every)

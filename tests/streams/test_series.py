@@ -1,8 +1,5 @@
 """The paper's time series: its recipe, and the example's numbers."""
 
-import runpy
-from pathlib import Path
-
 import numpy as np
 
 from kalstream.streams.series import CHANGES, LENGTH, MEANS, time_series
@@ -24,9 +21,3 @@ def test_means_and_noise_are_the_papers() -> None:
 def test_a_seed_is_a_series() -> None:
     assert time_series(1).describe() == time_series(1).describe()
     assert time_series(1).describe() != time_series(2).describe()
-
-
-def test_it_is_the_series_of_the_example() -> None:
-    example = Path(__file__).parents[2] / "examples" / "time_series.py"
-    series = runpy.run_path(str(example))["series"]
-    np.testing.assert_allclose(time_series(5).targets, series(5), rtol=1e-15)
