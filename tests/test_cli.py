@@ -114,7 +114,7 @@ def test_the_packaged_stream_from_start_to_end(
     assert status == 0
     assert "KalmanClassifier" in out
     assert "600" in out
-    assert json.loads(run_cli("describe", "runs/elec2-1", "--json")[1])["rows seen"] == 600
+    assert json.loads(run_cli("describe", "runs/elec2-1", "--json")[1])["rows_seen"] == 600
 
 
 def test_a_file_is_predicted(run_cli: Any, tmp_path: Path) -> None:
@@ -201,6 +201,30 @@ def test_control_c_keeps_what_was_learnt(tmp_path: Path) -> None:
     assert "interrupted" in (tmp_path / "run/report.html").read_text().lower()
     progress = json.loads((tmp_path / "run/checkpoint/progress.json").read_text())
     assert progress["evaluation"]["n_rows"] == end["row"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_while_waiting_for_standard_input(number: int, tmp_path: Path) -> None:
+    rows = "".join(f"{i % 7},{'ab'[i % 2]}\n" for i in range(50))
+    process = start(
+        *("run", "-", "-t", "y", "-o", "run", "--features", "raw", "--predictions"),
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+    )
+    process.stdin.write("x,y\n" + rows)
+    process.stdin.flush()
+    until = time.monotonic() + 120.0
+    predictions = tmp_path / "run/predictions.jsonl"
+    while not (predictions.exists() and len(predictions.read_text().splitlines()) == 50):
+        assert time.monotonic() < until  # every row as it came, nothing is held back
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, err
+    assert "--resume" not in err
+    end = lines_of(tmp_path / "run")[-1]
+    assert (end["row"], end["reason"]) == (50, "interrupted")
+    assert (tmp_path / "run/report.html").exists()
 
 
 def kill_and_resume(folder: Path, arguments: list[str], moments: list[float]) -> int:
@@ -292,6 +316,13 @@ def test_a_disk_that_fills_up(tmp_path: Path) -> None:
         (["d.csv", "-t", "y", "--forgetting", "1.5"], "x,y\n1,a\n2,b\n", "1.5"),
         (["d.csv", "-t", "y", "--learner", "nonsense:x"], "x,y\n1,a\n2,b\n", "cannot be imported"),
         (["cloc"], None, "not part of kalstream"),
+        (["http://a.b/c.csv", "-t", "y"], None, "fetch it first"),
+        (["d.csv", "-t", "y", "-o", "d.csv/run"], "x,y\n1,a\n2,b\n", "d.csv"),
+        (
+            ["d.csv", "-t", "y", "--time-unit", "0", "--time", "t"],
+            "t,x,y\n1,1,a\n2,2,b\n",
+            "time_unit",
+        ),
     ],
 )
 def test_what_goes_wrong_is_said_in_a_sentence(
@@ -309,6 +340,7 @@ def test_what_goes_wrong_is_said_in_a_sentence(
     assert status in (1, 2)
     assert message in " ".join(err.split())
     assert "Traceback" not in out + err
+    assert not (tmp_path / "runs").exists()  # nothing was begun
 
 
 def test_a_bad_row_is_placed_and_the_rest_is_kept(run_cli: Any, tmp_path: Path) -> None:
@@ -327,6 +359,18 @@ def test_a_bad_row_is_placed_and_the_rest_is_kept(run_cli: Any, tmp_path: Path) 
     )
     assert status == 0
     assert "1 bad rows left out" in out
+    assert "line 202: has 3 fields" in out
+    assert "could not be read" in (tmp_path / "s/report.html").read_text()
+
+
+@pytest.mark.parametrize("content", ["x,y\n1,a\n", "x,y\n1,a\n2,a\n3,a\n"])
+def test_a_single_row_and_a_single_class(content: str, run_cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text(content)
+    status, _, err = run_cli("run", tmp_path / "d.csv", "-t", "y", "-o", tmp_path / "r")
+    assert (status, err) == (0, "")
+    page = (tmp_path / "r/report.html").read_text()
+    assert "beats neither" not in page
+    assert "e−" not in page  # no rounding error is made much of
 
 
 def test_files_that_are_no_runs(run_cli: Any, tmp_path: Path) -> None:

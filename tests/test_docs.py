@@ -62,6 +62,13 @@ def test_numbers_of_the_streams_are_those_of_the_benchmark() -> None:
     assert not [number for number in numbers if number not in page]
 
 
+def test_numbers_of_the_packaged_stream_are_those_of_the_benchmark() -> None:
+    lead = (ROOT / "README.md").read_text().split("![")[0]
+    accuracy, no_change = re.findall(r"0\.\d{4}", lead)
+    page = (ROOT / "benchmarks" / "README.md").read_text().split("## Runs")[1]
+    assert re.search(rf"elec2, .* {accuracy} / .* {no_change} /", page)
+
+
 def test_every_public_method_of_the_estimators_has_an_example() -> None:
     for cls in (kalstream.KalmanClassifier, kalstream.KalmanRegressor):
         own = [base for base in cls.__mro__ if base.__module__.startswith("kalstream")]

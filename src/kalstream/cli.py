@@ -7,11 +7,12 @@ import itertools
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -26,7 +27,7 @@ from kalstream.errors import InvalidInput, KalstreamError
 if TYPE_CHECKING:
     from kalstream.experiments import Run
 
-_INTERRUPTED: Final = 130
+_OPTION: Final = {"time_column": "time"}  # where the option is not called as the parameter
 _FILES: Final = ("config.json", "metrics.jsonl", "predictions.jsonl", "report.html")
 _PLAIN_SECONDS: Final = 5.0  # between lines where there is no terminal
 
@@ -48,8 +49,10 @@ def main() -> None:
     except BrokenPipeError:  # `kalstream data | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except (KalstreamError, FileNotFoundError, PermissionError, IsADirectoryError) as error:
-        err.print(f"[red]error[/red]: {_escaped(error)}")
+    except (KalstreamError, OSError) as error:
+        from kalstream.experiments.run import as_typed
+
+        err.print(f"[red]error[/red]: {_escaped(as_typed(str(error)))}")
         sys.exit(1)
 
 
@@ -96,6 +99,7 @@ predictors: repeating the last label, and the most frequent one.
 
 @app.command(help=_RUN)
 def run(  # noqa: D103
+    context: typer.Context,
     source: Annotated[
         str | None,
         typer.Argument(
@@ -194,9 +198,9 @@ def run(  # noqa: D103
         raise InvalidInput("--resume needs --out, the folder of the run to go on with")
     # Killed before it wrote anything, a run starts over, if it is said what to run.
     if resume and folder is not None and (source is None or (folder / "config.json").exists()):
-        # Nothing but the folder: everything as it was. Otherwise it must be the same.
-        same = None if options == Options() else options
-        resumed = Run.resume(folder, same, checkpoint_every=checkpoint_every)
+        given = {_OPTION.get(name, name) for name in context.params if _is_given(context, name)}
+        changes = {name: getattr(options, name) for name in Options.model_fields if name in given}
+        resumed = Run.resume(folder, changes, checkpoint_every=checkpoint_every)
         if resumed is None:
             out.print(f"{folder} has come to its end already; nothing to do")
             return
@@ -206,11 +210,11 @@ def run(  # noqa: D103
         command = shlex.join(["kalstream", *sys.argv[1:]])
         job = Run(folder, options, command=command, checkpoint_every=checkpoint_every)
     _introduce(job)
-    with _until_interrupted() as stopped, _watching(job) as watch:
-        end = job.go(watch, stopped)
+    with _until_interrupted(job) as stopped, _watching(job) as watch:
+        end = job.go(watch, lambda: stopped() > 0)
     _conclude(job, end, write_report(job.folder) if end["row"] else None)
     if end["reason"] == "interrupted":
-        sys.exit(_INTERRUPTED)
+        sys.exit(128 + stopped())
     if end["reason"] == "error":
         sys.exit(1)
 
@@ -238,21 +242,34 @@ def _listed(values: list[str] | None) -> list[str]:
     return [name for value in values or () for name in value.split(",") if name]
 
 
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 @contextmanager
-def _until_interrupted() -> Iterator[Any]:
-    """Whether Ctrl-C was pressed; pressed again, it ends the program at once."""
+def _until_interrupted(job: Run) -> Iterator[Callable[[], int]]:
+    """The signal by which a stop was asked for, or 0; a second one ends the program at once."""
     asked: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def note(number: int, frame: Any) -> None:
         asked.append(number)
-        signal.signal(signal.SIGINT, before)
+        restore()
+        if job.evaluation.waiting:  # for rows, perhaps for long: nothing is half done
+            raise KeyboardInterrupt
         err.print("stopping after this chunk (once more: at once)")
 
-    before = signal.signal(signal.SIGINT, note)
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in before:
+        signal.signal(number, note)
     try:
-        yield lambda: bool(asked)
+        yield lambda: asked[0] if asked else 0
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore()
 
 
 def _introduce(job: Run) -> None:
@@ -265,7 +282,8 @@ def _introduce(job: Run) -> None:
     out.print(f"[bold]{_escaped(stream.name)}[/bold]: {stream.task}{columns}{rows}")
     for note in (getattr(stream, "guess", ""), *job.notes):
         if note:
-            out.print(f"  {_escaped(note)}")
+            said = re.sub(r'task="(\w+)"', r"--task \1", note)
+            out.print(f"  {_escaped(said)}")
     params = config["learner"]["params"]
     shown = ("forgetting", "features") if "forgetting" in params else ()
     settings = ", ".join(f"{name}={params[name]!r}" for name in shown)
@@ -276,6 +294,7 @@ def _introduce(job: Run) -> None:
         out.print(f"  half-lives are in units of {params['time_unit']:g} (seconds, if dates)")
     if job.resumed_at is not None:
         out.print(f"  going on after row {job.resumed_at:,}")
+    out.print("  getting ready (the first run on a machine compiles for some 30 s)")
 
 
 @contextmanager
@@ -348,11 +367,10 @@ def _conclude(job: Run, end: dict[str, Any], report: Path | None) -> None:
         _tell_numbers(job, end)
         out.print(f"report: {_escaped(report)}")
     if end["reason"] == "interrupted":
-        again = f"kalstream run --resume --out {shlex.quote(str(job.folder))}"
-        err.print(f"stopped by Ctrl-C; go on with: {_escaped(again)}")
+        again = f"; go on with: kalstream run --resume --out {shlex.quote(str(job.folder))}"
+        err.print(f"stopped{_escaped(again) if job.can_be_resumed else ''}")
     if end["reason"] == "error":
-        message = end["message"].replace("bad_rows='skip'", "--bad-rows skip")
-        err.print(f"[red]error[/red]: {_escaped(message)}")
+        err.print(f"[red]error[/red]: {_escaped(end['message'])}")
         err.print(f"what was learnt of {end['row']:,} rows before it is kept in {job.folder}")
 
 
@@ -376,6 +394,15 @@ def _tell_numbers(job: Run, end: dict[str, Any]) -> None:
     for name, said in (("skipped", "bad rows left out"), ("infinite", "infinities as missing")):
         if end[name]:
             out.print(f"{end[name]:,} {said}")
+    for why in end["skipped_why"]:
+        out.print(f"  {_escaped(why)}")
+    watched, half_life = job.evaluation.watched, getattr(job.learner, "half_life_", None)
+    if half_life is not None:
+        alarms = f"{watched.n_alarms} drift alarm{'' if watched.n_alarms == 1 else 's'}"
+        out.print(
+            f"{alarms if watched.drifts else 'no drift alarm'}, half-life at the end: "
+            f"{_half_life(half_life)}"
+        )
 
 
 def _escaped(value: object) -> str:
@@ -461,6 +488,10 @@ def describe(
 ) -> None:
     """Say what a model is and how healthy.
 
+    A healthy filter has variances above 0 and no asymmetry. Calibration is the factor of the
+    logits; nis the squared error over what was expected (above 1 for labels, where calibration
+    makes up for it); effective memory the number of rows that it knows as much as.
+
     Example: kalstream describe runs/elec2-1
     """
     from kalstream.experiments import described
@@ -471,11 +502,11 @@ def describe(
         return
     for name, value in found.items():
         if isinstance(value, dict):
-            out.print(f"[bold]{_escaped(name)}[/bold]")
+            out.print(f"[bold]{_escaped(name.replace('_', ' '))}[/bold]")
             for key, each in value.items():
-                out.print(f"  {_escaped(key):24} {_escaped(_shown(each))}")
+                out.print(f"  {_escaped(key.replace('_', ' ')):24} {_escaped(_shown(each))}")
         else:
-            out.print(f"{_escaped(name):26} {_escaped(_shown(value))}")
+            out.print(f"{_escaped(name.replace('_', ' ')):26} {_escaped(_shown(value))}")
 
 
 def _shown(value: Any) -> str:

@@ -109,7 +109,7 @@ def test_a_run_that_is_stopped_ends_as_one_that_is_not(
         if end["reason"] == "end":
             break
         assert end["reason"] == "interrupted"
-        run = Run.resume(folder / "parts", options, checkpoint_every=0.0)
+        run = Run.resume(folder / "parts", options.model_dump(), checkpoint_every=0.0)
     else:
         assert run.resumed_at
         run.go()
@@ -160,9 +160,8 @@ def test_what_cannot_be_resumed(tmp_path: Path, data: Path) -> None:
         Run.resume(tmp_path / "nothing")
     options = Options(source=str(data), target="label")
     Run(tmp_path / "run", options).go(stopped=stop_after(2))
-    other = options.model_copy(update={"seed": 4})
     with pytest.raises(InvalidInput, match="was run with seed 0, now it is 4"):
-        Run.resume(tmp_path / "run", other)
+        Run.resume(tmp_path / "run", {"seed": 4})
     with data.open("a") as file:
         file.write("1,2,red,99999999,up\n")
     with pytest.raises(InvalidInput, match=r"data\.csv has changed since"):
@@ -193,6 +192,23 @@ def test_bad_data_end_a_run_and_what_was_learnt_is_kept(tmp_path: Path, data: Pa
     assert (skipped["row"], skipped["skipped"], skipped["reason"]) == (ROWS - 1, 1, "end")
 
 
+def test_what_may_be_changed_when_a_run_is_resumed(tmp_path: Path, data: Path) -> None:
+    lines = data.read_text().splitlines()
+    lines[301] += ",surplus"
+    data.write_text("\n".join(lines) + "\n")
+    options = Options(source=str(data), target="label", limit=100)
+    assert Run(tmp_path / "run", options).go()["reason"] == "limit"
+    assert Run.resume(tmp_path / "run", {"limit": 50}) is None
+    end = Run.resume(tmp_path / "run", {"limit": 700}).go()
+    assert (end["row"], end["reason"]) == (300, "error")
+    end = Run.resume(tmp_path / "run", {"bad_rows": "skip"}).go()
+    assert (end["row"], end["reason"], end["skipped"]) == (700, "limit", 1)
+    whole = Options(source=str(data), target="label", limit=700, bad_rows="skip", window=50)
+    assert Run(tmp_path / "whole", whole).go()["total"] == end["total"]
+    assert model_of(tmp_path / "run") == model_of(tmp_path / "whole")
+    assert json.loads((tmp_path / "run/config.json").read_text())["options"]["limit"] == 700
+
+
 def test_counts_of_bad_rows_survive_a_stop(tmp_path: Path, data: Path) -> None:
     lines = data.read_text().splitlines()
     for row in (20, 300, 301, 700):
@@ -201,6 +217,7 @@ def test_counts_of_bad_rows_survive_a_stop(tmp_path: Path, data: Path) -> None:
     options = Options(source=str(data), target="label", bad_rows="skip")
     whole = Run(tmp_path / "whole", options).go()
     assert whole["skipped"] == 4
+    assert "line 21: has 7 fields where the header has 5" in whole["skipped_why"][0]
     for stop in (1, 4, 5, 6, 10):
         folder = tmp_path / f"run-{stop}"
         Run(folder, options).go(stopped=stop_after(stop))
@@ -259,10 +276,45 @@ def test_a_learner_by_its_import_path(tmp_path: Path, monkeypatch: pytest.Monkey
     assert Run(tmp_path / "forest", forest).go()["total"]["accuracy"] > 0.5
 
 
+BROKEN = """
+class Late:
+    seen = 0
+    def partial_fit(self, X, y): self.seen += len(X)
+    def predict(self, X):
+        if self.seen >= 200: raise RuntimeError("had enough")
+        return ["0"] * len(X)
+def needs(a): return a
+def fails(): raise ValueError("not today")
+"""
+
+
+def test_a_learner_that_breaks_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    monkeypatch.chdir(tmp_path)
+    end = Run(tmp_path / "run", Options(source="weather", learner="broken:Late")).go()
+    assert end["reason"] == "error"
+    assert "Late broke off: RuntimeError: had enough (broken.py, line 6)" in end["message"]
+    assert 150 <= end["row"] <= 200
+    assert lines_of(tmp_path / "run")[-1]["kind"] == "end"
+    for name, why in (("needs", "missing 1 required"), ("fails", "ValueError: not today")):
+        with pytest.raises(InvalidInput, match=f"could not be made: .*{why}"):
+            Options(learner=f"broken:{name}").make_learner(Options().open_stream())
+
+
+def test_messages_speak_of_options() -> None:
+    from kalstream.experiments.run import as_typed
+
+    said = """give task="regression", bad_rows='skip', ignore=['a', 'b'] or categorical=["c"]"""
+    expected = "give --task regression, --bad-rows skip, --ignore a,b or --categorical c"
+    assert as_typed(said) == expected
+    assert as_typed("gamma='x' stays") == "gamma='x' stays"
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [
         ("nonsense", "name it as package.module:factory"),
+        (":x", "name it as package.module:factory"),
         ("no_such_module:make", "cannot be imported: No module named"),
         ("kalstream:nothing", "cannot be imported: "),
         ("kalstream:__version__", "is str; give something that can be called"),
@@ -310,9 +362,10 @@ def test_time_units(text: str, unit: float, data: Path) -> None:
     assert options.unit(options.open_stream()) == unit
 
 
-def test_a_time_unit_that_is_none(data: Path) -> None:
-    options = Options(source=str(data), target="label", time="when", time_unit="soon")
-    with pytest.raises(InvalidInput, match="time_unit is 'soon'"):
+@pytest.mark.parametrize("unit", ["soon", "0", "0d"])
+def test_a_time_unit_that_is_none(data: Path, unit: str) -> None:
+    options = Options(source=str(data), target="label", time="when", time_unit=unit)
+    with pytest.raises(InvalidInput, match=f"time_unit is '{unit}'"):
         options.unit(options.open_stream())
 
 
@@ -356,10 +409,10 @@ def test_predictions_of_a_regression(tmp_path: Path) -> None:
 def test_a_description(tmp_path: Path, data: Path) -> None:
     Run(tmp_path / "run", Options(source=str(data), target="label")).go()
     found = described(tmp_path / "run")
-    assert found["rows seen"] == ROWS
+    assert found["rows_seen"] == ROWS
     assert found["classes"] == ["down", "new", "up"]
     assert found["table"]["color"] == "category"
-    assert found["drift"]["alarms so far"] >= 1
+    assert found["drift"]["alarms"] >= 1
     json.dumps(found, allow_nan=False)
     progress = json.loads((tmp_path / "run/checkpoint/progress.json").read_text())
     alone = described(tmp_path / "run" / "checkpoint" / progress["model"])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kalstream.errors import KalstreamError
 from kalstream.evaluate.learners import Answer
 from kalstream.evaluate.metrics import Scored
 from kalstream.streams import Batch, Stream
@@ -21,9 +22,17 @@ def pieces(
     """The rows of a stream from ``start`` on, cut into pieces [row, stop_of(row)).
 
     Of a live stream, pieces of whole chunks as they come: nobody waits for what is not needed.
+    Should the stream break off with an error, it is raised after the rows before it.
     """
-    row, waiting = start, None
-    for batch in stream.batches(start):
+    row, waiting, broken = start, None, None
+    batches = stream.batches(start)
+    while True:
+        try:
+            batch = next(batches, None)
+        except KalstreamError as error:
+            broken, batch = error, None
+        if batch is None:
+            break
         waiting = batch if waiting is None or not len(waiting) else _together(waiting, batch)
         while (stop := stop_of(row)) > row:
             if waiting.stop < stop and not stream.repeatable:
@@ -36,6 +45,8 @@ def pieces(
             return  # the limit
     if waiting is not None and len(waiting):
         yield waiting
+    if broken is not None:
+        raise broken
 
 
 def _together(one: Batch, two: Batch) -> Batch:

@@ -33,13 +33,16 @@ class LabelJudge:
     ----------
     codes : {label: code}
         In the order of their first appearance.
+    ranks : list of int
+        For each code, how many other labels the learner knew before it; large if it does not.
     n_seen, n_known : int
-        Labels, and different ones, that have been revealed to the learner.
+        Labels, and different ones, that the learner has learnt.
     """
 
     def __init__(self) -> None:
         self.total, self.simple = LabelScore(), SimpleLabels()
         self.codes: dict[Any, int] = {}
+        self.ranks: list[int] = []
         self.n_seen = self.n_known = 0
         self.clear()
 
@@ -57,7 +60,10 @@ class LabelJudge:
         self.missing = 0
 
     def score(self, batch: Batch, answer: Answer, *, row_by_row: bool) -> Scored:
-        """Score an answer; row_by_row: each row was learnt before the next was predicted."""
+        """Score an answer; row_by_row: each row was learnt before the next was predicted.
+
+        Rows that come before any label was learnt are left out: nothing is known about them.
+        """
         there = known(batch.targets)
         self.missing += len(there) - int(there.sum())
         codes = self._codes(batch, there)
@@ -65,15 +71,19 @@ class LabelJudge:
         for i, code in enumerate(codes.tolist()):
             if row_by_row:
                 n_seen[i], n_known[i] = self.n_seen, self.n_known
-            self.simple.score(code)
+            if n_seen[i]:
+                self.simple.score(code)
             if row_by_row:
                 self._learn(code)
+        if len(codes) and not n_seen[0]:
+            there[np.flatnonzero(there)[n_seen == 0]] = False
+            codes, n_seen, n_known = (each[n_seen > 0] for each in (codes, n_seen, n_known))
         if answer.probabilities is None:
             said = [self.codes.get(label, -1) for label in answer.said()[there].tolist()]
             scored = scored_without_probabilities(codes, np.array(said, np.int64))
         else:
             p = self._in_codes(answer.labels or [], answer.probabilities)
-            scored = score_labels(codes, p[there], n_seen, n_known)
+            scored = score_labels(codes, p[there], np.array(self.ranks), n_seen, n_known)
         self.total.add(scored)
         self.recent.add(scored)
         pairs, counts = np.unique(codes * _MANY + scored.predicted + 1, return_counts=True)
@@ -81,15 +91,20 @@ class LabelJudge:
             self.confusion[pair] = self.confusion.get(pair, 0) + count
         return scored
 
-    def reveal(self, batch: Batch) -> None:
-        """The labels of rows become known to the learner."""
+    def reveal(self, batch: Batch, *, learnt: bool) -> None:
+        """The labels of rows become known, to the learner if it learnt them."""
         for code in self._codes(batch, known(batch.targets)).tolist():
-            self._learn(code)
+            if learnt:
+                self._learn(code)
+            else:
+                self.simple.learn(code)
 
     def _learn(self, code: int) -> None:
         self.simple.learn(code)
         self.n_seen += 1
-        self.n_known = max(self.n_known, code + 1)
+        if self.ranks[code] == _MANY:
+            self.ranks[code] = self.n_known
+            self.n_known += 1
 
     def _codes(self, batch: Batch, there: Array) -> Array:
         """Codes of the rows that have a label; a new label gets the next."""
@@ -100,6 +115,7 @@ class LabelJudge:
             code = self.codes.get(label)
             if code is None:
                 code = self.codes[label] = len(self.codes)
+                self.ranks.append(_MANY)
                 self.new_classes.append({"code": code, "label": label, "row": row})
             codes.append(code)
         return np.array(codes, np.int64)
@@ -147,6 +163,7 @@ class LabelJudge:
             "new_classes": list(self.new_classes),
             "codes": list(self.codes),
             "confusion": list(self.confusion.items()),
+            "ranks": list(self.ranks),
             "n_seen": self.n_seen,
             "n_known": self.n_known,
             **_scores(self),
@@ -156,6 +173,7 @@ class LabelJudge:
         """Go on from what `state` gave."""
         _restore(self, state)
         self.n_seen, self.n_known = state["n_seen"], state["n_known"]
+        self.ranks = list(state["ranks"])
         self.new_classes = list(state["new_classes"])
         self.codes = {label: code for code, label in enumerate(state["codes"])}
         self.confusion = dict(state["confusion"])
@@ -194,8 +212,8 @@ class ValueJudge:
         self.total.add(targets, mean, std)
         self.recent.add(targets, mean, std)
 
-    def reveal(self, batch: Batch) -> None:
-        """The targets of rows become known to the learner."""
+    def reveal(self, batch: Batch, *, learnt: bool) -> None:
+        """The targets of rows become known."""
         for value in batch.targets[known(batch.targets)].tolist():
             self.simple.learn(value)
 

@@ -84,7 +84,16 @@ class Adapter:
 
     def ask(self, batch: Batch) -> Answer:
         """Predict rows; an empty answer before anything was taught."""
-        return self._ask(batch) if self.taught else self._nothing(len(batch))
+        if not self.taught:
+            return self._nothing(len(batch))
+        answer = self._ask(batch)
+        said = answer.probabilities if answer.predictions is None else answer.predictions
+        if said is None or len(said) != len(batch):
+            raise InvalidInput(
+                f"{type(self.learner).__name__} was asked about {len(batch)} rows and answered "
+                f"for {0 if said is None else len(said)}"
+            )
+        return answer
 
     def teach(self, batch: Batch) -> None:
         """Learn rows; those without a target teach only learners that know what to do with them."""
@@ -144,7 +153,7 @@ class _PartialFit(Adapter):
         return Answer(predictions=_objects(self.learner.predict(rows, **when)))
 
     def _labels(self) -> list[Any]:
-        return self.learner.classes_.tolist()
+        return np.asarray(self.learner.classes_).tolist()
 
     def _teach(self, batch: Batch) -> None:
         how: dict[str, Any] = self._when(batch)

@@ -37,22 +37,25 @@ class Scored:
     brier: Array
 
 
-def score_labels(codes: Array, probabilities: Array, n_seen: Array, n_known: Array) -> Scored:
-    """Score probabilities (b, K) of labels with codes (b,), made after n_seen (b,) labels.
+def score_labels(
+    codes: Array, probabilities: Array, ranks: Array, n_seen: Array, n_known: Array
+) -> Scored:
+    """Score probabilities (b, K) of labels with codes (b,), made after n_seen (b,) were learnt.
 
-    Codes count labels in the order of their first appearance, so that those known to row i are
-    0 to n_known[i] - 1. What a learner gives to others is taken away. A label never seen before has
-    probability 1 / (n + 1) and known ones share n / (n + 1): the same for every learner.
+    Labels become known in the order of their ranks (K,): to row i those below n_known[i]. What a
+    learner gives to others is taken away. A label not known has probability 1 / (n + 1) and known
+    ones share n / (n + 1): the same for every learner.
 
     Examples
     --------
-    >>> said = np.array([[0.2, 0.8], [0.2, 0.8]])
-    >>> scored = score_labels(np.array([1, 2]), said, np.array([3, 3]), np.array([2, 2]))
+    >>> said = np.array([[0.2, 0.8, 0.0], [0.2, 0.8, 0.0]])
+    >>> n_seen, n_known = np.array([3, 3]), np.array([2, 2])
+    >>> scored = score_labels(np.array([1, 2]), said, np.arange(3), n_seen, n_known)
     >>> np.exp(scored.log_prob).round(3), scored.predicted
     (array([0.6 , 0.25]), array([1, 1]))
     """
     b, n_columns = probabilities.shape
-    known = np.arange(n_columns) < n_known[:, None]
+    known = ranks < n_known[:, None]
     p = np.where(known & (probabilities > 0.0), probabilities, 0.0)
     total = p.sum(axis=1)
     # Where nothing was said about any class known, all are alike.
@@ -62,8 +65,7 @@ def score_labels(codes: Array, probabilities: Array, n_seen: Array, n_known: Arr
         total[silent] = np.maximum(n_known[silent], 1)
     p *= (n_seen / (n_seen + 1.0) / total)[:, None]
     new = 1.0 / (n_seen + 1.0)
-    is_new = codes >= n_known
-    own = np.where(is_new, new, p[np.arange(b), np.minimum(codes, n_columns - 1)])
+    own = np.where(ranks[codes] >= n_known, new, p[np.arange(b), codes])
     predicted = np.where(silent, -1, p.argmax(axis=1)) if n_columns else np.full(b, -1)
     return Scored(
         codes,

@@ -71,43 +71,34 @@ def _features(source: str) -> Any:
 
 
 def described(checkpoint: str | Path) -> dict[str, Any]:
-    """What a model is and how healthy, as JSON."""
+    """What a model is and how healthy, as JSON; see `Health` and `Drift` for what is in them."""
     model, columns, progress = open_checkpoint(checkpoint)
-    params = {k: str(v) for k, v in model.get_params(deep=False).items()}
     found: dict[str, Any] = {
         "model": type(model).__name__,
-        "rows seen": model.n_seen_,
+        "rows_seen": model.n_seen_,
         "columns": model.n_features_in_,
+        "state_bytes": model.nbytes_,
     }
     if hasattr(model, "classes_"):
         found["classes"] = model.classes_.tolist()
-    found["memory of its state"] = f"{model.nbytes_ / 1e6:.1f} MB"
-    found["half-life"] = _half_life(model.half_life_)
+    found["half_life"] = _plain(model.half_life_)
     weights = sorted(model.half_life_weights_.items())
-    found["belief in half-lives"] = {_half_life(h): round(w, 4) for h, w in weights}
+    found["half_life_weights"] = {str(_plain(h)): w for h, w in weights}
     found["calibration"] = model.calibration_
     if not isinstance(model.forgetting, float):
-        drift = model.drift()
-        found["drift"] = {
-            "alarm now": drift.detected,
-            "confidence": drift.confidence,
-            "alarms so far": drift.alarms,
-            "last began at row": "none" if drift.since is None else drift.since,
-        }
-    health = asdict(model.health_)
-    found["health"] = {name.replace("_", " "): _plain(value) for name, value in health.items()}
+        found["drift"] = {k: _plain(v) for k, v in asdict(model.drift()).items()}
+    found["health"] = {k: _plain(v) for k, v in asdict(model.health_).items()}
     if columns is not None:
         found["table"] = {column.name: column.kind for column in columns.features}
     if progress is not None:
-        found["learnt from"] = {
-            name: progress["stream"].get(name) for name in ("name", "source", "fingerprint")
-        }
-    return {**found, "parameters": params}
+        about = progress["stream"]
+        found["learnt_from"] = {k: about.get(k) for k in ("name", "source", "fingerprint")}
+    params = model.get_params(deep=False).items()
+    return {**found, "parameters": {name: str(value) for name, value in params}}
 
 
-def _half_life(value: float) -> str:
-    return "forgets nothing" if math.isinf(value) else f"{value:,.0f} rows"
-
-
-def _plain(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
+def _plain(value: Any) -> Any:
+    """A value as JSON takes it: "inf" for an infinite half-life, None for NaN."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "inf" if value > 0.0 else None
+    return value

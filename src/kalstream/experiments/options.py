@@ -79,6 +79,8 @@ class Options(BaseModel):
             return stream
         if os.path.splitext(self.source)[1] in (".npy", ".safetensors"):
             return EmbeddingStream(self.source, order=self.order, seed=self.seed)
+        if "://" in self.source:
+            raise InvalidInput(f"{self.source} is an address; fetch it first, and give the file")
         if self.target is None:
             raise InvalidInput(
                 f"which column of {self.source} is to be predicted? Name it with --target"
@@ -127,7 +129,7 @@ class Options(BaseModel):
         """What times are counted in."""
         text = str(self.time_unit)
         found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([smhdw]?)", text)
-        if found:
+        if found and float(found[1]) > 0.0:
             return float(found[1]) * _UNITS.get(found[2], 1.0)
         if text != "auto":
             raise InvalidInput(
@@ -151,7 +153,7 @@ def _forgetting(text: str) -> str | float:
 def _imported(path: str, seed: int) -> Any:
     """What a factory makes, given the seed if it takes one."""
     module, _, name = path.partition(":")
-    if not name:
+    if not (module and name):
         raise InvalidInput(f"learner is {path!r}; name it as package.module:factory")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does; a console script does not
@@ -167,4 +169,9 @@ def _imported(path: str, seed: int) -> Any:
         takes = set(inspect.signature(factory).parameters)
     except ValueError:  # a function that is not written in Python
         takes = set()
-    return factory(**dict.fromkeys(takes & {"random_state", "seed"}, seed))
+    try:
+        return factory(**dict.fromkeys(takes & {"random_state", "seed"}, seed))
+    except Exception as error:
+        raise InvalidInput(
+            f"learner {path!r} could not be made: {type(error).__name__}: {error}"
+        ) from error

@@ -12,26 +12,29 @@ import contextlib
 import json
 import os
 import platform
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Final
 
 import numpy as np
+from sklearn.base import clone
 
 from kalstream import __version__
 from kalstream.errors import InvalidInput, KalstreamError
-from kalstream.evaluate import Evaluation, Record
+from kalstream.evaluate import Evaluation, Record, prequential
 from kalstream.evaluate.learners import known
 from kalstream.evaluate.prequential import TOGETHER
 from kalstream.experiments.options import Options
-from kalstream.streams import Columns
+from kalstream.streams import ArrayStream, Columns
 from kalstream.streams._base import REGRESSION
 
 FORMAT: Final = 1
-FINISHED: Final = ("end", "limit")
+_MAY_CHANGE: Final = ("limit", "bad_rows")
 
 
 class RunError(KalstreamError, RuntimeError):
@@ -101,14 +104,17 @@ class Run:
     # ---- beginning, or going on -----------------------------------------------------------
 
     @classmethod
-    def resume(cls, folder: str | Path, options: Options | None = None, **how: Any) -> Run | None:
+    def resume(
+        cls, folder: str | Path, changes: Mapping[str, Any] | None = None, **how: Any
+    ) -> Run | None:
         """Go on with a run that was stopped or killed; None if it has come to its end.
 
         Parameters
         ----------
         folder : path
-        options : Options, optional
-            If given, they must be those of the run.
+        changes : {option: value}, optional
+            ``limit`` and ``bad_rows`` may be changed, since they do not touch what has been learnt;
+            all others must be those of the run.
         **how
             As of `Run`.
         """
@@ -121,25 +127,32 @@ class Run:
                 f"{folder} was written by kalstream {config['version']}; upgrade kalstream"
             )
         was = Options(**config["options"])
-        for name, value in (options or was).model_dump().items():
-            if value != getattr(was, name):
+        for name, value in (changes or {}).items():
+            if value != getattr(was, name) and name not in _MAY_CHANGE:
                 raise InvalidInput(
                     f"{folder} was run with {name} {getattr(was, name)!r}, now it is {value!r}; "
                     "resume it with the same options, or give --out another folder"
                 )
+        now = was.model_copy(update=dict(changes or {}))
         if was.source == "-":
             raise InvalidInput(
                 f"{folder} read standard input, which cannot be read again; "
                 "save the stream to a file to have runs that can be resumed"
             )
-        last = _last_line(folder / "metrics.jsonl")
-        if last is not None and last.get("reason") in FINISHED:
+        last = _last_line(folder / "metrics.jsonl") or {}
+        if last.get("reason") == "end" or (
+            last.get("reason") == "limit" and now.limit is not None and now.limit <= last["row"]
+        ):
             return None
-        run = cls(folder, was, config=config, **how)
+        config["options"] = now.model_dump()
+        config["protocol"]["limit"] = now.limit
+        run = cls(folder, now, config=config, **how)
         if run.stream.describe()["fingerprint"] != config["stream"]["fingerprint"]:
             raise InvalidInput(
                 f"{was.source} has changed since {folder} was begun; give --out another folder"
             )
+        if now != was:
+            _write_json(folder / "config.json", config)
         if config["version"] != __version__:
             run.notes.append(f"begun by kalstream {config['version']}: bits may differ")
         return run
@@ -187,6 +200,20 @@ class Run:
 
     # ---- running --------------------------------------------------------------------------
 
+    def warm_up(self) -> None:
+        """Compile or load what the learner needs, on rows that mean nothing, before time counts."""
+        columns = self.stream.columns
+        if not hasattr(self.learner, "predict_then_learn") or columns is None:
+            return
+        rng, n = np.random.default_rng(0), 2 * TOGETHER + self.options.chunk
+        times = None if self.options.time is None else np.arange(n, dtype=np.float64)
+        targets = rng.standard_normal(n) if self.stream.task == REGRESSION else np.arange(n) % 2
+        rows = rng.standard_normal((n, len(columns)))
+        stream = ArrayStream(rows, targets, times, task=self.stream.task)
+        how = {name: self.config["protocol"][name] for name in ("chunk", "delay", "cost")}
+        together = self.evaluation.together
+        prequential(clone(self.learner), stream, together=together, **how)
+
     def go(
         self,
         watch: Callable[[Evaluation, Record], None] = lambda evaluation, record: None,
@@ -202,6 +229,7 @@ class Run:
             Asked after every few rows.
         """
         begun = time.perf_counter()
+        self.warm_up()
         reason, message = "end", None
         try:
             self._begin()
@@ -210,8 +238,12 @@ class Run:
                 try:
                     if self._learn(watch, stopped, metrics, predictions, files):
                         reason = "interrupted"
-                except KalstreamError as error:  # bad data: what was learnt before them is kept
-                    reason, message = "error", str(error)
+                except KeyboardInterrupt:  # while it waited for rows
+                    reason = "interrupted"
+                except OSError:
+                    raise
+                except Exception as error:  # bad data, a bad learner: what was learnt is kept
+                    reason, message = "error", self._blamed(error)
                 if reason == "end":
                     self.evaluation.finish()
                     if self.evaluation.limit == self.evaluation.n_rows:
@@ -243,10 +275,22 @@ class Run:
             watch(self.evaluation, record)
             if stopped():
                 return True
+            if not self.stream.repeatable:  # others may be reading along
+                for file in files:
+                    file.flush()
             if time.perf_counter() - saved > self.checkpoint_every:
                 self._save(files)
                 saved = time.perf_counter()
-        return False
+        return stopped() and not self.stream.repeatable  # the pipe was closed by the same Ctrl-C
+
+    def _blamed(self, error: Exception) -> str:
+        """What went wrong, and of a learner of somebody else's where."""
+        if isinstance(error, KalstreamError):
+            return as_typed(str(error))
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}, line {place.lineno}"
+        learner = type(self.learner).__name__
+        return f"{learner} broke off: {type(error).__name__}: {error} ({where})"
 
     def _begin(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -292,6 +336,11 @@ class Run:
             if old.name != model:
                 old.unlink(missing_ok=True)
 
+    @property
+    def can_be_resumed(self) -> bool:
+        """Whether the stream can be had again and the learner saved."""
+        return self.stream.repeatable and can_be_saved(self.learner)
+
     # ---- what is told ---------------------------------------------------------------------
 
     def _timed(self, line: dict[str, Any]) -> dict[str, Any]:
@@ -302,7 +351,9 @@ class Run:
         line = self._timed(self.evaluation.end_line())
         line["clock"] |= {"wall_seconds": wall_seconds, "memory_mb": memory_mb(peak=True)}
         skipped = getattr(self.stream, "skipped", 0)
-        return {**line, "reason": reason, "message": message, "skipped": skipped}
+        examples = list(getattr(self.stream, "skipped_why", ()))
+        said = {"skipped": skipped, "skipped_why": examples}
+        return {**line, "reason": reason, "message": message, **said}
 
     def _disk_error(self, error: OSError) -> RunError:
         progress = _read_json(self.checkpoint / "progress.json")
@@ -311,8 +362,8 @@ class Run:
             kept = f"the checkpoint at row {progress['evaluation']['n_rows']} is whole"
         where = f" ({error.filename})" if error.filename else ""
         return RunError(
-            f"{self.folder}: {error.strerror or error}{where}; {kept}. "
-            f"Make room, then resume: kalstream run --resume --out {self.folder}"
+            f"{self.folder}: {error.strerror or error}{where}; {kept}. When that is mended, go on "
+            f"with: kalstream run --resume --out {self.folder}"
         )
 
 
@@ -347,6 +398,17 @@ def _load(kinds: dict[str, Any], name: str, path: Path) -> Any:
     if name not in kinds:
         raise InvalidInput(f"{path} holds a {name}, which is not one of {', '.join(kinds)}")
     return kinds[name].load(path)
+
+
+def as_typed(message: str) -> str:
+    """A message about arguments as one about options of the command line."""
+
+    def option(found: re.Match[str]) -> str:
+        values = re.findall(r"""["']([^"']*)["']""", found[2])
+        return f"--{found[1].replace('_', '-')} {','.join(values)}"
+
+    names = "bad_rows|task|categorical|ignore|time|target|classes"
+    return re.sub(rf"""\b({names})=(\[[^\]]*\]|"[^"]*"|'[^']*')""", option, message)
 
 
 def can_be_saved(learner: Any) -> bool:

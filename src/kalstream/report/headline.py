@@ -80,7 +80,8 @@ class Lead:
     @property
     def verdict(self) -> str:
         """Whether the run ``"beats"``, ``"is level with"`` or ``"is behind"`` the baseline."""
-        if abs(self.gain) <= self.noise or self.gain == 0:
+        rounding = 1e-9 * max(abs(self.ours), abs(self.theirs), 1e-3)
+        if abs(self.gain) <= max(self.noise, rounding):
             return "is level with"
         return "beats" if self.gain > 0 else "is behind"
 
@@ -265,6 +266,22 @@ def state(run: Run) -> tuple[str, str]:
     return "finished", ""
 
 
+def _skipped_banner(run: Run) -> Markup | None:
+    """Rows that could not be read, if some were left out."""
+    skipped = (run.end or {}).get("skipped") or 0
+    if not skipped:
+        return None
+    why = [str(each) for each in (run.end or {}).get("skipped_why") or ()]
+    told = "; ".join(words.shortened(each, 200) for each in why)
+    sentence = f"{words.plural(skipped, 'row')} could not be read and stayed out"
+    return tag(
+        "p",
+        tag("strong", "Take care. "),
+        f"{sentence}: {told}{', and so on' if skipped > len(why) else ''}.",
+        class_="banner mixed",
+    )
+
+
 def _state_banner(run: Run) -> Markup | None:
     word, sentence = state(run)
     if not sentence:
@@ -352,7 +369,13 @@ def _drift_card(run: Run) -> Markup:
     if len(alarms) > 1:
         first, last = words.count(alarms[0].row), words.count(alarms[-1].row)
         when = f" (first at row {first}, last at row {last})"
-    if alarms:
+    if alarms and math.isinf(life):
+        value = words.plural(len(alarms), "alarm")
+        text = (
+            f"For a while it did better by forgetting{when}, over most of the stream by forgetting "
+            "nothing: chance alone raises an alarm every few thousand rows."
+        )
+    elif alarms:
         value = words.plural(len(alarms), "alarm")
         text = (
             f"The stream drifts: what predicts well changed suddenly {_times(len(alarms))}{when}."
@@ -486,6 +509,7 @@ def headline(run: Run) -> Markup:
     return join(
         [
             _state_banner(run),
+            _skipped_banner(run),
             tag("p", sign, sentence, class_=f"verdict {kind}"),
             tag("div", *paragraphs, _repeats(run) if run.classification else None, class_="prose"),
             _scoreboard(run),

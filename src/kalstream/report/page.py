@@ -6,9 +6,10 @@ import base64
 import hashlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from kalstream.report import words
 from kalstream.report.classes import classes
@@ -161,6 +162,19 @@ def _links(links: Sequence[tuple[str, str]]) -> Markup:
     )
 
 
+def _protocol(protocol: Mapping[str, Any]) -> list[str]:
+    """What is not as usual: late targets, chunks, a learner too slow for the stream."""
+    chunk, delay, cost = (protocol.get(name) for name in ("chunk", "delay", "cost"))
+    told = []
+    if chunk and chunk != 1:
+        told.append(f"in chunks of {words.count(chunk)}")
+    if delay:
+        told.append(f"targets come {words.plural(delay, 'row')} late")
+    if cost and cost != 1:
+        told.append(f"of {cost:g} chunks one is learnt")
+    return told
+
+
 def _header(run: Run) -> Markup:
     word, _ = state(run)
     kind = {"finished": "good", "error": "bad"}.get(word, "mixed")
@@ -172,6 +186,7 @@ def _header(run: Run) -> Markup:
         f"{words.count(run.rows)} rows",
         f"{what} of “{words.shortened(target, 40)}”" if target else what,
         f"{run.learner}, each row predicted before it is learnt from",
+        *_protocol(run.config["protocol"]),
     ]
     return join(
         [

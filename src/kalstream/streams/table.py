@@ -40,8 +40,9 @@ FIRST_BYTES = 1 << 26
 LIVE_ROOMS = 16  # for each category of standard input
 _BATCH_ROWS = 8192
 _BATCH_NUMBERS = 1 << 20
+_EXAMPLES = 5  # of rows that are left out
 _PARQUET = (".parquet", ".pq")
-_TEXT = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson")
+_TEXT = (".csv", ".tsv", ".jsonl", ".ndjson")  # of a folder; one file is known by its content
 _TABLES = _PARQUET + tuple(text + end for text in _TEXT for end in ("", ".gz", ".zst"))
 
 
@@ -83,8 +84,8 @@ class TableStream(Stream):
         What the columns are and which categories have been seen; belongs into checkpoints.
     guess : str
         Which task was guessed and why, or "".
-    skipped : int
-        Rows left out since the last call of `batches`.
+    skipped, skipped_why : int, list of str
+        Rows left out since the last call of `batches`, and what was wrong with the first of them.
     approximate_rows : int or None
         How many rows there may be, if `n_rows` is not known.
 
@@ -135,7 +136,7 @@ class TableStream(Stream):
         for part in self._parts:
             self.encoder.wanted(part.names, part.file)
         self.task, self.columns = self.encoder.task, self.encoder.names
-        self.skipped = 0
+        self.skipped, self.skipped_why = 0, list[str]()
         self._most = max(1, min(_BATCH_ROWS, _BATCH_NUMBERS // len(self.columns)))
         sizes = [part.n_rows for part in self._parts]
         self.n_rows = None if None in sizes else sum(size or 0 for size in sizes)
@@ -218,7 +219,7 @@ class TableStream(Stream):
                 raise InvalidInput("standard input can be read only once; save it as a file")
             self._arriving.forget()
         self._started = True
-        self.skipped = 0
+        self.skipped, self.skipped_why = 0, list[str]()
         return self._batches(start)
 
     def _batches(self, start: int) -> Iterator[Batch]:
@@ -255,7 +256,7 @@ class TableStream(Stream):
             done = problem.record - k
             if self.bad_rows == STOP:
                 raise block.error(part.file, problem.record, problem.why)
-            self.skipped += 1
+            self._skip(part, block, problem.record, problem.why)
         yield from self._encoded(part, block, slice(done, block.batch.num_rows), place)
 
     def _encoded(self, part: Part, block: Block, rows: slice, place: _Place) -> Iterator[Batch]:
@@ -270,7 +271,9 @@ class TableStream(Stream):
                 keep = slice(min(bad))
             elif bad:
                 keep = np.setdiff1d(np.arange(len(numbers)), list(bad))
-                self.skipped += len(bad)
+                for row in sorted(bad):
+                    column, value, why = bad[row]
+                    self._skip(part, block, block.record(at + row), why, column, value)
             times = None if times is None else times[keep]
             batch = Batch(place.row, numbers[keep], targets[keep], times)
             place.row = batch.stop
@@ -281,6 +284,13 @@ class TableStream(Stream):
             if bad and self.bad_rows == STOP:
                 column, value, why = bad[len(batch)]
                 raise block.error(part.file, block.record(at + len(batch)), why, column, value)
+
+    def _skip(self, part: Part, block: Block, record: int, *why: Any) -> None:
+        """Count a row that is left out; of the first ones it is kept why."""
+        self.skipped += 1
+        if len(self.skipped_why) < _EXAMPLES:
+            message = str(block.error(part.file, record, *why))
+            self.skipped_why.append(message.rpartition("; correct it")[0])
 
     def _check_order(
         self, table: pa.RecordBatch, times: Array | None, bad: Bad, place: _Place
@@ -294,7 +304,10 @@ class TableStream(Stream):
         name = self.encoder.time.name
         for row in np.flatnonzero(times < latest).tolist():
             value = table.column(name)[row].as_py()
-            bad[row] = (name, value, f"is earlier than a row before it ({latest[row]:.15g})")
+            before = f"{latest[row]:.15g}"
+            if self.encoder.time.kind == "date":
+                before = str(np.datetime64(round(latest[row]), "s"))
+            bad[row] = (name, value, f"is earlier than a row before it ({before})")
 
     def describe(self) -> dict[str, Any]:
         """What was asked for, what was found, and a digest of the files (of a pipe None)."""
