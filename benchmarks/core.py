@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from report import alone, environment, interleaved, machine, table, write_section
+from page import alone, environment, interleaved, machine, table, write_section
 from scipy.linalg import blas
 
 from kalstream.core import Fixed, Learned, init, step_chunk

@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from report import alone, machine, table, write_section
-from streams import EMBEDDINGS, FOLDER, ORDERS, STREAMS, Score, embeddings, stream
+from page import alone, machine, table, write_section
 
 from kalstream import KalmanClassifier
+from streams import EMBEDDINGS, FOLDER, ORDERS, STREAMS, Score, embeddings, stream
 
 LIMIT = 20_000  # rows of a table: enough to tell them apart
 

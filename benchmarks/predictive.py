@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-from report import alone, interleaved, machine, table, write_section
+from page import alone, interleaved, machine, table, write_section
 
 from kalstream.core import class_probabilities
 

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
-
-from report import machine, table, write_section
+from page import machine, table, write_section
 
 ROWS_PER_FILE = 100_000
 

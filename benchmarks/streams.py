@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow.csv
 import pyarrow.parquet
-from report import alone, machine, table, write_section
+from page import alone, machine, table, write_section
 from safetensors.numpy import load_file
 from threadpoolctl import threadpool_limits
 
