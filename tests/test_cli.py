@@ -67,11 +67,13 @@ def test_version_and_help(run_cli: Any) -> None:
     assert run_cli("--version")[1].strip() == __version__
     status, out, _ = run_cli("--help")
     assert status == 0
-    for name in ("run", "report", "compare", "predict", "describe", "data", "completion"):
+    for name in ("run", "report", "compare", "predict", "describe", "data", "embed", "completion"):
         assert name in out
 
 
-@pytest.mark.parametrize("name", ["run", "report", "compare", "predict", "describe", "data"])
+@pytest.mark.parametrize(
+    "name", ["run", "report", "compare", "predict", "describe", "data", "embed"]
+)
 def test_every_command_has_an_example(name: str, run_cli: Any) -> None:
     status, out, _ = run_cli(name, "--help")
     assert status == 0
@@ -153,6 +155,28 @@ def test_standard_input(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=300)
     assert process.returncode == 1
     assert "standard input, which cannot be read again" in err
+
+
+def test_images_are_embedded_and_learnt(run_cli: Any, tmp_path: Path) -> None:
+    torch, pil = pytest.importorskip("torch"), pytest.importorskip("PIL.Image")
+    from kalstream.deep.backbones import resnet18
+
+    rng = np.random.default_rng(0)
+    for label, level in (("dark", 40), ("light", 200)):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for k in range(6):
+            pixels = rng.integers(level - 30, level + 30, (16, 16, 3)).astype(np.uint8)
+            pil.fromarray(pixels).save(tmp_path / "photos" / label / f"{k}.png")
+    torch.save(resnet18().state_dict(), tmp_path / "weights.pth")
+    how = ("--backbone", "resnet18", "--size", "32", "--batch-size", "4")
+    status, _, err = run_cli("embed", tmp_path / "photos", *how, "-o", tmp_path / "e.safetensors")
+    assert (status, "needs --weights" in err) == (1, True)
+    how = (*how, "--weights", tmp_path / "weights.pth", "-o", tmp_path / "e.safetensors")
+    assert run_cli("embed", tmp_path / "photos", *how)[0] == 0
+    embedded = tmp_path / "e.safetensors"
+    run = ("--order", "shuffled", "--features", "raw", "-o", tmp_path / "run")
+    assert run_cli("run", embedded, *run)[0] == 0
+    assert lines_of(tmp_path / "run")[-1]["row"] == 12
 
 
 # ---- stopping and going on ------------------------------------------------------------------

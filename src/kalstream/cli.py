@@ -535,5 +535,106 @@ def data() -> None:
     out.print(table)
 
 
+# ---- embed --------------------------------------------------------------------------------
+
+_EMBED = """
+Turn images into an embedding file, which `kalstream run` reads.
+
+Every image goes through the network once. A run that was stopped, or killed, goes on where it
+was when the same command is given again.
+
+[bold]Examples[/bold]
+
+  kalstream embed photos/ --weights mobilenet_v2-b0353104.pth       a subfolder of each class
+
+  kalstream embed cifar-100-python/ --layout cifar100 --size 160 --weights mobilenet_v2.pth
+
+  kalstream embed photos/ --backbone timm:vit_small_patch14_dinov2  fetched by timm
+
+  kalstream run photos.safetensors                                  learn from what was written
+"""
+
+
+@app.command(help=_EMBED)
+def embed(  # noqa: D103
+    source: Annotated[Path, typer.Argument(help="Folder of the images.")],
+    out_path: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="File to write.", show_default="SOURCE.safetensors"),
+    ] = None,
+    layout: Annotated[
+        Literal["folder", "cifar100", "clear", "cloc"],
+        typer.Option(help="What the folder is: a subfolder of each class, or a data set's own."),
+    ] = "folder",
+    split: Annotated[str, typer.Option(help="Of a data set.")] = "train",
+    backbone: Annotated[
+        str, typer.Option(help="mobilenet_v2, resnet18, resnet50, or timm:NAME.")
+    ] = "mobilenet_v2",
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="State dict of the network (.pth, .safetensors); timm has its own."),
+    ] = None,
+    size: Annotated[int, typer.Option(min=1, help="Images become SIZE by SIZE.")] = 224,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images at once.")] = 64,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    dtype: Annotated[Literal["float16", "float32"], typer.Option(help="In the file.")] = "float16",
+    overwrite: Annotated[bool, typer.Option(help="Start over, and replace what is there.")] = False,
+) -> None:
+    from rich.progress import Progress
+
+    from kalstream.deep.embed import embed as write
+
+    path = out_path or Path(f"{source.resolve().name}.safetensors")
+    images, resize = _images(source, layout, split, size)
+    network = _backbone(backbone, weights)
+    with Progress(console=out) as bar:
+        row = bar.add_task(_escaped(path.name), total=images.n_rows)
+        write(
+            images,
+            network,
+            path,
+            batch_size=batch_size,
+            size=resize,
+            device=device,
+            dtype=dtype,
+            progress=lambda done, n: bar.update(row, completed=done, total=n),
+            resume=not overwrite,
+        )
+    out.print(f"{_escaped(path)}; learn from it with: kalstream run {_escaped(path)}")
+
+
+def _images(source: Path, layout: str, split: str, size: int) -> tuple[Any, int | None]:
+    """The stream, and the size to resize its images to, None if it does that itself."""
+    from kalstream import streams
+    from kalstream.deep.embed import ImageFolderStream
+
+    if layout == "cifar100":
+        return streams.Cifar100Stream(source, split=split), size
+    if layout == "clear":
+        return streams.ClearStream(source, split, size=size), None
+    if layout == "cloc":
+        return streams.ClocStream(source, split, size=size), None
+    return ImageFolderStream(source, size), None
+
+
+def _backbone(name: str, weights: Path | None) -> Any:
+    from kalstream.deep import adapters, backbones
+
+    library, _, model = name.partition(":")
+    if library == "timm" and model:
+        if weights is not None:
+            raise InvalidInput(f"--weights {weights} is for networks of ours; timm has its own")
+        return adapters.from_timm(model)
+    builders = {n: getattr(backbones, n) for n in ("mobilenet_v2", "resnet18", "resnet50")}
+    if name not in builders:
+        raise InvalidInput(f"--backbone must be {', '.join(builders)} or timm:NAME, got {name!r}")
+    if weights is None:
+        raise InvalidInput(
+            f"--backbone {name} needs --weights: a state dict of torchvision, "
+            "mobilenet_v2-b0353104.pth say"
+        )
+    return backbones.load_weights(builders[name](), weights)
+
+
 if __name__ == "__main__":
     main()

@@ -408,6 +408,7 @@ def as_typed(message: str) -> str:
         return f"--{found[1].replace('_', '-')} {','.join(values)}"
 
     names = "bad_rows|task|categorical|ignore|time|target|classes"
+    message = message.replace("resume=False", "--overwrite")
     return re.sub(rf"""\b({names})=(\[[^\]]*\]|"[^"]*"|'[^']*')""", option, message)
 
 

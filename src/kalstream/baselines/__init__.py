@@ -1,0 +1,10 @@
+"""What a network trained by gradients alone does under the same protocol: SGD, ER, ER++, ACE."""
+
+from kalstream._optional import require
+
+require("torch", "torch")
+
+from kalstream.baselines.head import SoftmaxHead  # noqa: E402
+from kalstream.baselines.learners import ACE, ExperienceReplay, OnlineSGD  # noqa: E402
+
+__all__ = ["ACE", "ExperienceReplay", "OnlineSGD", "SoftmaxHead"]

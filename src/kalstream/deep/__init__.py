@@ -1,0 +1,11 @@
+"""The representation learns too: a Kalman head on any torch network, fine-tuned as rows pass."""
+
+from kalstream._optional import require
+
+require("torch", "torch")
+
+from kalstream.deep.head import KalmanHead, Moments  # noqa: E402
+from kalstream.deep.learner import OnlineLearner, Outcome  # noqa: E402
+from kalstream.deep.replay import RecentMemory, ReplayStreams  # noqa: E402
+
+__all__ = ["KalmanHead", "Moments", "OnlineLearner", "Outcome", "RecentMemory", "ReplayStreams"]

@@ -1,0 +1,463 @@
+"""Image streams to embedding files: every image through a network once, resumable."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from kalstream.deep import backbones
+from kalstream.errors import InvalidInput, MissingFile
+from kalstream.streams import Stream
+from kalstream.streams._base import REGRESSION, Array, Batch
+from kalstream.streams._images import ImageStream
+
+_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+_TYPES = {"<f2": "F16", "<f4": "F32", "<f8": "F64", "<i8": "I64"}
+_SAVE_SECONDS = 1.0
+_PIECE = 1 << 16
+
+
+class ImageFolderStream(ImageStream):
+    """Pictures in a folder, one subfolder of each class.
+
+    Parameters
+    ----------
+    folder : path
+        Its subfolders are the classes, in the order of their names; the pictures anywhere in
+        them come in the order of their paths. Other files and hidden folders are left alone.
+    size : int
+        Pictures are cut to the square in their middle and resized to (size, size).
+    batch_size : int
+
+    Attributes
+    ----------
+    class_names : list of str
+        Name of each label.
+
+    Notes
+    -----
+    Rows are (b, size, size, 3), uint8, decoded a batch at a time by Pillow. Targets are ints. The
+    fingerprint is of paths and labels, not of the pictures.
+    """
+
+    def __init__(self, folder: str | Path, size: int = 224, *, batch_size: int = 128) -> None:
+        root = Path(folder)
+        if not root.is_dir():
+            raise MissingFile(f"no folder {root} with a subfolder of each class")
+        inner = (path for path in root.iterdir() if path.is_dir())
+        self.class_names = sorted(path.name for path in inner if path.name[0] != ".")
+        paths: list[str] = []
+        labels: list[int] = []
+        for label, name in enumerate(self.class_names):
+            found = (path for path in (root / name).rglob("*") if path.suffix.lower() in _SUFFIXES)
+            paths += sorted(path.relative_to(root).as_posix() for path in found)
+            labels += [label] * (len(paths) - len(labels))
+        if not paths:
+            raise MissingFile(
+                f"no pictures ({', '.join(sorted(_SUFFIXES))}) in subfolders of {root}; "
+                "each class needs a subfolder"
+            )
+        super().__init__(
+            root, paths, np.array(labels), size=size, missing="error", batch_size=batch_size
+        )
+        self.name = root.resolve().name
+        self.classes = sorted(set(labels))
+
+    def describe(self) -> dict[str, Any]:
+        """Name, task, size, and a digest of paths and labels."""
+        return self._describe()
+
+
+def embed(
+    stream: Stream,
+    backbone: nn.Module,
+    out: str | Path,
+    *,
+    batch_size: int = 64,
+    size: int | None = None,
+    device: str | torch.device = "cpu",
+    dtype: str = "float16",
+    preprocess: Callable[[Array], torch.Tensor] | None = None,
+    progress: Callable[[int, int | None], object] | None = None,
+    resume: bool = True,
+) -> Path:
+    """Write the features of all images of a stream to a file for `EmbeddingStream`.
+
+    Parameters
+    ----------
+    stream : Stream
+        Its rows are images, (b, height, width, 3), uint8.
+    backbone : nn.Module
+        Images (b, 3, height, width) to features (b, n_features). It is moved to the device, and
+        works in evaluation mode.
+    out : path
+        A ``.safetensors`` to write, with ``features`` (n, n_features), ``labels`` (n,), int64,
+        and ``times`` if the stream has them. Labels that are strings are numbered as they come;
+        their names, or the stream's ``class_names``, are in the metadata as ``label_names``.
+    batch_size : int
+        How many images go through the network at once.
+    size : int, optional
+        Resize images to (size, size) first.
+    device
+        Where to compute.
+    dtype : "float16" or "float32"
+        Of the features in the file.
+    preprocess : callable, optional
+        From images as the stream has them to what the backbone takes, by default
+        `kalstream.deep.backbones.preprocess` with ImageNet's moments, or with the ``mean`` and
+        ``std`` that the backbone has.
+    progress : callable, optional
+        Is told, after every batch, how many rows are done and how many there are, if known.
+    resume : bool
+        Go on where an earlier call was stopped; or start over, and replace what is there.
+
+    Returns
+    -------
+    path
+        The file.
+
+    Raises
+    ------
+    InvalidInput
+        If a feature is not finite, if memory runs out, or if ``out`` was begun or made from
+        another stream, backbone, preprocess or dtype. What was done until then is kept.
+
+    Notes
+    -----
+    Until all is done there are ``out.part`` with the rows and ``out.part.json`` with what they are
+    of. A run that was stopped gives the same bytes as one that was not, on the same machine and
+    for the same ``batch_size`` and ``device``; these may differ between the two, and then features
+    do by rounding. A `preprocess` of your own is told from another by its name alone.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from kalstream.deep.backbones import slim_resnet18
+    >>> from kalstream.streams import ArrayStream, EmbeddingStream
+    >>> images = np.zeros((3, 8, 8, 3), np.uint8)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     stream = ArrayStream(images, ["cat", "dog", "cat"])
+    ...     path = embed(stream, slim_resnet18(), f"{folder}/mine.safetensors")
+    ...     next(EmbeddingStream(path).batches()).rows.shape
+    (3, 160)
+    """
+    out = Path(out)
+    if out.suffix != ".safetensors":
+        raise InvalidInput(f"out must be a .safetensors, got {out}")
+    if batch_size < 1:
+        raise InvalidInput(f"batch_size must be positive, got {batch_size}")
+    if dtype not in ("float16", "float32"):
+        raise InvalidInput(f'dtype must be "float16" or "float32", got {dtype!r}')
+    if preprocess is None:
+        prepared: Any = {
+            "mean": tuple(getattr(backbone, "mean", backbones.IMAGENET_MEAN)),
+            "std": tuple(getattr(backbone, "std", backbones.IMAGENET_STD)),
+            "size": size,
+        }
+        preprocess = partial(backbones.preprocess, device=device, **prepared)
+    elif size is not None:
+        raise InvalidInput(f"size={size} is for the default preprocess; resize in yours instead")
+    else:
+        prepared = _plain(getattr(preprocess, "__qualname__", repr(preprocess)))
+    identity = {
+        "stream": stream.describe(),
+        "backbone": digest(backbone),
+        "preprocess": prepared,
+        "dtype": dtype,
+    }
+    # what is compared has been through JSON, where a tuple is a list
+    rows = _Rows(out, json.loads(json.dumps(identity, default=str)), resume)
+    if rows.finished:
+        return out
+    modes = [(module, module.training) for module in backbone.modules()]
+    try:
+        _move(backbone, device)
+        backbone.eval()
+        for batch in _rebatched(stream.batches(rows.done), batch_size):
+            features = _features(batch, backbone, preprocess, device, dtype, stream.name)
+            rows.append(batch, features, stream.task == REGRESSION)
+            if progress is not None:
+                progress(rows.done, stream.n_rows)
+        if not rows.done:
+            raise InvalidInput(f"the stream {stream.name!r} has no rows to embed")
+        rows.finish(getattr(stream, "class_names", None))
+    finally:
+        rows.close()
+        for module, training in modes:
+            module.training = training
+    return out
+
+
+def digest(backbone: nn.Module) -> str:
+    """Digest of a network: its layers, and the names, types, shapes and values of its weights."""
+    found = sha256(_plain(repr(backbone)).encode())
+    for name, tensor in backbone.state_dict().items():
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return f"sha256:{found.hexdigest()}"
+
+
+def _plain(text: str) -> str:
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+
+
+def _move(backbone: nn.Module, device: str | torch.device) -> None:
+    try:
+        backbone.to(device)
+    except (AssertionError, RuntimeError) as error:  # of a torch without that device
+        raise InvalidInput(
+            f"device {str(device)!r} cannot be used: {error}; give one that "
+            'torch.tensor(0, device=...) takes, such as "cpu"'
+        ) from error
+
+
+def _rebatched(batches: Iterator[Batch], size: int) -> Iterator[Batch]:
+    """The same rows, ``size`` at a time, so that features do not depend on the stream's batches."""
+    held: list[Batch] = []
+    for batch in batches:
+        while len(batch):
+            room = size - sum(map(len, held))
+            held.append(batch[:room])
+            batch = batch[room:]
+            if sum(map(len, held)) == size:
+                yield _joined(held)
+                held = []
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: list[Batch]) -> Batch:
+    rows, targets = (np.concatenate([getattr(b, k) for b in batches]) for k in ("rows", "targets"))
+    times = None
+    if batches[0].times is not None:
+        times = np.concatenate([batch.times for batch in batches])
+    return Batch(batches[0].start, rows, targets, times)
+
+
+def _features(
+    batch: Batch,
+    backbone: nn.Module,
+    preprocess: Callable[[Array], torch.Tensor],
+    device: str | torch.device,
+    dtype: str,
+    name: str,
+) -> Array:
+    """Features (b, n_features) of a batch, all finite."""
+    try:
+        with torch.inference_mode():
+            found = backbone(preprocess(batch.rows).to(device)).float().cpu().numpy()
+    except RuntimeError as error:
+        full = isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+        if not full:
+            raise
+        raise InvalidInput(
+            f"{str(device)!r} has not enough memory for batch_size={len(batch)} of images "
+            f"{batch.rows.shape[1:]}: give a smaller one, such as {max(1, len(batch) // 4)}; the "
+            f"rows before {batch.start} are kept. {error}"
+        ) from error
+    if found.ndim != 2 or len(found) != len(batch):
+        raise InvalidInput(
+            f"the backbone must give (b, n_features), got {found.shape} for {len(batch)} images; "
+            "see kalstream.deep.adapters"
+        )
+    with np.errstate(over="ignore"):
+        features: Array = found.astype(dtype)
+    finite = np.isfinite(features).all(axis=1)
+    if not finite.all():
+        row = int(finite.argmin())
+        if np.isfinite(found[row]).all():
+            largest = np.abs(found[row]).max()
+            why = f'reach {largest:.4g}, more than float16 holds; give dtype="float32"'
+        else:
+            why = "are not finite; look at its image and at the backbone's weights"
+        raise InvalidInput(f"features of row {batch.start + row} of stream {name!r} {why}")
+    return features
+
+
+class _Rows:
+    """Rows of a file that is being made: features, labels and times, appended and kept."""
+
+    def __init__(self, out: Path, identity: dict[str, Any], resume: bool) -> None:
+        self.out, self.identity = out, identity
+        self.part, self.side = (out.with_name(out.name + end) for end in (".part", ".part.json"))
+        self.done = 0
+        self.kinds: list[Any] | None = None  # numpy's description of a row
+        self.names: dict[str, int] = {}
+        self.saved = time.monotonic()
+        self.file: BinaryIO | None = None
+        self.finished = False
+        if not resume:
+            self._clear()
+        elif self.side.exists():
+            self._load()
+        elif out.exists():
+            self._check(out, _source(out))
+            self._clear()
+            self.finished = True
+
+    def append(self, batch: Batch, features: Array, regression: bool) -> None:
+        """Add rows, all or none of them."""
+        labels = batch.targets if regression else self._codes(batch)
+        if self.kinds is None:
+            self.kinds = [("labels", labels.dtype.newbyteorder("<").str)]
+            if batch.times is not None:
+                self.kinds.append(("times", "<f8"))
+            kind = features.dtype.newbyteorder("<").str
+            self.kinds.append(("features", kind, [features.shape[1]]))
+        block = np.empty(len(batch), self._kind())
+        block["labels"], block["features"] = labels, features
+        if batch.times is not None:
+            block["times"] = batch.times
+        if self.file is None:
+            self.part.parent.mkdir(parents=True, exist_ok=True)
+            self.file = self.part.open("r+b" if self.done else "wb")
+            self.file.truncate(self.done * block.itemsize)
+            self.file.seek(0, os.SEEK_END)
+        self.file.write(block.tobytes())
+        self.done += len(batch)
+        if time.monotonic() - self.saved > _SAVE_SECONDS:
+            self._save()
+
+    def finish(self, class_names: list[str] | None) -> None:
+        """Write the file, and remove what there was of it."""
+        self.close()
+        names = list(self.names) or class_names
+        metadata = {"source": json.dumps(self.identity, sort_keys=True)}
+        if names:
+            metadata["label_names"] = json.dumps(names)
+        kind = self._kind()
+        rows = np.memmap(self.part, kind, "r", shape=(self.done,))
+        header: dict[str, Any] = {"__metadata__": metadata}
+        offset = 0
+        for name in kind.names or ():
+            column = rows[name]
+            end = offset + column.nbytes
+            header[name] = {
+                "dtype": _TYPES[column.dtype.str],
+                "shape": column.shape,
+                "data_offsets": [offset, end],
+            }
+            offset = end
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        temporary = self.out.with_name(self.out.name + ".tmp")
+        with temporary.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for name in kind.names or ():
+                for first in range(0, self.done, _PIECE):
+                    file.write(rows[name][first : first + _PIECE].tobytes())
+            _sync(file)
+        del rows
+        os.replace(temporary, self.out)
+        self._clear()
+
+    def close(self) -> None:
+        """Keep what is done."""
+        if self.file is not None:
+            self._save()
+            self.file.close()
+            self.file = None
+
+    def _codes(self, batch: Batch) -> Array:
+        """Labels as int64: themselves, or numbered as they come."""
+        codes = np.empty(len(batch), np.int64)
+        names = dict(self.names)
+        for k, label in enumerate(batch.targets):
+            row = batch.start + k
+            if isinstance(label, str) and (names or not row):
+                codes[k] = names.setdefault(label, len(names))
+            elif isinstance(label, int | np.integer) and not names:
+                codes[k] = label
+            else:
+                raise InvalidInput(
+                    f"label of row {row} is {label!r}; an embedding file needs a label of each "
+                    "row, all ints or all strings"
+                )
+        self.names = names
+        return codes
+
+    def _kind(self) -> np.dtype[Any]:
+        assert self.kinds is not None
+        return np.dtype([(name, kind, *map(tuple, shape)) for name, kind, *shape in self.kinds])
+
+    def _load(self) -> None:
+        try:
+            found = json.loads(self.side.read_text(encoding="utf-8"))
+            source, done, names = found["source"], int(found["done"]), found["names"]
+            self.kinds = found["kinds"]
+            there = self.part.stat().st_size // self._kind().itemsize
+            if there < done:
+                raise ValueError(f"{there} rows are there, of {done}")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InvalidInput(
+                f"{self.side} and {self.part} cannot be gone on with: {error!r}; remove them, or "
+                "start over with resume=False"
+            ) from error
+        self._check(self.side, source)
+        self.done, self.names = done, {name: code for code, name in enumerate(names)}
+
+    def _check(self, where: Path, source: Any) -> None:
+        old, new = _flat(source), _flat(self.identity)
+        changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        if changed:
+            told = (f"{key} was {old.get(key)}, is {new.get(key)}" for key in changed)
+            raise InvalidInput(
+                f"{where} is of something else: {'; '.join(told)}; go on with what it is of, give "
+                "another out, or start over with resume=False"
+            )
+
+    def _save(self) -> None:
+        assert self.file is not None
+        _sync(self.file)
+        found = {
+            "source": self.identity,
+            "done": self.done,
+            "kinds": self.kinds,
+            "names": list(self.names),
+        }
+        temporary = self.side.with_name(self.side.name + ".tmp")
+        temporary.write_text(json.dumps(found), encoding="utf-8")
+        os.replace(temporary, self.side)
+        self.saved = time.monotonic()
+
+    def _clear(self) -> None:
+        for path in (self.side, self.part):
+            path.unlink(missing_ok=True)
+
+
+def _source(path: Path) -> Any:
+    """What an embedding file tells that it was made from."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return json.loads((file.metadata() or {}).get("source", "null"))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise InvalidInput(
+            f"{path} is there and no embedding file: {error}; give another out, or replace it "
+            "with resume=False"
+        ) from error
+
+
+def _flat(source: Any) -> dict[str, Any]:
+    """Entries of objects within an object as ``outer.inner``."""
+    flat: dict[str, Any] = {}
+    for key, value in source.items() if isinstance(source, dict) else ():
+        inner = value.items() if isinstance(value, dict) else ()
+        flat |= {f"{key}.{k}": v for k, v in inner} or {key: value}
+    return flat
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())

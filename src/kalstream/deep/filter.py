@@ -1,0 +1,154 @@
+r"""The chunk recursion in torch: matrix products, one Cholesky factor, no loop over rows.
+
+For rows phi_i with coefficients gamma_i and their products g_i = gamma_1 ... gamma_i, the weights
+before the chunk being N(mean, cov), the outputs of the rows have the prior mean g_i phi_i' mean and
+for i <= l the covariance
+
+    S[i, l] = (g_l / g_i) phi_i' (g_i^2 cov + (1 - g_i^2) prior_var I) phi_l,
+
+since a transition multiplies by gamma and adds noise of its own. With S + noise_var = L L', row i
+of L^-1 (targets - prior means) is what row i tells beyond the rows before it, scaled to variance 1:
+the innovations of eq. (8). The weights after the chunk covary with the rows by P (b, m), so that
+
+    mean' = g_b mean + W' L^-1 (targets - prior means),
+    cov' = g_b^2 cov + (1 - g_b^2) prior_var I - W' W,             W = L^-1 P.
+
+The numbers are those of `kalstream.core.step_chunk`, which is the reference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kalstream.errors import NumericalError
+
+Tensor = Any
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What does not depend on gamma: products of the rows (b, m) with one another and the state.
+
+    Attributes
+    ----------
+    features : (b, m)
+    times_cov : (b, m)
+        Features times cov.
+    gram_cov, gram_eye : (b, b)
+        Inner products of rows, through cov and plain.
+    base_mean : (b, K)
+        Features times mean.
+    """
+
+    features: Tensor
+    times_cov: Tensor
+    gram_cov: Tensor
+    gram_eye: Tensor
+    base_mean: Tensor
+
+    @classmethod
+    def of(cls, mean: Tensor, cov: Tensor, features: Tensor) -> Chunk:
+        """The products of a chunk with a state."""
+        times_cov = features @ cov
+        return cls(
+            features,
+            times_cov,
+            times_cov @ features.T,
+            features @ features.T,
+            features @ mean,
+        )
+
+
+@dataclass(frozen=True)
+class Told:
+    """What every row of a chunk tells about itself, before its target was seen.
+
+    Attributes
+    ----------
+    logit_mean, logit_var : (b, K), (b,)
+    gamma : (b,)
+        Of the row's own transition.
+    innovations : (b, K)
+        Residuals over their standard deviations.
+    """
+
+    logit_mean: Tensor
+    logit_var: Tensor
+    gamma: Tensor
+    innovations: Tensor
+
+
+def decay(gamma: Tensor) -> tuple[Tensor, Tensor]:
+    """Products of gamma (b,): from the start to each row (b,), and from row i to row l (b, b).
+
+    Formed by multiplying, never by dividing, so that a gamma of 0 is fine. The second is 1 on the
+    diagonal and 0 below it.
+    """
+    b = len(gamma)
+    upper = torch.ones(b, b, dtype=gamma.dtype, device=gamma.device).triu(1)
+    # Column l times gamma_l where l > i: cumulative products along a row skip what is before i.
+    ratios = torch.where(upper.bool(), gamma.expand(b, b), torch.ones_like(upper)).cumprod(1)
+    return gamma.cumprod(0), ratios.triu()
+
+
+def joint_cov(chunk: Chunk, gamma: Tensor, prior_var: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Prior covariance of the rows' outputs (b, b), and the products that `decay` returns."""
+    kept, ratios = decay(gamma)
+    kept2 = (kept * kept)[:, None]
+    own = kept2 * chunk.gram_cov + (1.0 - kept2) * prior_var * chunk.gram_eye
+    upper = ratios * own
+    return upper.triu() + upper.triu(1).T, kept, ratios
+
+
+def run_chunk(
+    chunk: Chunk,
+    targets: Tensor,
+    gamma: Tensor,
+    noise_var: Tensor,
+    prior_var: float,
+) -> tuple[Told, Tensor, Tensor]:
+    """Moments of the rows one step ahead, with known coefficients gamma (b,).
+
+    Returns
+    -------
+    told : Told
+    factor : (b, b)
+        L, lower triangular.
+    kept : (b,)
+        Products of gamma.
+    """
+    joint, kept, _ = joint_cov(chunk, gamma, prior_var)
+    total = joint + torch.diag(noise_var)
+    factor, failed = torch.linalg.cholesky_ex(total)
+    if not total.is_cuda and bool(failed):
+        raise _broken(int(failed), noise_var)
+    prior_mean = kept[:, None] * chunk.base_mean
+    scaled = torch.linalg.solve_triangular(factor, targets - prior_mean, upper=False)
+    deviation = factor.diagonal()
+    residual = deviation[:, None] * scaled
+    told = Told(targets - residual, deviation.square() - noise_var, gamma, scaled)
+    return told, factor, kept
+
+
+def update_(
+    mean: Tensor, cov: Tensor, chunk: Chunk, told: Told, factor: Tensor, kept: Tensor, prior: float
+) -> None:
+    """Advance mean (m, K) and cov (m, m) over a chunk, in place."""
+    last = kept[-1]
+    _, ratios = decay(told.gamma)
+    kept2 = (kept * kept)[:, None]
+    cross = ratios[:, -1:] * (kept2 * chunk.times_cov + (1.0 - kept2) * prior * chunk.features)
+    gains = torch.linalg.solve_triangular(factor, cross, upper=False)  # (b, m)
+    mean.mul_(last).addmm_(gains.T, told.innovations)
+    cov.mul_(last * last).addmm_(gains.T, gains, alpha=-1.0)
+    cov.diagonal().add_((1.0 - last * last) * prior)
+
+
+def _broken(row: int, noise_var: Tensor) -> NumericalError:
+    return NumericalError(
+        f"the joint variance of the first {row} rows of the chunk is not positive: rounding has "
+        f"used up a noise_var of {float(noise_var.min()):.3g}; use float64, or a larger noise_var"
+    )

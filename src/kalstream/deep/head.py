@@ -1,0 +1,370 @@
+"""A Kalman filter as the last layer of a network."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+
+from kalstream.core import _checks as check
+from kalstream.core.forgetting import _LARGEST_DELTA
+from kalstream.deep import predictive
+from kalstream.deep.filter import Chunk, Told, run_chunk, update_
+from kalstream.errors import InvalidInput, NumericalError
+
+Tensor = Any
+
+PREDICTIVES: Final = ("exact", "monte-carlo")
+# Sizes of chunks that are captured as CUDA graphs; each holds buffers of its own.
+_MOST_GRAPHS: Final = 4
+
+
+class Moments(NamedTuple):
+    """Predicted logits: mean (b, K), and the variance (b,) that all classes share."""
+
+    mean: Tensor
+    var: Tensor
+
+
+class KalmanHead(nn.Module):
+    """A linear layer whose weights are a Gaussian, updated exactly by a Kalman filter.
+
+    ``forward`` and ``log_prob`` are differentiable to the features and the calibration, so that
+    what is below can be trained by gradients; ``observe`` runs the filter, in place.
+
+    Parameters
+    ----------
+    n_features, n_classes : int
+    gamma : float in [0, 1]
+        Forgetting coefficient, or the first one if it is learnt.
+    gamma_lr : float
+        Learning rate of delta = -2 log gamma, by the gradient of each row's log-probability (with
+        uncalibrated logits, through which it does not overshoot); 0 keeps gamma.
+    noise_var, prior_var : float, optional
+        Variances of the targets' noise and of a weight; 1/K and 1/m by default, m counting the
+        bias.
+    bias : bool
+        Add a constant feature.
+    normalize : bool
+        Divide features by sqrt(m).
+    transition : "example" or "chunk"
+        Forget before every row (Always Markov), or before the last of a chunk (Last Step Markov).
+    calibration : float
+        First value of alpha, which multiplies logits; its logarithm is the one parameter.
+    predictive : "exact" or "monte-carlo"
+        How `log_prob` averages over logits; the latter is the paper's, with ``n_samples``.
+    dtype : torch.float64 or torch.float32
+        Of the posterior. float32 loses positive definiteness on badly scaled features.
+
+    Attributes
+    ----------
+    mean, cov : (m, K), (m, m)
+        The posterior, after the last row.
+    seen : (K,) bool
+        Classes that have been observed.
+    n_seen : int
+        Rows observed.
+
+    Examples
+    --------
+    >>> head = KalmanHead(2, 2, noise_var=0.1, prior_var=1.0)
+    >>> features = torch.tensor([[1.0, 0.0], [0.0, 1.0]] * 20)
+    >>> labels = torch.tensor([0, 1] * 20)
+    >>> _ = head.observe(features, labels)
+    >>> head(features[:1]).mean.round(decimals=2)
+    tensor([[1., 0.]], dtype=torch.float64)
+    """
+
+    mean: Tensor
+    cov: Tensor
+    delta: Tensor
+    seen: Tensor
+    count: Tensor
+
+    def __init__(
+        self,
+        n_features: int,
+        n_classes: int,
+        *,
+        gamma: float = 1.0,
+        gamma_lr: float = 0.0,
+        noise_var: float | None = None,
+        prior_var: float | None = None,
+        bias: bool = False,
+        normalize: bool = False,
+        transition: str = "example",
+        calibration: float = 1.0,
+        predictive: str = "exact",
+        n_samples: int = 100,
+        dtype: Any = torch.float64,
+    ) -> None:
+        super().__init__()
+        for name, value in (("n_features", n_features), ("n_classes", n_classes)):
+            if not isinstance(value, int) or value < 1:
+                raise InvalidInput(f"{name} must be a whole number from 1 on, got {value!r}")
+        check.unit_interval("gamma", gamma)
+        check.choice("transition", transition, ("example", "chunk"))
+        check.choice("predictive", predictive, PREDICTIVES)
+        check.positive("calibration", calibration)
+        if dtype not in (torch.float64, torch.float32):
+            raise InvalidInput(f"dtype must be torch.float64 or torch.float32, got {dtype}")
+        if not gamma_lr >= 0.0 or (gamma_lr > 0.0 and gamma == 0.0):
+            raise InvalidInput(
+                f"gamma_lr must be 0 or more, with a gamma above 0; got {gamma_lr!r}"
+            )
+        m = n_features + int(bias)
+        self.n_features, self.bias, self.normalize = n_features, bias, normalize
+        self.transition, self.gamma_lr = transition, float(gamma_lr)
+        self.predictive, self.n_samples = predictive, n_samples
+        self.noise_var = check.positive("noise_var", noise_var or 1.0 / n_classes)
+        self.prior_var = check.positive("prior_var", prior_var or 1.0 / m)
+        self.register_buffer("mean", torch.zeros(m, n_classes, dtype=dtype))
+        self.register_buffer("cov", self.prior_var * torch.eye(m, dtype=dtype))
+        delta = math.inf if gamma == 0.0 else -2.0 * math.log(gamma)
+        self.register_buffer("delta", torch.tensor(delta, dtype=torch.float64))
+        self.register_buffer("seen", torch.zeros(n_classes, dtype=torch.bool))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.log_calibration = nn.Parameter(
+            torch.tensor(math.log(calibration), dtype=torch.float64)
+        )
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes, K."""
+        return int(self.mean.shape[1])
+
+    @property
+    def n_seen(self) -> int:
+        """Rows observed."""
+        return int(self.count)
+
+    @property
+    def gamma(self) -> float:
+        """Forgetting coefficient."""
+        return float(torch.exp(-0.5 * self.delta))
+
+    @property
+    def half_life(self) -> float:
+        """Rows (or chunks) after which a weight has halved."""
+        delta = float(self.delta)
+        return 2.0 * math.log(2.0) / delta if delta > 0.0 else math.inf
+
+    @property
+    def calibration(self) -> Tensor:
+        """Alpha, which multiplies logits; differentiable."""
+        return self.log_calibration.exp()
+
+    # ---- predicting -----------------------------------------------------------------------
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """Features (b, n_features) as the filter takes them (b, m)."""
+        if features.ndim != 2 or features.shape[1] != self.n_features:
+            raise InvalidInput(
+                f"features must be (b, {self.n_features}), got {tuple(features.shape)}; "
+                "make KalmanHead(n_features=...) for what the backbone returns"
+            )
+        if features.device != self.mean.device:
+            raise InvalidInput(
+                f"features are on {features.device}, the head is on {self.mean.device}; "
+                "move one of them: head.to(device)"
+            )
+        phi = features.to(self.mean.dtype)
+        if self.bias:
+            phi = torch.cat([phi, torch.ones_like(phi[:, :1])], 1)
+        return phi / math.sqrt(phi.shape[1]) if self.normalize else phi
+
+    def forward(self, features: Tensor) -> Moments:
+        """Moments of the logits one step ahead, eq. (7), each row on its own."""
+        phi = self.prepare(features)
+        gamma = torch.exp(-0.5 * self.delta).to(phi.dtype)
+        kept = gamma * gamma
+        var = kept * ((phi @ self.cov) * phi).sum(1)
+        var = var + (1.0 - kept) * self.prior_var * phi.square().sum(1)
+        return Moments(gamma * (phi @ self.mean), var)
+
+    def log_prob(self, features: Tensor, labels: Tensor) -> Tensor:
+        """Calibrated log-probability (b,) of labels (b,), eq. (13)."""
+        labels = self._labels(labels, len(features))
+        mean, var = self(features)
+        alpha = self.calibration.to(mean.dtype)
+        if self.predictive == "exact":
+            return predictive.log_prob(mean, var, labels, alpha)
+        noise = torch.randn(self.n_samples, *mean.shape, dtype=mean.dtype, device=mean.device)
+        return predictive.monte_carlo_log_prob(mean, var, labels, alpha, noise)
+
+    @torch.no_grad()
+    def probabilities(self, features: Tensor) -> Tensor:
+        """Class probabilities (b, K) one step ahead, exact."""
+        mean, var = self(features)
+        return predictive.probabilities(mean, var, float(self.calibration))
+
+    # ---- learning -------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def observe(self, features: Tensor, labels: Tensor) -> Told:
+        """Run the filter over a chunk, row by row in effect; all of it or nothing.
+
+        Returns
+        -------
+        told : Told
+            Moments of each row before its label was seen, and the gamma of its transition.
+        """
+        labels = self._labels(labels, len(features))
+        phi = self.prepare(features)
+        told = self._captured(phi, labels) if phi.is_cuda else None
+        if told is None:
+            told = self._observe(phi, labels)
+        self.seen[labels] = True
+        self.count += len(phi)
+        return told
+
+    def _observe(self, phi: Tensor, labels: Tensor) -> Told:
+        """Advance the posterior and delta over features (b, m) as the filter takes them."""
+        if not bool(torch.isfinite(phi).all()):
+            row = int((~torch.isfinite(phi)).any(1).nonzero()[0, 0])
+            raise InvalidInput(
+                f"features hold NaN or infinity in row {row} of the chunk; nothing was observed. "
+                "Lower the learning rate of the backbone, or clip its gradients"
+            )
+        chunk = Chunk.of(self.mean, self.cov, phi)
+        targets = nn.functional.one_hot(labels, self.n_classes).to(phi.dtype)
+        noise_var = torch.full_like(phi[:, 0], self.noise_var)
+        seen = self._seen_before(labels)
+        rounds = len(phi) + 1 if self.gamma_lr > 0.0 else 1
+        found = self._rounds(chunk, targets, labels, noise_var, seen, rounds, stop=True)
+        delta, told, factor, kept, _ = found
+        sound = torch.isfinite(factor.diagonal()).all() & torch.isfinite(told.innovations).all()
+        if not bool(sound):
+            raise NumericalError(
+                f"the filter cannot go on in {phi.dtype}: an innovation variance is not positive "
+                f"(noise_var {self.noise_var:.3g}); use float64, or a larger noise_var"
+            )
+        update_(self.mean, self.cov, chunk, told, factor, kept, self.prior_var)
+        self.delta.copy_(delta)
+        return told
+
+    def _captured(self, phi: Tensor, labels: Tensor) -> Told | None:
+        """The same by CUDA graphs; None where it has to be done the plain way."""
+        from kalstream.deep._graph import Captured, places
+
+        graphs = self.__dict__.setdefault("_graphs", {})
+        graph = graphs.get(len(phi))
+        if graph is None or graph.where != places(self):
+            if len(graphs) >= _MOST_GRAPHS:  # chunks of ever other sizes
+                return None
+            graph = graphs[len(phi)] = Captured(self, len(phi))
+        return graph(phi, labels)
+
+    def _rounds(
+        self,
+        chunk: Chunk,
+        targets: Tensor,
+        labels: Tensor,
+        noise_var: Tensor,
+        seen: Tensor,
+        rounds: int,
+        *,
+        stop: bool = False,
+    ) -> tuple[Tensor, Told, Tensor, Tensor, Tensor]:
+        """The delta after the chunk, what the rows tell, and what the update needs.
+
+        Learnt coefficients depend on one another: row i is predicted with that of row i - 1, and
+        its label moves it. They are found by repetition, all rows at once: after n rounds the first
+        n are right, and as they hardly depend on one another a few rounds do. The last number
+        returned is how much the last round still changed; ``stop`` ends them once it is nothing.
+        """
+        moves = torch.ones_like(noise_var, dtype=torch.bool)
+        if self.transition == "chunk":
+            moves[:-1] = False
+        deltas = self.delta.expand(len(noise_var)).clone()
+        left = torch.zeros_like(self.delta)
+        for _ in range(rounds):
+            gamma = torch.where(moves, torch.exp(-0.5 * deltas), torch.ones_like(deltas))
+            told, factor, kept = run_chunk(
+                chunk, targets, gamma.to(noise_var.dtype), noise_var, self.prior_var
+            )
+            if self.gamma_lr == 0.0:
+                break
+            before = torch.cat([self.delta[None], deltas[:-1]])
+            slopes, told = self._slopes(chunk, told, labels, seen, before, moves)
+            now = _clipped_sums(self.delta, self.gamma_lr * slopes)
+            left = (now - deltas).abs().max() / (1.0 + now.max())
+            if stop and bool(left <= 1e-14):
+                break
+            deltas = now
+        return deltas[-1].clone(), told, factor, kept, left
+
+    def _slopes(
+        self, chunk: Chunk, told: Told, labels: Tensor, seen: Tensor, before: Tensor, moves: Tensor
+    ) -> tuple[Tensor, Told]:
+        """Derivatives (b,) of the rows' log-probabilities by delta; predicted with that before.
+
+        Also what the rows tell, with these predictions.
+        """
+        size = chunk.gram_eye.diagonal() * self.prior_var
+        gamma = told.gamma
+        filtered_mean = told.logit_mean / gamma[:, None]
+        filtered_var = (told.logit_var - (1.0 - gamma**2) * size) / gamma**2
+        old = torch.where(moves, torch.exp(-0.5 * before), torch.ones_like(before)).to(gamma.dtype)
+        mean = old[:, None] * filtered_mean
+        var = (old**2 * filtered_var + (1.0 - old**2) * size).clamp_min(0.0)
+        along, by_var = predictive.slopes(mean, var, labels, seen)
+        slopes = by_var * (size - var).double() - 0.5 * along
+        slopes = torch.where(moves, slopes, torch.zeros_like(slopes))
+        return slopes, Told(mean, var, gamma, told.innovations)
+
+    def _seen_before(self, labels: Tensor) -> Tensor:
+        """Classes seen before each row (b, K), its own label among them only if it was."""
+        came = nn.functional.one_hot(labels, self.n_classes).cumsum(0) > 0
+        before = torch.cat([torch.zeros_like(came[:1]), came[:-1]])
+        return before | self.seen
+
+    def _labels(self, labels: Tensor, n: int) -> Tensor:
+        if labels.shape != (n,) or labels.is_floating_point():
+            raise InvalidInput(
+                f"labels must be ({n},) whole numbers, got {tuple(labels.shape)} of {labels.dtype}"
+            )
+        if labels.device != self.mean.device:
+            raise InvalidInput(
+                f"labels are on {labels.device}, the head is on {self.mean.device}; move them"
+            )
+        if n == 0:
+            raise InvalidInput("the chunk has no rows")
+        lowest, highest = torch.stack(labels.aminmax()).tolist()
+        if lowest < 0 or highest >= self.n_classes:
+            raise InvalidInput(
+                f"labels run from {lowest} to {highest}; the head has classes "
+                f"0 to {self.n_classes - 1}: grow it with add_classes"
+            )
+        return labels.long()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Captured graphs belong to this very object.
+        return {name: value for name, value in self.__dict__.items() if name != "_graphs"}
+
+    def add_classes(self, n_classes: int) -> None:
+        """Grow by classes never seen, exactly (noise_var stays)."""
+        new = torch.zeros(len(self.mean), n_classes, dtype=self.mean.dtype, device=self.mean.device)
+        self.mean = torch.cat([self.mean, new], 1)
+        self.seen = torch.cat([self.seen, torch.zeros_like(self.seen[:1]).expand(n_classes)])
+
+
+def _clipped_sums(start: Tensor, steps: Tensor) -> Tensor:
+    """Running sums (b,) from ``start``, held above 0 and below the largest delta at every step.
+
+    Held above 0, the sum is what the free one has risen above its lowest point, if that was below.
+    Where the other end is reached it has to be done step by step; on a GPU NaN says so.
+    """
+    free = start + steps.cumsum(0)
+    sums = free - free.cummin(0).values.clamp_max(0.0)
+    if sums.is_cuda and torch.cuda.is_current_stream_capturing():
+        return torch.where((sums <= _LARGEST_DELTA).all(), sums, torch.full_like(sums, math.nan))
+    if bool((sums <= _LARGEST_DELTA).all()):
+        return sums
+    out, now = [], float(start)
+    for step in steps.tolist():
+        now = min(max(now + step, 0.0), _LARGEST_DELTA)
+        out.append(now)
+    return torch.tensor(out, dtype=steps.dtype, device=steps.device)

@@ -1,0 +1,204 @@
+"""Log-probabilities of labels under Gaussian logits, eq. (13), differentiable, on any device.
+
+On the CPU they are those of `kalstream.core.label_log_prob`, gradients included. Elsewhere the same
+integral is taken on the same lattice (core/README.md, "The exact predictive"), all rows at once.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from kalstream.core import _softmax_integral as lattice
+from kalstream.core.predictive import class_probabilities as core_probabilities
+from kalstream.core.predictive import label_log_prob as core_log_prob
+
+Tensor = Any
+
+# Every second point of the lattice is a node: 0.4 apart, which is good to 4e-10.
+_STRIDE: Final = 2
+# Classes further below the top one (in points) are kept here and scaled.
+_LIMIT: Final = 256
+_LEAST_VAR: Final = 1e-24  # the slope of a square root at 0 is not a number
+
+
+def log_prob(logit_mean: Tensor, logit_var: Tensor, labels: Tensor, calibration: Tensor) -> Tensor:
+    """Exact log-probability (b,) of labels (b,), given logits N(mean (b, K), var (b,)).
+
+    Differentiable with respect to mean, var and calibration (a scalar). A class whose mean is -inf
+    plays no part.
+    """
+    mean, var = calibration * logit_mean, calibration * calibration * logit_var
+    if mean.device.type == "cpu":
+        return _OnCpu.apply(mean, var, labels)
+    return log_probabilities(mean, var).gather(1, labels[:, None])[:, 0]
+
+
+def probabilities(logit_mean: Tensor, logit_var: Tensor, calibration: float) -> Tensor:
+    """Exact class probabilities (b, K); not differentiable."""
+    with torch.no_grad():
+        if logit_mean.device.type == "cpu":
+            found = core_probabilities(
+                logit_mean.double().numpy(),
+                logit_var.double().clamp_min(0.0).numpy(),
+                calibration=float(calibration),
+            )
+            return torch.from_numpy(found).to(logit_mean.dtype)
+        mean, var = calibration * logit_mean, calibration * calibration * logit_var
+        p = log_probabilities(mean, var).exp()
+        return p / p.sum(1, keepdim=True)
+
+
+def slopes(mean: Tensor, var: Tensor, labels: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """Derivatives of the labels' log-probabilities, among the classes known to each row (b, K).
+
+    Returns
+    -------
+    along_mean, by_var : (b,)
+        Along the logits' mean, sum_k mean_k d/dmean_k, and by their variance; 0 for a row whose own
+        class is not known, or is the only one.
+    """
+    there = known.gather(1, labels[:, None])[:, 0] & (known.sum(1) > 1)
+    if mean.device.type == "cpu":
+        found = _slopes_on_cpu(*(each.numpy() for each in (mean, var, labels, known, there)))
+        return tuple(torch.from_numpy(each) for each in found)
+    if _fused() and mean.is_cuda:
+        from kalstream.deep import _kernels
+
+        return _kernels.slopes(mean, var, labels, known, there, _tables(mean.device))
+    return plain_slopes(mean, var, labels, known, there)
+
+
+@lru_cache(maxsize=1)
+def _fused() -> bool:
+    """Whether Triton is there."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def plain_slopes(
+    mean: Tensor, var: Tensor, labels: Tensor, known: Tensor, there: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `slopes`, by differentiating the lattice: the reference of the fused kernels."""
+    with torch.enable_grad():
+        leaf_mean, leaf_var = mean.detach().requires_grad_(), var.detach().requires_grad_()
+        shown = leaf_mean.masked_fill(~known, -math.inf)
+        own = log_probabilities(shown, leaf_var).gather(1, labels[:, None])[:, 0]
+        total = torch.where(there, own, torch.zeros_like(own)).sum()
+        by_mean, by_var = torch.autograd.grad(total, (leaf_mean, leaf_var))
+    along = torch.where(known, by_mean * mean, torch.zeros_like(mean)).sum(1)
+    return tuple(torch.where(there, each, 0.0).double() for each in (along, by_var))
+
+
+def _slopes_on_cpu(mean: Any, var: Any, labels: Any, known: Any, there: Any) -> tuple[Any, Any]:
+    along, by_var = np.zeros(len(mean)), np.zeros(len(mean))
+    mean, std = mean.astype(np.float64), np.sqrt(np.maximum(var.astype(np.float64), 0.0))
+    table, work = lattice.table(), lattice.work()
+    for i in np.flatnonzero(there):
+        among = np.flatnonzero(known[i])
+        terms = lattice.label_terms(mean[i], std[i], int(labels[i]), among, *table, work)
+        along[i], by_var[i] = terms[1], terms[2]
+    return along, by_var
+
+
+def monte_carlo_log_prob(
+    logit_mean: Tensor, logit_var: Tensor, labels: Tensor, calibration: Tensor, noise: Tensor
+) -> Tensor:
+    """The paper's estimate of eq. (13) from samples; noise is (S, b, K), standard normal."""
+    spread = logit_var.clamp_min(_LEAST_VAR).sqrt()[:, None]
+    logits = calibration * (logit_mean + spread * noise)
+    own = logits.log_softmax(2).gather(2, labels.expand(len(noise), -1)[..., None])[..., 0]
+    return own.logsumexp(0) - math.log(len(noise))
+
+
+class _OnCpu(torch.autograd.Function):
+    """`kalstream.core.label_log_prob` and its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, var: Tensor, labels: Tensor) -> Tensor:
+        dtype = mean.dtype
+        means = mean.detach().double().numpy()
+        variances = np.maximum(var.detach().double().numpy(), 0.0)
+        # What is not there is so far below the others that it has no part.
+        away = np.isneginf(means)
+        if away.any():
+            lowest = np.where(away, np.inf, means).min(axis=1, keepdims=True)
+            means = np.where(away, np.where(np.isinf(lowest), 0.0, lowest - 1e8), means)
+        terms = core_log_prob(means, variances, labels.numpy())
+        ctx.save_for_backward(
+            torch.from_numpy(np.where(away, 0.0, terms.d_mean)).to(dtype),
+            torch.from_numpy(terms.d_var).to(dtype),
+        )
+        return torch.from_numpy(terms.log_prob).to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        d_mean, d_var = ctx.saved_tensors
+        return gradient[:, None] * d_mean, gradient * d_var, None
+
+
+def log_probabilities(mean: Tensor, var: Tensor) -> Tensor:
+    """Logarithms of all class probabilities (b, K), by the lattice, differentiable."""
+    out_dtype, mean, var = mean.dtype, mean.double(), var.double()
+    ell, slope = _tables(mean.device)
+    std = var.clamp_min(_LEAST_VAR).sqrt()
+    # The row's own log F and rho, by interpolation across std.
+    place = torch.asinh(std.clamp_max(lattice.STD_MAX) / lattice.STD_UNIT) / lattice.STD_STEP
+    first = place.detach().floor()
+    weights = _lagrange(place - first)  # (b, 8)
+    points = torch.arange(lattice.POINTS, device=mean.device)
+    nodes = (first.long()[:, None] - lattice.LEFT + points).abs()
+    log_cdf = -torch.einsum("bm,bmi->bi", weights, ell[nodes]).exp()
+    rho = torch.einsum("bm,bmi->bi", weights, slope[nodes]) * log_cdf
+    # Classes onto the lattice, at their distance below the top one.
+    per_step = 1.0 / (lattice.STEP * (1.0 + var / lattice.KAPPA).clamp_min(1.0).sqrt())
+    top = mean.detach().max(1, keepdim=True).values
+    gap = (top - mean).clamp_max(1e8)
+    steps = gap * per_step[:, None]
+    near = steps < _LIMIT
+    offset = torch.where(near, steps.detach().floor(), torch.full_like(steps, _LIMIT))
+    rule = _lagrange(torch.where(near, steps - offset, torch.zeros_like(steps)))  # (b, K, 8)
+    edge = _far(_LIMIT / per_step, var)[:, None]
+    log_factor = torch.where(near, torch.zeros_like(steps), edge - _far(gap, var[:, None]))
+    at = (offset.long()[..., None] + points).flatten(1)  # (b, 8 K)
+    span = _LIMIT + lattice.POINTS
+    share = torch.zeros(len(mean), span, dtype=mean.dtype, device=mean.device)
+    share = share.scatter_add(1, at, (rule * log_factor.exp()[..., None]).flatten(1))
+    # sum_j log F(x - mean_j) at all nodes, and all p_k, as correlations on the lattice.
+    log_cdf, rho = (torch.nn.functional.pad(each, (0, span)) for each in (log_cdf, rho))
+    count = (lattice.LATTICE - 1) // _STRIDE
+    windows = (each.unfold(1, span, _STRIDE)[:, :count] for each in (log_cdf, rho))
+    log_cdf_at, rho_at = windows
+    product = torch.einsum("bqi,bi->bq", log_cdf_at, share).clamp_max(0.0).exp()
+    by_offset = torch.einsum("bqi,bq->bi", rho_at, product)
+    read = by_offset.gather(1, at).view_as(rule)
+    p = (rule * read).sum(2) * (lattice.STEP * _STRIDE)
+    return (p.clamp_min(1e-300).log() + log_factor).clamp_max(0.0).to(out_dtype)
+
+
+@lru_cache(maxsize=4)
+def _tables(device: Any) -> tuple[Tensor, Tensor]:
+    ell, slope = lattice.table()
+    return tuple(torch.tensor(each, device=device) for each in (ell, slope))
+
+
+_OTHERS: Final = [[j for j in range(8) if j != k] for k in range(8)]
+_SCALE: Final = [math.prod(k - j for j in others) for k, others in enumerate(_OTHERS)]
+
+
+def _lagrange(t: Tensor) -> Tensor:
+    """Weights (..., 8) of the rule at fraction t (...) of its middle interval."""
+    away = t[..., None] - torch.arange(-3.0, 5.0, dtype=t.dtype, device=t.device)
+    return torch.stack(
+        [away[..., others].prod(-1) / _SCALE[k] for k, others in enumerate(_OTHERS)], -1
+    )
+
+
+def _far(gap: Tensor, var: Tensor) -> Tensor:
+    """Leading term of -log p of a class far below the top one."""
+    var = var.clamp_min(_LEAST_VAR)
+    return torch.where(gap < 2.0 * var, gap * gap / (4.0 * var), gap - var)

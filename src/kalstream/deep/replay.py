@@ -1,0 +1,119 @@
+"""Rows that come back: a memory of the latest, and streams over the past."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kalstream.errors import InvalidInput
+
+Tensor = Any
+
+
+class RecentMemory:
+    """The most recent rows, from which chunks are drawn uniformly with replacement (appendix D.4).
+
+    Parameters
+    ----------
+    size : int
+        Rows kept; older ones make room.
+    draw : int
+        Rows of a drawn chunk.
+    seed : int
+
+    Examples
+    --------
+    >>> memory = RecentMemory(size=3, draw=2)
+    >>> memory.sample() is None  # nothing yet
+    True
+    >>> memory.add(torch.arange(5.0)[:, None], torch.arange(5))
+    >>> sorted(memory.labels.tolist())
+    [2, 3, 4]
+    """
+
+    def __init__(self, size: int = 100, draw: int = 10, seed: int = 0) -> None:
+        if size < 1 or draw < 1:
+            raise InvalidInput(f"size and draw must be 1 or more, got {size} and {draw}")
+        self.size, self.draw = size, draw
+        self.generator = torch.Generator().manual_seed(seed)
+        self.rows: Tensor = None
+        self.labels: Tensor = None
+
+    def add(self, rows: Tensor, labels: Tensor) -> None:
+        """Take in a chunk."""
+        if self.rows is not None:
+            rows = torch.cat([self.rows, rows])
+            labels = torch.cat([self.labels, labels])
+        self.rows, self.labels = rows[-self.size :].clone(), labels[-self.size :].clone()
+
+    def sample(self) -> tuple[Tensor, Tensor] | None:
+        """A chunk of rows and labels, or None while there are none."""
+        if self.rows is None:
+            return None
+        index = torch.randint(len(self.rows), (self.draw,), generator=self.generator)
+        index = index.to(self.rows.device)
+        return self.rows[index], self.labels[index]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, for a checkpoint."""
+        return {"rows": self.rows, "labels": self.labels, "rng": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        self.rows, self.labels = state["rows"], state["labels"]
+        self.generator.set_state(state["rng"].cpu())
+
+
+class ReplayStreams:
+    """Pointers that walk over all past chunks (Bornschein et al., 2022; appendix D.5).
+
+    After it was read, a pointer returns to the start with probability 1 / (t + 2), t chunks having
+    come, and moves on otherwise; one that has reached the present starts again.
+
+    Parameters
+    ----------
+    n_streams : int
+    seed : int
+
+    Examples
+    --------
+    >>> streams = ReplayStreams(n_streams=2)
+    >>> streams.add(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
+    >>> len(streams.chunks())
+    2
+    """
+
+    def __init__(self, n_streams: int = 8, seed: int = 0) -> None:
+        if n_streams < 1:
+            raise InvalidInput(f"n_streams must be 1 or more, got {n_streams}")
+        self.pointers = [0] * n_streams
+        self.generator = torch.Generator().manual_seed(seed)
+        self.past: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, rows: Tensor, labels: Tensor) -> None:
+        """Take in a chunk."""
+        self.past.append((rows.clone(), labels.clone()))
+
+    def chunks(self) -> list[tuple[Tensor, Tensor]]:
+        """The next chunk of each stream; none before there is a past."""
+        if not self.past:
+            return []
+        found = [self.past[pointer] for pointer in self.pointers]
+        back = torch.rand(len(self.pointers), generator=self.generator) < 1 / (len(self.past) + 2)
+        self.pointers = [
+            0 if returns or pointer + 1 >= len(self.past) else pointer + 1
+            for pointer, returns in zip(self.pointers, back.tolist(), strict=True)
+        ]
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, for a checkpoint."""
+        past = [list(chunk) for chunk in self.past]
+        return {"pointers": self.pointers, "past": past, "rng": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        self.pointers = list(state["pointers"])
+        self.past = [(rows, labels) for rows, labels in state["past"]]
+        self.generator.set_state(state["rng"].cpu())

@@ -1,0 +1,226 @@
+"""The chunk protocol, step by step, and what is kept when something breaks."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from kalstream.deep import KalmanHead, OnlineLearner, RecentMemory, ReplayStreams  # noqa: E402
+from kalstream.errors import CheckpointError, InvalidInput, NumericalError  # noqa: E402
+from kalstream.evaluate import prequential  # noqa: E402
+from kalstream.streams import ArrayStream  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 6))
+
+
+def learner(**how: Any) -> OnlineLearner:
+    head = KalmanHead(6, 3, gamma=0.99, gamma_lr=0.05, bias=True, normalize=True)
+    return OnlineLearner(network(), head, **{"lr": 0.1, "beta": 0.5, **how})
+
+
+def chunk(seed: int, n: int = 10) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, 4)).astype(np.float32)
+    return X, (X[:, 0] > 0) + (X[:, 1] > 0).astype(int)
+
+
+@pytest.mark.parametrize("batch_norm", ["eval", "train"])
+@pytest.mark.parametrize("replayed", [False, True])
+def test_a_step_is_that_of_the_paper(batch_norm: str, replayed: bool) -> None:
+    made = learner(batch_norm=batch_norm, replay=RecentMemory(20, 5, seed=1) if replayed else None)
+    net = network()
+    head = KalmanHead(6, 3, gamma=0.99, gamma_lr=0.05, bias=True, normalize=True)
+    memory = RecentMemory(20, 5, seed=1)
+    for turn in range(4):
+        X, y = chunk(turn)
+        rows, labels = torch.from_numpy(X), torch.from_numpy(y)
+        outcome = made.step(rows, labels)
+
+        # Written down plainly.
+        net.train(batch_norm == "train")
+        with torch.no_grad():
+            expected = head.log_prob(net(rows), labels)
+        again = memory.sample() if replayed else None
+        if again is not None:
+            rows, labels = torch.cat([rows, again[0]]), torch.cat([labels, again[1]])
+        net.train()
+        loss = -head.log_prob(net(rows), labels).mean()
+        parameters = list(net.parameters())
+        gradients = torch.autograd.grad(loss, [head.log_calibration, *parameters])
+        with torch.no_grad():
+            head.log_calibration -= 0.1 * gradients[0]
+            for parameter, gradient in zip(parameters, gradients[1:], strict=True):
+                parameter -= 0.05 * gradient
+            net.train(batch_norm == "train")
+            head.observe(net(rows), labels)
+        memory.add(rows[:10], labels[:10])
+        torch.testing.assert_close(outcome.log_prob, expected)
+        torch.testing.assert_close(made.head.mean, head.mean)
+        assert made.head.n_seen == head.n_seen
+    for ours, plain in zip(made.backbone.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(ours, plain)
+    assert outcome.gamma == made.head.gamma
+
+
+@pytest.mark.parametrize("how", [{"beta": 0.0}, {"lr": 0.0}])
+def test_a_frozen_backbone_does_not_move(how: dict[str, float]) -> None:
+    made = learner(**how)
+    before = [parameter.clone() for parameter in made.backbone.parameters()]
+    calibration = float(made.head.calibration.detach())
+    for turn in range(3):
+        made.partial_fit(*chunk(turn))
+    for now, then in zip(made.backbone.parameters(), before, strict=True):
+        assert torch.equal(now, then)
+    assert (float(made.head.calibration.detach()) == calibration) == ("lr" in how)
+
+
+def test_other_optimizers() -> None:
+    made = learner(optimizer=lambda groups: torch.optim.AdamW(groups, weight_decay=1e-4), lr=1e-3)
+    assert isinstance(made.optimizer, torch.optim.AdamW)
+    assert [group["lr"] for group in made.optimizer.param_groups] == [1e-3, 5e-4]
+    made.partial_fit(*chunk(0))
+
+
+def test_it_runs_under_the_evaluator_and_learns() -> None:
+    X, y = chunk(0, 1500)
+    result = prequential(learner(lr=0.05), ArrayStream(X, y), chunk=10)
+    assert result.n_scored == 1490
+    assert result.total["accuracy"] > max(0.7, result.baselines["majority"]["accuracy"] + 0.1)
+
+
+def test_save_and_restore_go_on_with_the_same_numbers(tmp_path: Any) -> None:
+    def made() -> OnlineLearner:
+        head = KalmanHead(6, 3, gamma=0.99, predictive="monte-carlo", n_samples=5)
+        return OnlineLearner(
+            network(),
+            head,
+            lr=0.1,
+            replay=RecentMemory(20, 5),
+            optimizer=lambda groups: torch.optim.SGD(groups, momentum=0.9),
+        )
+
+    one = made()
+    for turn in range(3):
+        one.partial_fit(*chunk(turn))
+    one.save(tmp_path / "l.pt")
+    ahead = [one.step(*map(torch.from_numpy, chunk(turn))).log_prob for turn in range(3, 6)]
+    two = made().restore(tmp_path / "l.pt")
+    for turn, expected in zip(range(3, 6), ahead, strict=True):
+        assert torch.equal(two.step(*map(torch.from_numpy, chunk(turn))).log_prob, expected)
+    assert torch.equal(one.head.cov, two.head.cov)
+    without = OnlineLearner(network(), KalmanHead(6, 3), lr=0.1)
+    with pytest.raises(CheckpointError, match="differ in their replay"):
+        without.restore(tmp_path / "l.pt")
+    (tmp_path / "l.pt").write_bytes(b"nonsense")
+    with pytest.raises(CheckpointError, match="cannot be read back"):
+        made().restore(tmp_path / "l.pt")
+
+
+class Breaks(nn.Module):
+    """A backbone that fails when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 6)
+        self.how = ""
+
+    def forward(self, rows: Any) -> Any:
+        if self.how == "memory":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        features = self.linear(rows)
+        return features * float("nan") if self.how == "nan" else features
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ("nan", InvalidInput, "backbone returned NaN"),
+        ("memory", NumericalError, "no room for a chunk of 10 rows"),
+    ],
+)
+def test_a_backbone_that_breaks_leaves_the_posterior(how: str, error: Any, message: str) -> None:
+    made = OnlineLearner(Breaks(), KalmanHead(6, 3), lr=0.1)
+    made.partial_fit(*chunk(0))
+    before = {name: value.clone() for name, value in made.head.state_dict().items()}
+    made.backbone.how = how
+    with pytest.raises(error, match=message):
+        made.partial_fit(*chunk(1))
+    for name, value in made.head.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    made.backbone.how = ""
+    made.partial_fit(*chunk(1))
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(InvalidInput, match="lr and beta"):
+        learner(lr=-1.0)
+    with pytest.raises(InvalidInput, match="batch_norm"):
+        learner(batch_norm="sometimes")
+    made = learner()
+    with pytest.raises(InvalidInput, match="whole numbers"):
+        made.partial_fit(chunk(0)[0], ["a"] * 10)
+    with pytest.raises(InvalidInput, match="9 labels for the 10 rows"):
+        made.partial_fit(chunk(0)[0], [0] * 9)
+    with pytest.raises(InvalidInput, match="labels run from 0 to 7"):
+        made.partial_fit(chunk(0)[0], [7] + [0] * 9)
+
+
+def test_images_of_bytes_become_floats() -> None:
+    class Mean(nn.Module):
+        def forward(self, images: Any) -> Any:
+            assert images.shape == (2, 3, 5, 4)
+            return images.mean((2, 3))
+
+    made = OnlineLearner(Mean(), KalmanHead(3, 2))
+    images = np.full((2, 5, 4, 3), 51, np.uint8)
+    made.partial_fit(images, [0, 1])
+    assert made.predict_proba(images).shape == (2, 2)
+    assert made.predict(images).shape == (2,)
+
+
+# ---- replay ---------------------------------------------------------------------------------
+
+
+def test_memory_holds_the_latest_and_draws_with_replacement() -> None:
+    memory = RecentMemory(size=100, draw=10, seed=0)
+    for start in range(0, 250, 10):
+        memory.add(torch.arange(start, start + 10.0)[:, None], torch.arange(start, start + 10))
+    assert memory.labels.tolist() == list(range(150, 250))
+    drawn = torch.cat([memory.sample()[1] for _ in range(300)])
+    assert 150 <= int(drawn.min()) <= int(drawn.max()) < 250
+    counts = torch.bincount(drawn - 150, minlength=100)
+    assert int(counts.min()) > 5  # 30 on average
+    assert any(len(set(memory.sample()[1].tolist())) < 10 for _ in range(20))
+
+
+def test_replay_streams_walk_over_the_past() -> None:
+    streams = ReplayStreams(n_streams=8, seed=0)
+    assert streams.chunks() == []
+    read = []
+    for t in range(200):
+        streams.add(torch.tensor([[float(t)]]), torch.tensor([t]))
+        chunks = streams.chunks()
+        assert len(chunks) == 8
+        read += [int(labels) for _, labels in chunks]
+        assert max(read[-8:]) <= t
+    # A uniform distribution over the past, roughly: early chunks have been read more often in all.
+    counts = np.bincount(read, minlength=200)
+    assert counts[:20].sum() > counts[-20:].sum()
+    assert counts[:150].min() >= 0
+    again = ReplayStreams(n_streams=8, seed=5)
+    again.load_state_dict(streams.state_dict())
+    assert [int(y) for _, y in again.chunks()] == [int(y) for _, y in streams.chunks()]
+
+
+@pytest.mark.parametrize("make", [lambda: RecentMemory(0), lambda: ReplayStreams(0)])
+def test_replay_of_nothing(make: Any) -> None:
+    with pytest.raises(InvalidInput):
+        make()
