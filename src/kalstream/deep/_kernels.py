@@ -1,4 +1,4 @@
-"""The derivatives of label log-probabilities on a GPU, in two fused kernels (Triton).
+"""Learnt forgetting on a GPU, in fused kernels (Triton).
 
 The mathematics is that of `core._softmax_integral.label_terms`: classes are spread onto a lattice,
 and all sums over classes become correlations with the lattice's own log F and rho.
@@ -14,6 +14,7 @@ import torch
 
 from kalstream._optional import require
 from kalstream.core import _softmax_integral as lattice
+from kalstream.core.forgetting import _LARGEST_DELTA
 
 triton: Any = require("triton", "torch")
 tl: Any = require("triton.language", "torch")
@@ -24,6 +25,10 @@ _LIMIT = 256
 _SPAN = _LIMIT + lattice.POINTS
 _NODES = (lattice.LATTICE - 1) // 2
 _WIDTH = lattice.LATTICE + _SPAN  # of a row of the lattice, with zeros behind
+# Triton takes a Python number for a float32, so that those which are none travel in an array.
+_STEP, _STD_UNIT, _STD_STEP, _LEAST, _SHIFT, _CHANGE, _PRIOR, _NOISE, _RATE = (
+    tl.constexpr(k) for k in range(9)
+)
 
 
 @triton.jit
@@ -45,9 +50,8 @@ def _far(gap, var):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _spread_kernel(  # type: ignore[no-untyped-def]
-    mean_ptr, known_ptr, top_ptr, var_ptr, label_ptr, out_ptr, n_classes,
-    LIMIT: tl.constexpr, SPAN: tl.constexpr, STEP: tl.constexpr, KAPPA: tl.constexpr,
-    LEAST: tl.constexpr, BLOCK: tl.constexpr,
+    mean_ptr, known_ptr, top_ptr, var_ptr, label_ptr, out_ptr, c_ptr, n_classes,
+    LIMIT: tl.constexpr, SPAN: tl.constexpr, KAPPA: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add the rules of known classes but the label to (2, SPAN) of the row: ones, and lifts."""
     row = tl.program_id(0)
@@ -59,13 +63,13 @@ def _spread_kernel(  # type: ignore[no-untyped-def]
     mean = tl.load(mean_ptr + row * n_classes + k, mask=there, other=0.0)
     pivot = tl.load(mean_ptr + row * n_classes + label)
     top, var = tl.load(top_ptr + row), tl.load(var_ptr + row)
-    per_step = 1.0 / (STEP * tl.sqrt(1.0 + var / KAPPA))
+    per_step = 1.0 / (tl.load(c_ptr + _STEP) * tl.sqrt(1.0 + var / KAPPA))
     gap = top - mean
     steps = gap * per_step
     near = steps < LIMIT
     offset = tl.where(near, tl.floor(steps), LIMIT * 1.0)
     t = tl.where(near, steps - offset, 0.0)
-    v = tl.maximum(var, LEAST)
+    v = tl.maximum(var, tl.load(c_ptr + _LEAST))
     log_factor = tl.where(near, 0.0, _far(LIMIT / per_step, v) - _far(gap, v))
     factor = tl.exp(tl.minimum(log_factor, 0.0))
     at = out_ptr + row * 2 * SPAN + offset.to(tl.int32)
@@ -78,19 +82,18 @@ def _spread_kernel(  # type: ignore[no-untyped-def]
 @triton.jit
 def _slopes_kernel(  # type: ignore[no-untyped-def]
     mean_ptr, top_ptr, var_ptr, label_ptr, there_ptr, spread_ptr, ell_ptr, slope_ptr,
-    scratch_ptr, along_ptr, by_var_ptr, n_classes,
+    scratch_ptr, along_ptr, by_var_ptr, c_ptr, n_classes,
     LIMIT: tl.constexpr, SPAN: tl.constexpr, NODES: tl.constexpr, LATTICE: tl.constexpr,
-    WIDTH: tl.constexpr, LEFT: tl.constexpr, STEP: tl.constexpr, KAPPA: tl.constexpr,
-    STD_MAX: tl.constexpr, STD_UNIT: tl.constexpr, STD_STEP: tl.constexpr, LEAST: tl.constexpr,
+    WIDTH: tl.constexpr, LEFT: tl.constexpr, KAPPA: tl.constexpr, STD_MAX: tl.constexpr,
     WIDE: tl.constexpr, Q: tl.constexpr,
 ):  # fmt: skip
     """One row: its lattice, E at the nodes, and the two derivatives."""
     row = tl.program_id(0)
     var = tl.load(var_ptr + row)
-    std = tl.sqrt(tl.maximum(var, LEAST))
+    std = tl.sqrt(tl.maximum(var, tl.load(c_ptr + _LEAST)))
     # log F and rho of this std on the lattice, with zeros behind, into the row's scratch.
-    r = tl.minimum(std, STD_MAX) / STD_UNIT
-    place = tl.log(r + tl.sqrt(r * r + 1.0)) / STD_STEP
+    r = tl.minimum(std, STD_MAX) / tl.load(c_ptr + _STD_UNIT)
+    place = tl.log(r + tl.sqrt(r * r + 1.0)) / tl.load(c_ptr + _STD_STEP)
     first = tl.floor(place)
     t = place - first
     node = first.to(tl.int32) - LEFT
@@ -112,13 +115,14 @@ def _slopes_kernel(  # type: ignore[no-untyped-def]
 
     label = tl.load(label_ptr + row)
     pivot, top = tl.load(mean_ptr + row * n_classes + label), tl.load(top_ptr + row)
-    per_step = 1.0 / (STEP * tl.sqrt(1.0 + var / KAPPA))
+    step = tl.load(c_ptr + _STEP)
+    per_step = 1.0 / (step * tl.sqrt(1.0 + var / KAPPA))
     gap = top - pivot
     steps = gap * per_step
     near = steps < LIMIT
     offset = tl.where(near, tl.floor(steps), LIMIT * 1.0)
     fraction = tl.where(near, steps - offset, 0.0)
-    v = tl.maximum(var, LEAST)
+    v = tl.maximum(var, tl.load(c_ptr + _LEAST))
     log_factor = tl.where(near, 0.0, _far(LIMIT / per_step, v) - _far(gap, v))
     factor = tl.exp(tl.minimum(log_factor, 0.0))
     o = offset.to(tl.int32)
@@ -142,9 +146,10 @@ def _slopes_kernel(  # type: ignore[no-untyped-def]
         lift += b * p
     rho_label = tl.zeros([Q], tl.float64)
     growth = tl.zeros([Q], tl.float64)
+    shift, per_shift = tl.load(c_ptr + _SHIFT), tl.load(c_ptr + _CHANGE)
     for m in tl.static_range(8):
         w = _weight(fraction, m)
-        change = (_weight(fraction + 1e-3, m) - _weight(fraction - 1e-3, m)) * (500.0 / STEP)
+        change = (_weight(fraction + shift, m) - _weight(fraction - shift, m)) * per_shift
         f = tl.load(scratch + at + o + m, mask=is_node, other=0.0)
         p = tl.load(scratch + WIDTH + at + o + m, mask=is_node, other=0.0)
         total += factor * w * f
@@ -157,7 +162,7 @@ def _slopes_kernel(  # type: ignore[no-untyped-def]
     bend = factor * rho_label + growth / safe
     lift_sum = tl.sum(w * lift, 0)
     var_sum = tl.sum(w * (square - pull * pull - 2.0 * pull * bend), 0)
-    per_logit = per_step * STEP
+    per_logit = per_step * step
     ok = (tl.load(there_ptr + row) != 0) & (mass > 0.0)
     safe_mass = tl.where(ok, mass, 1.0)
     tl.store(along_ptr + row, tl.where(ok, -per_logit * lift_sum / safe_mass, 0.0))
@@ -165,11 +170,204 @@ def _slopes_kernel(  # type: ignore[no-untyped-def]
     tl.store(by_var_ptr + row, tl.where(ok, value, 0.0))
 
 
+@triton.jit
+def _begin_kernel(  # type: ignore[no-untyped-def]
+    deltas_ptr, gamma_ptr, log_kept_ptr, n, ALL_MOVE: tl.constexpr, B: tl.constexpr
+):
+    """Coefficients of the rows, and the logarithms of their running products."""
+    i = tl.arange(0, B)
+    inside = i < n
+    moves = inside & (ALL_MOVE | (i == n - 1))
+    delta = tl.where(moves, tl.load(deltas_ptr + i, mask=inside, other=0.0), 0.0)
+    tl.store(gamma_ptr + i, tl.exp(-0.5 * delta), mask=inside)
+    tl.store(log_kept_ptr + i, -0.5 * tl.cumsum(delta, 0), mask=inside)
+
+
+@triton.jit
+def _joint_kernel(  # type: ignore[no-untyped-def]
+    gram_cov_ptr, gram_eye_ptr, log_kept_ptr, joint_ptr, c_ptr, n, B: tl.constexpr
+):
+    """A row of the joint covariance of the rows' targets."""
+    prior_var, noise_var = tl.load(c_ptr + _PRIOR), tl.load(c_ptr + _NOISE)
+    row = tl.program_id(0)
+    col = tl.arange(0, B)
+    inside = col < n
+    first, last = tl.minimum(row, col), tl.maximum(row, col)
+    log_first = tl.load(log_kept_ptr + first, mask=inside, other=0.0)
+    log_last = tl.load(log_kept_ptr + last, mask=inside, other=0.0)
+    at = first * n + last
+    g = tl.load(gram_cov_ptr + at, mask=inside, other=0.0).to(tl.float64)
+    h = tl.load(gram_eye_ptr + at, mask=inside, other=0.0).to(tl.float64)
+    kept2 = tl.exp(2.0 * log_first)
+    value = tl.exp(log_last - log_first) * (kept2 * g + (1.0 - kept2) * prior_var * h)
+    value += tl.where(col == row, noise_var, 0.0)
+    tl.store(joint_ptr + row * n + col, value, mask=inside)
+
+
+@triton.jit
+def _expected_kernel(  # type: ignore[no-untyped-def]
+    base_ptr, label_ptr, log_kept_ptr, out_ptr, n_classes, B: tl.constexpr
+):
+    """A row's target less its prior mean."""
+    row = tl.program_id(0)
+    k = tl.arange(0, B)
+    inside = k < n_classes
+    kept = tl.exp(tl.load(log_kept_ptr + row))
+    base = tl.load(base_ptr + row * n_classes + k, mask=inside, other=0.0).to(tl.float64)
+    target = tl.where(k == tl.load(label_ptr + row), 1.0, 0.0)
+    tl.store(out_ptr + row * n_classes + k, target - kept * base, mask=inside)
+
+
+@triton.jit
+def _moments_kernel(  # type: ignore[no-untyped-def]
+    scaled_ptr, factor_ptr, gram_eye_ptr, gamma_ptr, deltas_ptr, start_ptr, label_ptr, seen_ptr,
+    mean_ptr, var_ptr, top_ptr, there_ptr, spread_ptr, c_ptr, n, n_classes,
+    COLUMNS: tl.constexpr, ALL_MOVE: tl.constexpr, SPAN2: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Moments of a row, predicted with the delta before it; clears its part of the lattice."""
+    prior_var, noise_var = tl.load(c_ptr + _PRIOR), tl.load(c_ptr + _NOISE)
+    row = tl.program_id(0)
+    k = tl.arange(0, B)
+    inside = k < n_classes
+    label = tl.load(label_ptr + row)
+    # A triangular solve leaves its result column by column.
+    at = row + k * n if COLUMNS else row * n_classes + k
+    scaled = tl.load(scaled_ptr + at, mask=inside, other=0.0).to(tl.float64)
+    deviation = tl.load(factor_ptr + row * (n + 1)).to(tl.float64)
+    size = tl.load(gram_eye_ptr + row * (n + 1)).to(tl.float64) * prior_var
+    gamma = tl.load(gamma_ptr + row)
+    before = tl.load(start_ptr)
+    if row > 0:
+        before = tl.load(deltas_ptr + row - 1)
+    old = tl.exp(-0.5 * before)
+    if not ALL_MOVE:
+        old = tl.where(row == n - 1, tl.exp(-0.5 * tl.load(start_ptr)), 1.0)
+    target = tl.where(k == label, 1.0, 0.0)
+    mean = old * (target - deviation * scaled) / gamma
+    own = deviation * deviation - noise_var
+    filtered = (own - (1.0 - gamma * gamma) * size) / (gamma * gamma)
+    var = tl.maximum(old * old * filtered + (1.0 - old * old) * size, 0.0)
+    tl.store(mean_ptr + row * n_classes + k, mean, mask=inside)
+    tl.store(var_ptr + row, var)
+    known = tl.load(seen_ptr + row * n_classes + k, mask=inside, other=0) != 0
+    own_known = tl.max(tl.where(known & (k == label), 1, 0), 0)
+    moves = ALL_MOVE | (row == n - 1)
+    there = (own_known > 0) & (tl.sum(tl.where(known, 1, 0), 0) > 1) & moves
+    tl.store(there_ptr + row, there.to(tl.uint8))
+    shown = inside & (known | (k == label))
+    tl.store(top_ptr + row, tl.max(tl.where(shown, mean, -1e300), 0))
+    tl.store(spread_ptr + row * SPAN2 + k, tl.zeros([B], tl.float64), mask=k < SPAN2)
+
+
+@triton.jit
+def _end_kernel(  # type: ignore[no-untyped-def]
+    along_ptr, by_var_ptr, gram_eye_ptr, var_ptr, start_ptr, deltas_ptr, left_ptr, c_ptr, n,
+    LARGEST: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """The deltas that the slopes lead to, held above 0, and how far they are from the last ones."""
+    prior_var, rate = tl.load(c_ptr + _PRIOR), tl.load(c_ptr + _RATE)
+    i = tl.arange(0, B)
+    inside = i < n
+    size = tl.load(gram_eye_ptr + i * (n + 1), mask=inside, other=0.0).to(tl.float64) * prior_var
+    var = tl.load(var_ptr + i, mask=inside, other=0.0)
+    by_var = tl.load(by_var_ptr + i, mask=inside, other=0.0)
+    slope = by_var * (size - var) - 0.5 * tl.load(along_ptr + i, mask=inside, other=0.0)
+    start = tl.load(start_ptr)
+    free = start + tl.cumsum(rate * slope, 0)
+    lowest = tl.associative_scan(free, 0, _least)
+    now = free - tl.minimum(lowest, 0.0)
+    was = tl.load(deltas_ptr + i, mask=inside, other=0.0)
+    left = tl.max(tl.where(inside, tl.abs(now - was), 0.0), 0)
+    largest = tl.max(tl.where(inside, now, 0.0), 0)
+    tl.store(left_ptr, tl.where(largest <= LARGEST, left / (1.0 + largest), 1e300))
+    tl.store(deltas_ptr + i, now, mask=inside)
+
+
+@triton.jit
+def _least(a, b):  # type: ignore[no-untyped-def]
+    return tl.minimum(a, b)
+
+
+class Rounds:
+    """One round of `KalmanHead._rounds` for learnt coefficients, with buffers of its own.
+
+    Parameters
+    ----------
+    head : KalmanHead
+    n_rows : int
+
+    Attributes
+    ----------
+    deltas : (b,)
+        To be set to the delta before the chunk; each round brings them closer to the right ones.
+    left : ()
+        How far the last round moved them.
+    """
+
+    def __init__(self, head: Any, n_rows: int) -> None:
+        k, device, dtype = head.n_classes, head.mean.device, head.mean.dtype
+        self.head, self.n, self.k = head, n_rows, k
+
+        def new(*shape: int, dtype: Any = torch.float64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.deltas, self.gamma, self.log_kept = new(n_rows), new(n_rows), new(n_rows)
+        self.var, self.top, self.along, self.by_var = (new(n_rows) for _ in range(4))
+        self.there, self.left = new(n_rows, dtype=torch.uint8), new()
+        self.joint, self.expected = new(n_rows, n_rows, dtype=dtype), new(n_rows, k, dtype=dtype)
+        self.mean, self.spread = new(n_rows, k), new(n_rows, 2, _SPAN)
+        self.scratch = new(n_rows, 2, _WIDTH)
+        self.tables = tuple(torch.tensor(each, device=device) for each in lattice.table())
+        self.constants = _constants(device, head.prior_var, head.noise_var, head.gamma_lr)
+
+    def factorize(self, chunk: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The factor (b, b) and the innovations (b, K) for the deltas of now."""
+        head, n, k = self.head, self.n, self.k
+        rows, all_move = triton.next_power_of_2(n), head.transition == "example"
+        _begin_kernel[(1,)](self.deltas, self.gamma, self.log_kept, n, ALL_MOVE=all_move, B=rows)
+        _joint_kernel[(n,)](
+            chunk.gram_cov, chunk.gram_eye, self.log_kept, self.joint, self.constants, n, B=rows
+        )
+        _expected_kernel[(n,)](
+            chunk.base_mean, labels, self.log_kept, self.expected, k, B=triton.next_power_of_2(k)
+        )
+        factor, _ = torch.linalg.cholesky_ex(self.joint)
+        return factor, torch.linalg.solve_triangular(factor, self.expected, upper=False)
+
+    def round(self, chunk: Any, labels: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """Bring the deltas closer; ``seen`` (b, K) are the classes known to each row, as bytes.
+
+        Returns
+        -------
+        factor, innovations : (b, b), (b, K)
+            For the deltas before the round.
+        """
+        head, n, k = self.head, self.n, self.k
+        factor, scaled = self.factorize(chunk, labels)
+        rows, all_move = triton.next_power_of_2(n), head.transition == "example"
+        columns = scaled.stride(0) == 1 and k > 1
+        wide = max(triton.next_power_of_2(k), triton.next_power_of_2(2 * _SPAN))
+        _moments_kernel[(n,)](
+            scaled, factor, chunk.gram_eye, self.gamma, self.deltas, head.delta, labels, seen,
+            self.mean, self.var, self.top, self.there, self.spread, self.constants, n, k,
+            COLUMNS=columns, ALL_MOVE=all_move, SPAN2=2 * _SPAN, B=wide,
+        )  # fmt: skip
+        _spread_and_slopes(
+            self.mean, self.var, labels, seen, self.there, self.top, self.spread, self.scratch,
+            self.along, self.by_var, self.constants, self.tables,
+        )  # fmt: skip
+        _end_kernel[(1,)](
+            self.along, self.by_var, chunk.gram_eye, self.var, head.delta, self.deltas, self.left,
+            self.constants, n, LARGEST=_LARGEST_DELTA, B=rows,
+        )  # fmt: skip
+        return factor, scaled
+
+
 def slopes(
     mean: Tensor, var: Tensor, labels: Tensor, known: Tensor, there: Tensor, tables: Any
 ) -> tuple[Tensor, Tensor]:
     """As `predictive.slopes`, for the rows that are ``there``; ``tables`` are the lattice's."""
-    b, n_classes = mean.shape
+    b = len(mean)
     mean, var = mean.double().contiguous(), var.double().contiguous()
     # The label is never above the top, known or not.
     shown = known.scatter(1, labels[:, None], True)
@@ -177,15 +375,32 @@ def slopes(
     spread = torch.zeros(b, 2, _SPAN, dtype=torch.float64, device=mean.device)
     scratch = torch.empty(b, 2, _WIDTH, dtype=torch.float64, device=mean.device)
     along, by_var = torch.empty_like(var), torch.empty_like(var)
-    shared = {"LIMIT": _LIMIT, "SPAN": _SPAN, "STEP": lattice.STEP, "KAPPA": lattice.KAPPA}
-    masks = known.to(torch.uint8).contiguous()
+    masks, there = known.to(torch.uint8).contiguous(), there.to(torch.uint8)
+    how = along, by_var, _constants(mean.device), tables
+    _spread_and_slopes(mean, var, labels, masks, there, top, spread, scratch, *how)
+    return along, by_var
+
+
+def _spread_and_slopes(
+    mean: Tensor, var: Tensor, labels: Tensor, known: Tensor, there: Tensor, top: Tensor,
+    spread: Tensor, scratch: Tensor, along: Tensor, by_var: Tensor, constants: Tensor, tables: Any,
+) -> None:  # fmt: skip
+    b, n_classes = mean.shape
+    shared = {"LIMIT": _LIMIT, "SPAN": _SPAN, "KAPPA": lattice.KAPPA}
     _spread_kernel[(b, triton.cdiv(n_classes, 256))](
-        mean, masks, top, var, labels, spread, n_classes, LEAST=1e-24, BLOCK=256, **shared
+        mean, known, top, var, labels, spread, constants, n_classes, BLOCK=256, **shared
     )
     _slopes_kernel[(b,)](
-        mean, top, var, labels, there.to(torch.uint8), spread, *tables, scratch, along, by_var,
+        mean, top, var, labels, there, spread, *tables, scratch, along, by_var, constants,
         n_classes, NODES=_NODES, LATTICE=lattice.LATTICE, WIDTH=_WIDTH, LEFT=lattice.LEFT,
-        STD_MAX=lattice.STD_MAX, STD_UNIT=lattice.STD_UNIT, STD_STEP=lattice.STD_STEP,
-        LEAST=1e-24, WIDE=1024, Q=256, num_warps=8, **shared,
+        STD_MAX=lattice.STD_MAX, WIDE=1024, Q=256, num_warps=8, **shared,
     )  # fmt: skip
-    return along, by_var
+
+
+def _constants(
+    device: Any, prior_var: float = 0.0, noise_var: float = 0.0, rate: float = 0.0
+) -> Tensor:
+    """What kernels read as float64, in the order of the names above."""
+    own = lattice.STEP, lattice.STD_UNIT, lattice.STD_STEP, 1e-24, 1e-3, 500.0 / lattice.STEP
+    values = (*own, prior_var, noise_var, rate)
+    return torch.tensor(values, dtype=torch.float64, device=device)

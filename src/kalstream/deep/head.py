@@ -117,6 +117,7 @@ class KalmanHead(nn.Module):
         m = n_features + int(bias)
         self.n_features, self.bias, self.normalize = n_features, bias, normalize
         self.transition, self.gamma_lr = transition, float(gamma_lr)
+        self._forgets_all = gamma == 0.0
         self.predictive, self.n_samples = predictive, n_samples
         self.noise_var = check.positive("noise_var", noise_var or 1.0 / n_classes)
         self.prior_var = check.positive("prior_var", prior_var or 1.0 / m)
@@ -209,15 +210,15 @@ class KalmanHead(nn.Module):
         Returns
         -------
         told : Told
-            Moments of each row before its label was seen, and the gamma of its transition.
+            Moments of each row before its label was seen, and the gamma of its transition; on a
+            GPU its tensors last until the next chunk.
         """
-        labels = self._labels(labels, len(features))
-        phi = self.prepare(features)
-        told = self._captured(phi, labels) if phi.is_cuda else None
+        told = self._captured(features, labels) if self.mean.is_cuda else None
         if told is None:
-            told = self._observe(phi, labels)
-        self.seen[labels] = True
-        self.count += len(phi)
+            labels = self._labels(labels, len(features))
+            told = self._observe(self.prepare(features), labels)
+            self.seen[labels] = True
+            self.count += len(labels)
         return told
 
     def _observe(self, phi: Tensor, labels: Tensor) -> Told:
@@ -245,17 +246,23 @@ class KalmanHead(nn.Module):
         self.delta.copy_(delta)
         return told
 
-    def _captured(self, phi: Tensor, labels: Tensor) -> Told | None:
+    def _captured(self, features: Tensor, labels: Tensor) -> Told | None:
         """The same by CUDA graphs; None where it has to be done the plain way."""
         from kalstream.deep._graph import Captured, places
 
+        if not predictive.fused() or self._forgets_all:
+            return None
+        fits = features.shape == (len(labels), self.n_features) and len(labels) > 0
+        if not (fits and features.is_cuda and labels.is_cuda and labels.dtype == torch.int64):
+            return None
         graphs = self.__dict__.setdefault("_graphs", {})
-        graph = graphs.get(len(phi))
+        key = len(labels), features.dtype
+        graph = graphs.get(key)
         if graph is None or graph.where != places(self):
-            if len(graphs) >= _MOST_GRAPHS:  # chunks of ever other sizes
+            if graph is None and len(graphs) >= _MOST_GRAPHS:  # chunks of ever other sizes
                 return None
-            graph = graphs[len(phi)] = Captured(self, len(phi))
-        return graph(phi, labels)
+            graph = graphs[key] = Captured(self, *key)
+        return graph(features, labels)
 
     def _rounds(
         self,
@@ -355,12 +362,10 @@ def _clipped_sums(start: Tensor, steps: Tensor) -> Tensor:
     """Running sums (b,) from ``start``, held above 0 and below the largest delta at every step.
 
     Held above 0, the sum is what the free one has risen above its lowest point, if that was below.
-    Where the other end is reached it has to be done step by step; on a GPU NaN says so.
+    Where the other end is reached it has to be done step by step.
     """
     free = start + steps.cumsum(0)
     sums = free - free.cummin(0).values.clamp_max(0.0)
-    if sums.is_cuda and torch.cuda.is_current_stream_capturing():
-        return torch.where((sums <= _LARGEST_DELTA).all(), sums, torch.full_like(sums, math.nan))
     if bool((sums <= _LARGEST_DELTA).all()):
         return sums
     out, now = [], float(start)

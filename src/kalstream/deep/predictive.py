@@ -67,7 +67,7 @@ def slopes(mean: Tensor, var: Tensor, labels: Tensor, known: Tensor) -> tuple[Te
     if mean.device.type == "cpu":
         found = _slopes_on_cpu(*(each.numpy() for each in (mean, var, labels, known, there)))
         return tuple(torch.from_numpy(each) for each in found)
-    if _fused() and mean.is_cuda:
+    if fused() and mean.is_cuda:
         from kalstream.deep import _kernels
 
         return _kernels.slopes(mean, var, labels, known, there, _tables(mean.device))
@@ -75,7 +75,7 @@ def slopes(mean: Tensor, var: Tensor, labels: Tensor, known: Tensor) -> tuple[Te
 
 
 @lru_cache(maxsize=1)
-def _fused() -> bool:
+def fused() -> bool:
     """Whether Triton is there."""
     return importlib.util.find_spec("triton") is not None
 

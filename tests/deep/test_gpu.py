@@ -1,0 +1,110 @@
+"""On a GPU the numbers are those of the CPU: graphs, fused kernels, errors."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+from kalstream.core import label_log_prob  # noqa: E402
+from kalstream.deep import KalmanHead, OnlineLearner, predictive  # noqa: E402
+from kalstream.errors import InvalidInput  # noqa: E402
+
+
+def chunks(n: int, b: int, m: int, k: int) -> list[tuple[Any, Any]]:
+    torch.manual_seed(0)
+    found = []
+    for _ in range(n):
+        weights = torch.randn(m, k, dtype=torch.float64)
+        features = torch.randn(b, m, dtype=torch.float64)
+        found.append((features, (features @ weights).argmax(1)))
+    return found
+
+
+@pytest.mark.parametrize("transition", ["example", "chunk"])
+@pytest.mark.parametrize("lr", [0.0, 0.01, 0.5])
+@pytest.mark.parametrize("size", [(1, 3, 2), (10, 5, 3), (63, 33, 7), (128, 64, 100)])
+def test_a_graph_is_the_cpu(size: tuple[int, int, int], lr: float, transition: str) -> None:
+    b, m, k = size
+    how = {"gamma": 0.99, "gamma_lr": lr, "noise_var": 0.2, "prior_var": 0.7}
+    cpu = KalmanHead(m, k, transition=transition, **how)
+    gpu = copy.deepcopy(cpu).cuda()
+    # Derivatives of the integral are good to 1e-7, and a learning rate of 0.5 makes the most of it.
+    close = {"atol": 1e-12, "rtol": 0.0} if lr == 0.0 else {"atol": 1e-6, "rtol": 1e-5}
+    for features, labels in chunks(6, b, m, k):
+        told, same = cpu.observe(features, labels), gpu.observe(features.cuda(), labels.cuda())
+        torch.testing.assert_close(same.logit_mean.cpu(), told.logit_mean, **close)
+        torch.testing.assert_close(same.logit_var.cpu(), told.logit_var, **close)
+    for name, value in gpu.state_dict().items():
+        torch.testing.assert_close(value.cpu(), cpu.state_dict()[name], **close)
+    assert gpu._graphs
+
+
+def test_a_gamma_of_zero_and_changing_sizes() -> None:
+    for gamma in (0.0, 0.9):
+        cpu = KalmanHead(4, 3, gamma=gamma)
+        gpu = copy.deepcopy(cpu).cuda()
+        for b in (5, 1, 7, 2, 3, 9, 5, 4):
+            features, labels = chunks(1, b, 4, 3)[0]
+            cpu.observe(features, labels)
+            gpu.observe(features.cuda(), labels.cuda())
+        torch.testing.assert_close(gpu.cov.cpu(), cpu.cov)
+    gpu.add_classes(2)
+    gpu.observe(torch.randn(5, 4).cuda(), torch.tensor([0, 4, 3, 1, 2]).cuda())
+    assert gpu.mean.shape == (4, 5)
+
+
+@pytest.mark.parametrize("k", [2, 10, 713])
+def test_fused_slopes(k: int) -> None:
+    rng = np.random.default_rng(0)
+    for std in (0.1, 1.0, 5.0):
+        mean, labels = 2.0 * max(std, 1.0) * rng.standard_normal((16, k)), rng.integers(k, size=16)
+        var = np.full(16, std**2)
+        known = np.ones((16, k), bool)
+        known[3, labels[3]] = False
+        tensors = [torch.from_numpy(each).cuda() for each in (mean, var, labels, known)]
+        along, by_var = (each.cpu().numpy() for each in predictive.slopes(*tensors))
+        terms = label_log_prob(mean, var, labels)
+        rows = np.arange(16) != 3
+        np.testing.assert_allclose(
+            along[rows], (terms.d_mean * mean).sum(1)[rows], rtol=1e-5, atol=1e-6
+        )
+        np.testing.assert_allclose(by_var[rows], terms.d_var[rows], rtol=1e-3, atol=1e-7)
+        assert along[3] == by_var[3] == 0.0
+
+
+def test_bad_chunks_change_nothing() -> None:
+    head = KalmanHead(3, 2, gamma_lr=0.1).cuda()
+    good = torch.randn(4, 3).cuda(), torch.tensor([0, 1, 0, 1]).cuda()
+    head.observe(*good)
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+    for features, labels, message in (
+        (good[0] * float("nan"), good[1], "NaN or infinity in row 0"),
+        (good[0], good[1] + 1, "labels run from 1 to 2"),
+        (good[0].cpu(), good[1], "features are on cpu"),
+        (good[0], good[1].cpu(), "labels are on cpu"),
+        (good[0][:, :2], good[1], "features must be"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            head.observe(features, labels)
+    for name, value in head.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_a_learner_on_the_gpu() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh())
+    learners = [
+        OnlineLearner(copy.deepcopy(net), KalmanHead(8, 3, gamma=0.99), lr=0.05, device=device)
+        for device in ("cpu", "cuda")
+    ]
+    for features, labels in chunks(5, 10, 4, 3):
+        for learner in learners:
+            learner.partial_fit(features.float().numpy(), labels.numpy())
+    rows = np.random.default_rng(0).standard_normal((5, 4))
+    first, second = (learner.predict_proba(rows) for learner in learners)
+    np.testing.assert_allclose(first, second, atol=1e-3)
