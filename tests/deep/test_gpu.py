@@ -77,6 +77,23 @@ def test_fused_slopes(k: int) -> None:
         assert along[3] == by_var[3] == 0.0
 
 
+@pytest.mark.parametrize("k", [2, 10, 713])
+@pytest.mark.parametrize("std", [0.1, 1.0, 5.0])
+def test_fused_log_probabilities_and_gradients(k: int, std: float) -> None:
+    rng = np.random.default_rng(0)
+    mean, labels = 2.0 * max(std, 1.0) * rng.standard_normal((16, k)), rng.integers(k, size=16)
+    var = np.full(16, std**2)
+    leaf, leaf_var = (torch.from_numpy(each).cuda().requires_grad_() for each in (mean, var))
+    alpha = torch.tensor(1.3, dtype=torch.float64, device="cuda", requires_grad=True)
+    found = predictive.log_prob(leaf, leaf_var, torch.from_numpy(labels).cuda(), alpha)
+    found.sum().backward()
+    terms = label_log_prob(mean, var, labels, calibration=1.3)
+    np.testing.assert_allclose(found.detach().cpu(), terms.log_prob, atol=1e-6)
+    np.testing.assert_allclose(leaf.grad.cpu(), terms.d_mean, atol=1e-5)
+    np.testing.assert_allclose(leaf_var.grad.cpu(), terms.d_var, rtol=1e-3, atol=1e-7)
+    np.testing.assert_allclose(float(alpha.grad), terms.d_calibration.sum(), rtol=1e-4)
+
+
 def test_bad_chunks_change_nothing() -> None:
     head = KalmanHead(3, 2, gamma_lr=0.1).cuda()
     good = torch.randn(4, 3).cuda(), torch.tensor([0, 1, 0, 1]).cuda()
@@ -108,3 +125,39 @@ def test_a_learner_on_the_gpu() -> None:
     rows = np.random.default_rng(0).standard_normal((5, 4))
     first, second = (learner.predict_proba(rows) for learner in learners)
     np.testing.assert_allclose(first, second, atol=1e-3)
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+@pytest.mark.parametrize("batch_norm", ["eval", "train"])
+def test_a_captured_step_is_the_plain_one(replayed: bool, batch_norm: str) -> None:
+    from kalstream.deep import RecentMemory
+
+    def made(capture: bool) -> OnlineLearner:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(
+            torch.nn.Linear(4, 16),
+            torch.nn.BatchNorm1d(16),
+            torch.nn.Tanh(),
+            torch.nn.Linear(16, 8),
+        )
+        return OnlineLearner(
+            net,
+            KalmanHead(8, 3, gamma=0.99, gamma_lr=0.05, bias=True),
+            lr=0.05,
+            optimizer=lambda groups: torch.optim.SGD(groups, momentum=0.9),
+            replay=RecentMemory(30, 5) if replayed else None,
+            batch_norm=batch_norm,
+            device="cuda",
+            capture=capture,
+        )
+
+    plain, captured = made(False), made(True)
+    for features, labels in chunks(12, 10, 4, 3):
+        rows, labels = features.float().cuda(), labels.cuda()
+        one, two = plain.step(rows, labels), captured.step(rows, labels)
+        torch.testing.assert_close(two.log_prob, one.log_prob, atol=1e-5, rtol=1e-5)
+        assert two.gamma == pytest.approx(one.gamma, abs=1e-6)
+    assert any(not isinstance(step, int) for step in captured._steps.values())
+    torch.testing.assert_close(captured.head.mean, plain.head.mean, atol=1e-5, rtol=1e-5)
+    with pytest.raises(InvalidInput, match="NaN or infinity"):
+        captured.head.observe(rows[:, :1].expand(-1, 8) * float("nan"), labels)

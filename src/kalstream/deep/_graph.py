@@ -14,7 +14,7 @@ from kalstream.deep.filter import Chunk, Told, update_
 Tensor = Any
 
 # Rounds of learnt coefficients before it is looked at how much the last one still changed.
-_ROUNDS: Final = 3
+_ROUNDS: Final = 2
 _LEFT: Final = 1e-10
 
 
@@ -127,6 +127,45 @@ class Captured:
             head.delta.copy_(self.rounds.deltas[-1])
         head.seen.index_fill_(0, self.known, True)
         head.count.add_(len(self.labels))
+
+
+class CapturedStep:
+    """A learner's prediction, gradient step and features again, for chunks of one shape.
+
+    Parameters
+    ----------
+    learner : OnlineLearner
+    rows, labels : (b, ...), (b,)
+        A chunk of the shape, with replayed rows behind the new ones.
+    n_new : int
+        Of them new, and predicted.
+    """
+
+    def __init__(self, learner: Any, rows: Tensor, labels: Tensor, n_new: int) -> None:
+        self.learner, self.n_new = learner, n_new
+        self.rows, self.labels = rows.clone(), labels.clone()
+        learner.optimizer.zero_grad(set_to_none=True)
+        self.graph = torch.cuda.CUDAGraph()
+        learner._capturing = True
+        try:
+            with _no_collection(), torch.cuda.graph(self.graph):
+                self._step()
+        finally:
+            learner._capturing = False
+
+    def _step(self) -> None:
+        learner, rows, labels = self.learner, self.rows, self.labels
+        said = learner._predict(rows[: self.n_new], labels[: self.n_new])
+        learner._descend(rows, labels)
+        self.made = (*said, learner._features(rows, grad=False))
+
+    def __call__(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities, predicted classes, and the features (b, m) after the gradient step."""
+        self.rows.copy_(rows)
+        self.labels.copy_(labels)
+        self.graph.replay()
+        log_prob, predicted, features = self.made
+        return log_prob.clone(), predicted.clone(), features
 
 
 @contextmanager

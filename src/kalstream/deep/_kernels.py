@@ -8,6 +8,7 @@ and all sums over classes become correlations with the lattice's own log F and r
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -82,7 +83,7 @@ def _spread_kernel(  # type: ignore[no-untyped-def]
 @triton.jit
 def _slopes_kernel(  # type: ignore[no-untyped-def]
     mean_ptr, top_ptr, var_ptr, label_ptr, there_ptr, spread_ptr, ell_ptr, slope_ptr,
-    scratch_ptr, along_ptr, by_var_ptr, c_ptr, n_classes,
+    scratch_ptr, along_ptr, by_var_ptr, log_p_ptr, c_ptr, n_classes, WHOLE: tl.constexpr,
     LIMIT: tl.constexpr, SPAN: tl.constexpr, NODES: tl.constexpr, LATTICE: tl.constexpr,
     WIDTH: tl.constexpr, LEFT: tl.constexpr, KAPPA: tl.constexpr, STD_MAX: tl.constexpr,
     WIDE: tl.constexpr, Q: tl.constexpr,
@@ -168,6 +169,47 @@ def _slopes_kernel(  # type: ignore[no-untyped-def]
     tl.store(along_ptr + row, tl.where(ok, -per_logit * lift_sum / safe_mass, 0.0))
     value = 0.5 * per_logit * per_logit * var_sum / safe_mass
     tl.store(by_var_ptr + row, tl.where(ok, value, 0.0))
+    if WHOLE:
+        # For the gradient by every mean: the correlation of w and rho, where classes are read off.
+        tl.store(log_p_ptr + row, tl.minimum(tl.log(2.0 * step * mass) + log_factor, 0.0))
+        tl.store(scratch + q, -per_logit * w / safe_mass, mask=is_node)
+        tl.debug_barrier()
+        at_span = tl.arange(0, 2 * Q)
+        in_span = at_span < SPAN
+        total_by = tl.zeros([2 * Q], tl.float64)
+        for node_number in range(NODES):
+            weight = tl.load(scratch + node_number)
+            here = tl.load(scratch + WIDTH + 2 * node_number + at_span, mask=in_span, other=0.0)
+            total_by += weight * here
+        tl.store(spread_ptr + row * 2 * SPAN + at_span, total_by, mask=in_span)
+
+
+@triton.jit
+def _gradient_kernel(  # type: ignore[no-untyped-def]
+    mean_ptr, top_ptr, var_ptr, label_ptr, spread_ptr, out_ptr, c_ptr, n_classes,
+    LIMIT: tl.constexpr, SPAN: tl.constexpr, KAPPA: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Derivatives by the means of all classes but the label, 0 for it."""
+    row = tl.program_id(0)
+    k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = k < n_classes
+    mean = tl.load(mean_ptr + row * n_classes + k, mask=inside, other=0.0)
+    top, var = tl.load(top_ptr + row), tl.load(var_ptr + row)
+    per_step = 1.0 / (tl.load(c_ptr + _STEP) * tl.sqrt(1.0 + var / KAPPA))
+    gap = top - mean
+    steps = gap * per_step
+    near = steps < LIMIT
+    offset = tl.where(near, tl.floor(steps), LIMIT * 1.0)
+    t = tl.where(near, steps - offset, 0.0)
+    v = tl.maximum(var, tl.load(c_ptr + _LEAST))
+    log_factor = tl.where(near, 0.0, _far(LIMIT / per_step, v) - _far(gap, v))
+    at = spread_ptr + row * 2 * SPAN + offset.to(tl.int32)
+    value = tl.zeros([BLOCK], tl.float64)
+    for m in tl.static_range(8):
+        value += _weight(t, m) * tl.load(at + m, mask=inside, other=0.0)
+    value = value * tl.exp(tl.minimum(log_factor, 0.0))
+    value = tl.where(k == tl.load(label_ptr + row), 0.0, value)
+    tl.store(out_ptr + row * n_classes + k, value, mask=inside)
 
 
 @triton.jit
@@ -318,7 +360,7 @@ class Rounds:
         self.mean, self.spread = new(n_rows, k), new(n_rows, 2, _SPAN)
         self.scratch = new(n_rows, 2, _WIDTH)
         self.tables = tuple(torch.tensor(each, device=device) for each in lattice.table())
-        self.constants = _constants(device, head.prior_var, head.noise_var, head.gamma_lr)
+        self.constants = constants(device, head.prior_var, head.noise_var, head.gamma_lr)
 
     def factorize(self, chunk: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The factor (b, b) and the innovations (b, K) for the deltas of now."""
@@ -376,14 +418,40 @@ def slopes(
     scratch = torch.empty(b, 2, _WIDTH, dtype=torch.float64, device=mean.device)
     along, by_var = torch.empty_like(var), torch.empty_like(var)
     masks, there = known.to(torch.uint8).contiguous(), there.to(torch.uint8)
-    how = along, by_var, _constants(mean.device), tables
+    how = along, by_var, constants(mean.device), tables
     _spread_and_slopes(mean, var, labels, masks, there, top, spread, scratch, *how)
     return along, by_var
+
+
+def label_terms(
+    mean: Tensor, var: Tensor, labels: Tensor, tables: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities (b,) of labels, and their derivatives by mean (b, K) and var (b,)."""
+    b, n_classes = mean.shape
+    mean, var = mean.double().contiguous(), var.double().contiguous()
+    top = mean.max(1).values
+    spread = torch.zeros(b, 2, _SPAN, dtype=torch.float64, device=mean.device)
+    scratch = torch.empty(b, 2, _WIDTH, dtype=torch.float64, device=mean.device)
+    along, by_var, log_p = (torch.empty_like(var) for _ in range(3))
+    all_known = torch.ones(b, n_classes, dtype=torch.uint8, device=mean.device)
+    own = constants(mean.device)
+    _spread_and_slopes(
+        mean, var, labels, all_known, all_known, top, spread, scratch, along, by_var, own, tables,
+        log_p,
+    )  # fmt: skip
+    by_mean = torch.empty_like(mean)
+    _gradient_kernel[(b, triton.cdiv(n_classes, 256))](
+        mean, top, var, labels, spread, by_mean, own, n_classes, LIMIT=_LIMIT, SPAN=_SPAN,
+        KAPPA=lattice.KAPPA, BLOCK=256,
+    )  # fmt: skip
+    by_mean.scatter_(1, labels[:, None], -by_mean.sum(1, keepdim=True))
+    return log_p, by_mean, by_var
 
 
 def _spread_and_slopes(
     mean: Tensor, var: Tensor, labels: Tensor, known: Tensor, there: Tensor, top: Tensor,
     spread: Tensor, scratch: Tensor, along: Tensor, by_var: Tensor, constants: Tensor, tables: Any,
+    log_p: Tensor | None = None,
 ) -> None:  # fmt: skip
     b, n_classes = mean.shape
     shared = {"LIMIT": _LIMIT, "SPAN": _SPAN, "KAPPA": lattice.KAPPA}
@@ -391,13 +459,15 @@ def _spread_and_slopes(
         mean, known, top, var, labels, spread, constants, n_classes, BLOCK=256, **shared
     )
     _slopes_kernel[(b,)](
-        mean, top, var, labels, there, spread, *tables, scratch, along, by_var, constants,
-        n_classes, NODES=_NODES, LATTICE=lattice.LATTICE, WIDTH=_WIDTH, LEFT=lattice.LEFT,
+        mean, top, var, labels, there, spread, *tables, scratch, along, by_var,
+        by_var if log_p is None else log_p, constants, n_classes, WHOLE=log_p is not None,
+        NODES=_NODES, LATTICE=lattice.LATTICE, WIDTH=_WIDTH, LEFT=lattice.LEFT,
         STD_MAX=lattice.STD_MAX, WIDE=1024, Q=256, num_warps=8, **shared,
     )  # fmt: skip
 
 
-def _constants(
+@lru_cache(maxsize=64)
+def constants(
     device: Any, prior_var: float = 0.0, noise_var: float = 0.0, rate: float = 0.0
 ) -> Tensor:
     """What kernels read as float64, in the order of the names above."""

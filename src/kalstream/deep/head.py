@@ -339,6 +339,8 @@ class KalmanHead(nn.Module):
             )
         if n == 0:
             raise InvalidInput("the chunk has no rows")
+        if labels.is_cuda and torch.cuda.is_current_stream_capturing():
+            return labels
         lowest, highest = torch.stack(labels.aminmax()).tolist()
         if lowest < 0 or highest >= self.n_classes:
             raise InvalidInput(

@@ -24,6 +24,7 @@ Array = NDArray[Any]
 
 BATCH_NORM: Final = ("eval", "train")
 FORMAT: Final = 1
+_PLAIN_STEPS: Final = 3  # chunks of a shape before it is captured
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,10 @@ class OnlineLearner:
     device : str or device
     autocast : torch.dtype, optional
         torch.bfloat16, for the backbone on a GPU; the filter keeps its own type.
+    capture : bool
+        On a GPU, run prediction and gradient step as a CUDA graph once chunks of a shape have come
+        a few times: several times faster. An optimizer must allow it (SGD does; AdamW with
+        ``capturable=True``), and a backbone must do the same every time.
 
     Attributes
     ----------
@@ -90,6 +95,9 @@ class OnlineLearner:
     array([0])
     """
 
+    capture = False
+    _capturing = False
+
     def __init__(
         self,
         backbone: nn.Module,
@@ -103,6 +111,7 @@ class OnlineLearner:
         preprocess: Callable[[Array], Tensor] | None = None,
         device: Any = "cpu",
         autocast: Any = None,
+        capture: bool = True,
     ) -> None:
         if not (lr >= 0.0 and beta >= 0.0):
             raise InvalidInput(f"lr and beta must be 0 or more, got {lr!r} and {beta!r}")
@@ -119,6 +128,8 @@ class OnlineLearner:
         self.optimizer: Any = optimizer(groups) if lr > 0.0 else None
         self.replay, self.batch_norm, self.autocast = replay, batch_norm, autocast
         self.preprocess = preprocess or _as_floats
+        self.capture = capture
+        self._steps: dict[Any, Any] = {}
 
     @property
     def classes_(self) -> Array:
@@ -141,29 +152,62 @@ class OnlineLearner:
         Should anything go wrong, the posterior is what it was; the network may have taken its
         gradient step.
         """
+        outcome = self._captured(rows, labels)
+        if outcome is None:
+            said = self._predict(rows, labels)
+            self._learn(rows, labels)
+            outcome = Outcome(*said, self.head.gamma)
+        return outcome
+
+    def _predict(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         shown = self._features(rows, grad=False)
         with torch.no_grad():
             mean, _ = self.head(shown)
-            log_prob = self.head.log_prob(shown, labels)
-        self._learn(rows, labels)
-        return Outcome(log_prob, mean.argmax(1), self.head.gamma)
+            return self.head.log_prob(shown, labels), mean.argmax(1)
 
     def _learn(self, rows: Tensor, labels: Tensor) -> None:
-        again = None if self.replay is None else self.replay.sample()
-        all_rows, all_labels = rows, labels
-        if again is not None:
-            all_rows, all_labels = torch.cat([rows, again[0]]), torch.cat([labels, again[1]])
+        all_rows, all_labels = self._with_replay(rows, labels)
         if self.optimizer is not None:
             self._descend(all_rows, all_labels)
         self.head.observe(self._features(all_rows, grad=False), all_labels)
         if self.replay is not None:
             self.replay.add(rows, labels)
 
+    def _with_replay(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        again = None if self.replay is None else self.replay.sample()
+        if again is None:
+            return rows, labels
+        return torch.cat([rows, again[0]]), torch.cat([labels, again[1]])
+
+    def _captured(self, rows: Tensor, labels: Tensor) -> Outcome | None:
+        """Predict and learn with all but the filter in one CUDA graph; None if it is not time.
+
+        The first chunks of a shape are learnt the plain way: they set up what a graph needs.
+        """
+        if not (self.capture and self.tunes and rows.is_cuda):
+            return None
+        again = self.replay is not None and self.replay.rows is not None
+        key = tuple(rows.shape), again
+        step = self._steps.get(key, 0)
+        if isinstance(step, int) and step < _PLAIN_STEPS:
+            self._steps[key] = step + 1
+            return None
+        all_rows, all_labels = self._with_replay(rows, labels)
+        if isinstance(step, int):
+            from kalstream.deep._graph import CapturedStep
+
+            step = self._steps[key] = CapturedStep(self, all_rows, all_labels, len(rows))
+        log_prob, predicted, features = step(all_rows, all_labels)
+        self.head.observe(features, all_labels)
+        if self.replay is not None:
+            self.replay.add(rows, labels)
+        return Outcome(log_prob, predicted, self.head.gamma)
+
     def _descend(self, rows: Tensor, labels: Tensor) -> None:
         """One gradient step on the calibration and the backbone."""
         features = self._features(rows, grad=self.tunes)
         loss = -self.head.log_prob(features, labels).mean()
-        if not bool(torch.isfinite(loss)):
+        if not self._capturing and not bool(torch.isfinite(loss)):
             raise NumericalError(
                 f"the loss is {float(loss)} at row {self.n_seen_}; lower lr or beta, or check the "
                 "backbone: nothing was learnt from this chunk"
@@ -185,7 +229,7 @@ class OnlineLearner:
                 f"{self.device} has no room for a chunk of {len(rows)} rows; use smaller chunks "
                 "(what was learnt before is as it was)"
             ) from error
-        if not bool(torch.isfinite(features).all()):
+        if not self._capturing and not bool(torch.isfinite(features).all()):
             raise InvalidInput(
                 "the backbone returned NaN or infinity; lower its learning rate, or check its "
                 "weights (nothing was learnt from this chunk)"
@@ -199,7 +243,8 @@ class OnlineLearner:
         rows, labels = self._rows(X), self._as_labels(y)
         if len(rows) != len(labels):
             raise InvalidInput(f"y has {len(labels)} labels for the {len(rows)} rows of X")
-        self._learn(rows, labels)
+        if self._captured(rows, labels) is None:
+            self._learn(rows, labels)
         return self
 
     def predict_proba(self, X: ArrayLike) -> Array:

@@ -30,12 +30,14 @@ _LEAST_VAR: Final = 1e-24  # the slope of a square root at 0 is not a number
 def log_prob(logit_mean: Tensor, logit_var: Tensor, labels: Tensor, calibration: Tensor) -> Tensor:
     """Exact log-probability (b,) of labels (b,), given logits N(mean (b, K), var (b,)).
 
-    Differentiable with respect to mean, var and calibration (a scalar). A class whose mean is -inf
-    plays no part.
+    Differentiable with respect to mean, var and calibration (a scalar). On the CPU a class whose
+    mean is -inf plays no part.
     """
     mean, var = calibration * logit_mean, calibration * calibration * logit_var
     if mean.device.type == "cpu":
         return _OnCpu.apply(mean, var, labels)
+    if mean.is_cuda and fused() and mean.shape[1] > 1:
+        return _OnGpu.apply(mean, var, labels)
     return log_probabilities(mean, var).gather(1, labels[:, None])[:, 0]
 
 
@@ -139,6 +141,20 @@ class _OnCpu(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         d_mean, d_var = ctx.saved_tensors
         return gradient[:, None] * d_mean, gradient * d_var, None
+
+
+class _OnGpu(torch.autograd.Function):
+    """The same by fused kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, var: Tensor, labels: Tensor) -> Tensor:
+        from kalstream.deep import _kernels
+
+        found, by_mean, by_var = _kernels.label_terms(mean, var, labels, _tables(mean.device))
+        ctx.save_for_backward(by_mean.to(mean.dtype), by_var.to(mean.dtype))
+        return found.to(mean.dtype)
+
+    backward = _OnCpu.backward
 
 
 def log_probabilities(mean: Tensor, var: Tensor) -> Tensor:
