@@ -583,10 +583,11 @@ def embed(  # noqa: D103
     from rich.progress import Progress
 
     from kalstream.deep.embed import embed as write
+    from kalstream.deep.embed import named_backbone, open_images
 
     path = out_path or Path(f"{source.resolve().name}.safetensors")
-    images, resize = _images(source, layout, split, size)
-    network = _backbone(backbone, weights)
+    images, resize = open_images(source, layout, split, size)
+    network = named_backbone(backbone, weights)
     with Progress(console=out) as bar:
         row = bar.add_task(_escaped(path.name), total=images.n_rows)
         write(
@@ -601,39 +602,6 @@ def embed(  # noqa: D103
             resume=not overwrite,
         )
     out.print(f"{_escaped(path)}; learn from it with: kalstream run {_escaped(path)}")
-
-
-def _images(source: Path, layout: str, split: str, size: int) -> tuple[Any, int | None]:
-    """The stream, and the size to resize its images to, None if it does that itself."""
-    from kalstream import streams
-    from kalstream.deep.embed import ImageFolderStream
-
-    if layout == "cifar100":
-        return streams.Cifar100Stream(source, split=split), size
-    if layout == "clear":
-        return streams.ClearStream(source, split, size=size), None
-    if layout == "cloc":
-        return streams.ClocStream(source, split, size=size), None
-    return ImageFolderStream(source, size), None
-
-
-def _backbone(name: str, weights: Path | None) -> Any:
-    from kalstream.deep import adapters, backbones
-
-    library, _, model = name.partition(":")
-    if library == "timm" and model:
-        if weights is not None:
-            raise InvalidInput(f"--weights {weights} is for networks of ours; timm has its own")
-        return adapters.from_timm(model)
-    builders = {n: getattr(backbones, n) for n in ("mobilenet_v2", "resnet18", "resnet50")}
-    if name not in builders:
-        raise InvalidInput(f"--backbone must be {', '.join(builders)} or timm:NAME, got {name!r}")
-    if weights is None:
-        raise InvalidInput(
-            f"--backbone {name} needs --weights: a state dict of torchvision, "
-            "mobilenet_v2-b0353104.pth say"
-        )
-    return backbones.load_weights(builders[name](), weights)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -22,7 +23,7 @@ Tensor = Any
 SGD: Final = partial(torch.optim.SGD, lr=0.001, momentum=0.9, weight_decay=1e-4)
 
 
-class _Baseline(OnlineLearner):
+class _Baseline(OnlineLearner, ABC):
     """A backbone and a softmax layer; what `OnlineLearner` does but for how a chunk is learnt.
 
     A gradient step is taken whole or not at all. Where a chunk takes several, those before the
@@ -67,9 +68,9 @@ class _Baseline(OnlineLearner):
             self.replay.add(rows, labels)
         self.head.note(labels)
 
+    @abstractmethod
     def _train(self, rows: Tensor, labels: Tensor) -> None:
         """Take the gradient steps of a chunk."""
-        raise NotImplementedError
 
     def _descend(self, loss: Callable[..., Tensor], *data: Tensor) -> None:
         """One gradient step."""
@@ -197,9 +198,9 @@ class _Replayed(_Baseline):
             else:
                 self._descend(self._loss, rows, labels, *again)
 
+    @abstractmethod
     def _loss(self, rows: Tensor, labels: Tensor, past_rows: Tensor, past_labels: Tensor) -> Tensor:
         """Of new and replayed rows."""
-        raise NotImplementedError
 
 
 class ExperienceReplay(_Replayed):

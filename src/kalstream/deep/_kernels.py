@@ -50,6 +50,17 @@ def _far(gap, var):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _locate(gap, per_step, var, least, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where a class lies that is ``gap`` below the top: offset, fraction, log of its factor."""
+    steps = gap * per_step
+    near = steps < LIMIT
+    offset = tl.where(near, tl.floor(steps), LIMIT * 1.0)
+    v = tl.maximum(var, least)
+    log_factor = tl.where(near, 0.0, _far(LIMIT / per_step, v) - _far(gap, v))
+    return offset.to(tl.int32), tl.where(near, steps - offset, 0.0), tl.minimum(log_factor, 0.0)
+
+
+@triton.jit
 def _spread_kernel(  # type: ignore[no-untyped-def]
     mean_ptr, known_ptr, top_ptr, var_ptr, label_ptr, out_ptr, c_ptr, n_classes,
     LIMIT: tl.constexpr, SPAN: tl.constexpr, KAPPA: tl.constexpr, BLOCK: tl.constexpr,
@@ -66,14 +77,9 @@ def _spread_kernel(  # type: ignore[no-untyped-def]
     top, var = tl.load(top_ptr + row), tl.load(var_ptr + row)
     per_step = 1.0 / (tl.load(c_ptr + _STEP) * tl.sqrt(1.0 + var / KAPPA))
     gap = top - mean
-    steps = gap * per_step
-    near = steps < LIMIT
-    offset = tl.where(near, tl.floor(steps), LIMIT * 1.0)
-    t = tl.where(near, steps - offset, 0.0)
-    v = tl.maximum(var, tl.load(c_ptr + _LEAST))
-    log_factor = tl.where(near, 0.0, _far(LIMIT / per_step, v) - _far(gap, v))
-    factor = tl.exp(tl.minimum(log_factor, 0.0))
-    at = out_ptr + row * 2 * SPAN + offset.to(tl.int32)
+    offset, t, log_factor = _locate(gap, per_step, var, tl.load(c_ptr + _LEAST), LIMIT)
+    factor = tl.exp(log_factor)
+    at = out_ptr + row * 2 * SPAN + offset
     for m in tl.static_range(8):
         w = factor * _weight(t, m)
         tl.atomic_add(at + m, w, mask=there)
@@ -119,14 +125,8 @@ def _slopes_kernel(  # type: ignore[no-untyped-def]
     step = tl.load(c_ptr + _STEP)
     per_step = 1.0 / (step * tl.sqrt(1.0 + var / KAPPA))
     gap = top - pivot
-    steps = gap * per_step
-    near = steps < LIMIT
-    offset = tl.where(near, tl.floor(steps), LIMIT * 1.0)
-    fraction = tl.where(near, steps - offset, 0.0)
-    v = tl.maximum(var, tl.load(c_ptr + _LEAST))
-    log_factor = tl.where(near, 0.0, _far(LIMIT / per_step, v) - _far(gap, v))
-    factor = tl.exp(tl.minimum(log_factor, 0.0))
-    o = offset.to(tl.int32)
+    offset, fraction, log_factor = _locate(gap, per_step, var, tl.load(c_ptr + _LEAST), LIMIT)
+    factor = tl.exp(log_factor)
 
     q = tl.arange(0, Q)
     at = 2 * q
@@ -151,8 +151,8 @@ def _slopes_kernel(  # type: ignore[no-untyped-def]
     for m in tl.static_range(8):
         w = _weight(fraction, m)
         change = (_weight(fraction + shift, m) - _weight(fraction - shift, m)) * per_shift
-        f = tl.load(scratch + at + o + m, mask=is_node, other=0.0)
-        p = tl.load(scratch + WIDTH + at + o + m, mask=is_node, other=0.0)
+        f = tl.load(scratch + at + offset + m, mask=is_node, other=0.0)
+        p = tl.load(scratch + WIDTH + at + offset + m, mask=is_node, other=0.0)
         total += factor * w * f
         rho_label += w * p
         growth += change * p
@@ -197,17 +197,12 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     top, var = tl.load(top_ptr + row), tl.load(var_ptr + row)
     per_step = 1.0 / (tl.load(c_ptr + _STEP) * tl.sqrt(1.0 + var / KAPPA))
     gap = top - mean
-    steps = gap * per_step
-    near = steps < LIMIT
-    offset = tl.where(near, tl.floor(steps), LIMIT * 1.0)
-    t = tl.where(near, steps - offset, 0.0)
-    v = tl.maximum(var, tl.load(c_ptr + _LEAST))
-    log_factor = tl.where(near, 0.0, _far(LIMIT / per_step, v) - _far(gap, v))
-    at = spread_ptr + row * 2 * SPAN + offset.to(tl.int32)
+    offset, t, log_factor = _locate(gap, per_step, var, tl.load(c_ptr + _LEAST), LIMIT)
+    at = spread_ptr + row * 2 * SPAN + offset
     value = tl.zeros([BLOCK], tl.float64)
     for m in tl.static_range(8):
         value += _weight(t, m) * tl.load(at + m, mask=inside, other=0.0)
-    value = value * tl.exp(tl.minimum(log_factor, 0.0))
+    value = value * tl.exp(log_factor)
     value = tl.where(k == tl.load(label_ptr + row), 0.0, value)
     tl.store(out_ptr + row * n_classes + k, value, mask=inside)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def mobilenet_v2(seed: int | torch.Generator = 0) -> Backbone:
     return _MobileNetV2(seed)
 
 
-class Backbone(nn.Module):
+class Backbone(nn.Module, ABC):
     """Maps images (b, 3, height, width), float, to features (b, n_features).
 
     Attributes
@@ -113,8 +114,9 @@ class Backbone(nn.Module):
             )
         return self._maps(images).mean((2, 3))  # (b, n_features)
 
+    @abstractmethod
     def _maps(self, images: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+        """The last feature maps (b, n_features, h, w)."""
 
     def _initialise(self, seed: int | torch.Generator) -> None:
         """From no memory at all to first weights, without a draw from torch's own generator."""

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from kalstream import streams
 from kalstream.deep import backbones
 from kalstream.errors import InvalidInput, MissingFile
 from kalstream.streams import Stream
@@ -461,3 +462,34 @@ def _flat(source: Any) -> dict[str, Any]:
 def _sync(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
+
+
+def open_images(source: Path, layout: str, split: str, size: int) -> tuple[Stream, int | None]:
+    """The stream, and the size to resize its images to, None if it does that itself."""
+    if layout == "cifar100":
+        return streams.Cifar100Stream(source, split=split), size
+    if layout == "clear":
+        return streams.ClearStream(source, split, size=size), None
+    if layout == "cloc":
+        return streams.ClocStream(source, split, size=size), None
+    return ImageFolderStream(source, size), None
+
+
+def named_backbone(name: str, weights: Path | None) -> Any:
+    """A network of ours with its weights, or timm:NAME."""
+    from kalstream.deep import adapters, backbones
+
+    library, _, model = name.partition(":")
+    if library == "timm" and model:
+        if weights is not None:
+            raise InvalidInput(f"--weights {weights} is for networks of ours; timm has its own")
+        return adapters.from_timm(model)
+    builders = {n: getattr(backbones, n) for n in ("mobilenet_v2", "resnet18", "resnet50")}
+    if name not in builders:
+        raise InvalidInput(f"--backbone must be {', '.join(builders)} or timm:NAME, got {name!r}")
+    if weights is None:
+        raise InvalidInput(
+            f"--backbone {name} needs --weights: a state dict of torchvision, "
+            "mobilenet_v2-b0353104.pth say"
+        )
+    return backbones.load_weights(builders[name](), weights)

@@ -94,13 +94,13 @@ def decay(gamma: Tensor) -> tuple[Tensor, Tensor]:
     return gamma.cumprod(0), ratios.triu()
 
 
-def joint_cov(chunk: Chunk, gamma: Tensor, prior_var: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Prior covariance of the rows' outputs (b, b), and the products that `decay` returns."""
+def joint_cov(chunk: Chunk, gamma: Tensor, prior_var: float) -> tuple[Tensor, Tensor]:
+    """Prior covariance of the rows' outputs (b, b), and the products of gamma (b,)."""
     kept, ratios = decay(gamma)
     kept2 = (kept * kept)[:, None]
     own = kept2 * chunk.gram_cov + (1.0 - kept2) * prior_var * chunk.gram_eye
     upper = ratios * own
-    return upper.triu() + upper.triu(1).T, kept, ratios
+    return upper.triu() + upper.triu(1).T, kept
 
 
 def run_chunk(
@@ -120,7 +120,7 @@ def run_chunk(
     kept : (b,)
         Products of gamma.
     """
-    joint, kept, _ = joint_cov(chunk, gamma, prior_var)
+    joint, kept = joint_cov(chunk, gamma, prior_var)
     total = joint + torch.diag(noise_var)
     factor, failed = torch.linalg.cholesky_ex(total)
     if not total.is_cuda and bool(failed):

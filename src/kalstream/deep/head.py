@@ -233,9 +233,8 @@ class KalmanHead(nn.Module):
         targets = nn.functional.one_hot(labels, self.n_classes).to(phi.dtype)
         noise_var = torch.full_like(phi[:, 0], self.noise_var)
         seen = self._seen_before(labels)
-        rounds = len(phi) + 1 if self.gamma_lr > 0.0 else 1
-        found = self._rounds(chunk, targets, labels, noise_var, seen, rounds, stop=True)
-        delta, told, factor, kept, _ = found
+        found = self._rounds(chunk, targets, labels, noise_var, seen)
+        delta, told, factor, kept = found
         sound = torch.isfinite(factor.diagonal()).all() & torch.isfinite(told.innovations).all()
         if not bool(sound):
             raise NumericalError(
@@ -265,29 +264,19 @@ class KalmanHead(nn.Module):
         return graph(features, labels)
 
     def _rounds(
-        self,
-        chunk: Chunk,
-        targets: Tensor,
-        labels: Tensor,
-        noise_var: Tensor,
-        seen: Tensor,
-        rounds: int,
-        *,
-        stop: bool = False,
-    ) -> tuple[Tensor, Told, Tensor, Tensor, Tensor]:
+        self, chunk: Chunk, targets: Tensor, labels: Tensor, noise_var: Tensor, seen: Tensor
+    ) -> tuple[Tensor, Told, Tensor, Tensor]:
         """The delta after the chunk, what the rows tell, and what the update needs.
 
         Learnt coefficients depend on one another: row i is predicted with that of row i - 1, and
         its label moves it. They are found by repetition, all rows at once: after n rounds the first
-        n are right, and as they hardly depend on one another a few rounds do. The last number
-        returned is how much the last round still changed; ``stop`` ends them once it is nothing.
+        n are right, and as they hardly depend on one another a few rounds do.
         """
         moves = torch.ones_like(noise_var, dtype=torch.bool)
         if self.transition == "chunk":
             moves[:-1] = False
         deltas = self.delta.expand(len(noise_var)).clone()
-        left = torch.zeros_like(self.delta)
-        for _ in range(rounds):
+        for _ in range(len(noise_var) + 1):
             gamma = torch.where(moves, torch.exp(-0.5 * deltas), torch.ones_like(deltas))
             told, factor, kept = run_chunk(
                 chunk, targets, gamma.to(noise_var.dtype), noise_var, self.prior_var
@@ -297,11 +286,10 @@ class KalmanHead(nn.Module):
             before = torch.cat([self.delta[None], deltas[:-1]])
             slopes, told = self._slopes(chunk, told, labels, seen, before, moves)
             now = _clipped_sums(self.delta, self.gamma_lr * slopes)
-            left = (now - deltas).abs().max() / (1.0 + now.max())
-            if stop and bool(left <= 1e-14):
+            if bool((now - deltas).abs().max() <= 1e-14 * (1.0 + now.max())):
                 break
             deltas = now
-        return deltas[-1].clone(), told, factor, kept, left
+        return deltas[-1].clone(), told, factor, kept
 
     def _slopes(
         self, chunk: Chunk, told: Told, labels: Tensor, seen: Tensor, before: Tensor, moves: Tensor

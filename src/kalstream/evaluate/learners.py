@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +73,7 @@ def adapt(learner: Any, stream: Stream, classes: list[Any] | None = None) -> Ada
     )
 
 
-class Adapter:
+class Adapter(ABC):
     """A learner that can be asked and taught."""
 
     def __init__(self, learner: Any, stream: Stream) -> None:
@@ -101,7 +102,7 @@ class Adapter:
         self.taught = self.taught or self._is_fitted() or bool(known(batch.targets).any())
 
     def ask_and_teach(self, batch: Batch) -> Answer:
-        """As `ask` and `teach`, row by row."""
+        """As `ask` and `teach`, row by row; only where `in_one_call`."""
         raise NotImplementedError
 
     def _is_fitted(self) -> bool:
@@ -116,11 +117,13 @@ class Adapter:
             return Answer(predictions=np.full(n, np.nan))
         return Answer(labels=[], probabilities=np.zeros((n, 0)))
 
+    @abstractmethod
     def _ask(self, batch: Batch) -> Answer:
-        raise NotImplementedError
+        """Predict rows, once something was taught."""
 
+    @abstractmethod
     def _teach(self, batch: Batch) -> None:
-        raise NotImplementedError
+        """Learn rows."""
 
 
 class _PartialFit(Adapter):
