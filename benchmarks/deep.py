@@ -21,8 +21,8 @@ CLOC_ROWS = 37_093_769
 
 
 def milliseconds(torch: Any, do: Callable[[], Any], n: int = 50) -> float:
-    """Time of one call, by CUDA events, after a warm-up."""
-    for _ in range(8):
+    """Time of one call, by CUDA events, after a warm-up in which graphs are captured."""
+    for _ in range(80):
         do()
     begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
@@ -49,28 +49,37 @@ def filter_step(torch: Any, gamma_lr: float, drifting: bool, dtype: Any) -> floa
     return milliseconds(torch, lambda: head.observe(*data[next(turn) % 40]))
 
 
-def fine_tuning(torch: Any, capture: bool, n: int, **how: Any) -> float:
-    """Seconds of a pass over 50,000 images in chunks of 10, ResNet-18, learnt gamma."""
-    from kalstream.deep import KalmanHead, OnlineLearner
+def fine_tuning(torch: Any, n: int, n_learners: int = 1, replay: bool = False, **how: Any) -> float:
+    """Seconds of a pass over 50,000 images in chunks of 10, ResNet-18, learnt gamma; a learner."""
+    from kalstream.deep import Fleet, KalmanHead, OnlineLearner, RecentMemory
     from kalstream.deep.backbones import resnet18
 
     torch.backends.cudnn.benchmark = True
-    head = KalmanHead(512, 100, gamma=0.999, gamma_lr=0.01, bias=True, normalize=True)
-    learner = OnlineLearner(
-        resnet18(stem="cifar", seed=0), head, lr=0.05, device="cuda", capture=capture, **how
+    fleet = Fleet(
+        [
+            OnlineLearner(
+                resnet18(stem="cifar", seed=seed),
+                KalmanHead(512, 100, gamma=0.999, gamma_lr=0.01, bias=True, normalize=True),
+                lr=0.05,
+                device="cuda",
+                replay=RecentMemory(seed=seed) if replay else None,
+                **how,
+            )
+            for seed in range(n_learners)
+        ]
     )
     torch.manual_seed(0)
     rows = torch.randn((n + 8) * 10, 3, 32, 32, device="cuda")
     labels = torch.randint(100, ((n + 8) * 10,), device="cuda")
     parts = list(zip(rows.split(10), labels.split(10), strict=True))
     for part in parts[:8]:
-        learner.step(*part)
+        fleet.step([part] * n_learners)
     torch.cuda.synchronize()
     begun = time.perf_counter()
     for part in parts[8:]:
-        learner.step(*part)
+        fleet.step([part] * n_learners)
     torch.cuda.synchronize()
-    return 5000 * (time.perf_counter() - begun) / n
+    return 5000 * (time.perf_counter() - begun) / n / n_learners
 
 
 def simulated_cloc(torch: Any, gamma: float, gamma_lr: float, chunks: int) -> dict[str, float]:
@@ -119,8 +128,6 @@ def measure() -> dict[str, Any]:
     """All numbers."""
     import torch
 
-    from kalstream.deep import RecentMemory
-
     doubles, singles = torch.float64, torch.float32
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
@@ -136,12 +143,14 @@ def measure() -> dict[str, Any]:
     }
     bf16 = {"autocast": torch.bfloat16}
     found["pass"] = {
-        "plain": fine_tuning(torch, False, 60),
-        "captured": fine_tuning(torch, True, 400),
-        "captured, bf16": fine_tuning(torch, True, 400, **bf16),
-        "captured, bf16, replay": fine_tuning(torch, True, 400, replay=RecentMemory(), **bf16),
+        "plain": fine_tuning(torch, 60, capture=False),
+        "captured": fine_tuning(torch, 400),
+        "captured, bf16": fine_tuning(torch, 400, **bf16),
+        "captured, bf16, replay": fine_tuning(torch, 400, replay=True, **bf16),
+        "16 learners at once, bf16, each": fine_tuning(torch, 100, 16, **bf16),
+        "16 learners at once, bf16, replay, each": fine_tuning(torch, 100, 16, True, **bf16),
     }
-    policies = ((1.0, 0.0), (0.9999, 0.0), (0.999, 0.0), (1.0, 0.001))
+    policies = ((1.0, 0.0), (0.99999, 0.0), (0.9999, 0.0), (1.0, 1.0), (1.0, 1000.0))
     found["cloc"] = [simulated_cloc(torch, *policy, CHUNKS) for policy in policies]
     return found
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from kalstream.baselines import ACE, ExperienceReplay, OnlineSGD, SoftmaxHead
-from kalstream.deep import KalmanHead, OnlineLearner, RecentMemory, ReplayStreams
+from kalstream.deep import KalmanHead, Learner, OnlineLearner, RecentMemory, ReplayStreams
 from kalstream.errors import CheckpointError, InvalidInput, NumericalError
 from kalstream.evaluate import prequential
 from kalstream.streams import ArrayStream
@@ -93,7 +93,7 @@ class Plain:
         self.n_steps += 1
 
 
-def same_network(learner: OnlineLearner, plain: Plain) -> None:
+def same_network(learner: Learner, plain: Plain) -> None:
     """Weights and running averages agree."""
     for ours, theirs in ((learner.backbone, plain.backbone), (learner.head, plain.head)):
         for (name, a), b in zip(
@@ -361,8 +361,10 @@ def test_checkpoints_of_other_learners_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="OnlineSGD"):
         OnlineSGD(nn.Identity(), SoftmaxHead(2, 2)).restore(tmp_path / "kalman.pt")
     OnlineSGD(*network()).save(tmp_path / "sgd.pt")
-    with pytest.raises(CheckpointError, match="replay"):
+    with pytest.raises(CheckpointError, match="OnlineSGD, this is ExperienceReplay"):
         ExperienceReplay(*network()).restore(tmp_path / "sgd.pt")
+    with pytest.raises(CheckpointError, match="replay"):
+        OnlineSGD(*network(), replay=ReplayStreams()).restore(tmp_path / "sgd.pt")
 
 
 # ---- the evaluator ------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The chunk protocol, step by step, and what is kept when something breaks."""
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -119,9 +120,29 @@ def test_save_and_restore_go_on_with_the_same_numbers(tmp_path: Any) -> None:
     without = OnlineLearner(network(), KalmanHead(6, 3), lr=0.1)
     with pytest.raises(CheckpointError, match="differ in their replay"):
         without.restore(tmp_path / "l.pt")
+    assert one.n_seen_ == two.n_seen_ == 60  # replayed rows are not of the stream
     (tmp_path / "l.pt").write_bytes(b"nonsense")
     with pytest.raises(CheckpointError, match="cannot be read back"):
         made().restore(tmp_path / "l.pt")
+
+
+def test_a_state_is_loaded_whole_or_not_at_all() -> None:
+    made = learner(replay=RecentMemory(20, 5))
+    other = learner(replay=RecentMemory(20, 5))
+    for turn in range(3):
+        other.partial_fit(*chunk(turn))
+    state = other.state_dict()
+    before = copy.deepcopy(made.state_dict())
+    for broken in ({"optimizer": {}}, {"head": {"mean": torch.zeros(1)}}, {"replay": {}}):
+        with pytest.raises((RuntimeError, KeyError, ValueError)):
+            made.load_state_dict(state | broken)
+        after = made.state_dict()
+        for part in ("backbone", "head"):
+            for name, value in after[part].items():
+                assert torch.equal(value, before[part][name]), (broken, name)
+        assert after["replay"]["rows"] is None
+    made.load_state_dict(state)
+    assert made.n_seen_ == 30
 
 
 class Breaks(nn.Module):

@@ -427,3 +427,43 @@ def test_memory_is_told() -> None:
     from kalstream.experiments.run import memory_mb
 
     assert 10.0 < memory_mb() <= memory_mb(peak=True) + 1.0
+
+
+NETWORK = """
+import torch
+from kalstream.deep import KalmanHead, OnlineLearner, RecentMemory
+
+
+def make(seed):
+    torch.manual_seed(seed)
+    net = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh())
+    head = KalmanHead(8, 3, gamma=0.99, gamma_lr=0.1, predictive="monte-carlo", n_samples=10)
+    return OnlineLearner(
+        net,
+        head,
+        lr=0.05,
+        replay=RecentMemory(20, 5),
+        optimizer=lambda groups: torch.optim.SGD(groups, momentum=0.9),
+    )
+"""
+
+
+def test_a_network_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    Path("networks_of_this_test.py").write_text(NETWORK)
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((600, 5)).astype(np.float32)
+    np.save("rows.npy", rows)
+    np.save("rows.labels.npy", (rows[:, 0] > 0) + (rows[:, 1] > 0).astype(int))
+    options = Options(source="rows.npy", learner="networks_of_this_test:make", chunk=10)
+    whole = Run("whole", options).go()
+    assert whole["total"]["accuracy"] > 0.6
+    for stop in (1, 3, 7):
+        folder = f"run-{stop}"
+        assert Run(folder, options).go(stopped=stop_after(stop))["reason"] == "interrupted"
+        end = Run.resume(folder).go()
+        assert (end["row"], end["total"]) == (600, whole["total"])
+        assert [path.name for path in Path(folder, "checkpoint").glob("model-*")] == [
+            "model-600.pt"
+        ]

@@ -67,7 +67,8 @@ class SoftmaxHead(nn.Linear):
                 "make SoftmaxHead(n_features=...) for what the backbone returns"
             )
         logits = super().forward(features.to(self.weight.dtype))
-        if not bool(torch.isfinite(logits).all()):
+        capturing = logits.is_cuda and torch.cuda.is_current_stream_capturing()
+        if not capturing and not bool(torch.isfinite(logits).all()):
             raise NumericalError(
                 "the softmax layer returned NaN or infinity: the network has diverged; go back to "
                 "a checkpoint, and lower the learning rate of the optimizer"
@@ -91,9 +92,12 @@ class SoftmaxHead(nn.Linear):
                 f"labels must be ({max(n, 1)},) whole numbers, got {tuple(labels.shape)} of "
                 f"{labels.dtype} for {n} rows"
             )
-        if int(labels.min()) < 0 or int(labels.max()) >= self.n_classes:
+        if labels.is_cuda and torch.cuda.is_current_stream_capturing():
+            return labels  # they have been looked at
+        lowest, highest = torch.stack(labels.aminmax()).tolist()
+        if lowest < 0 or highest >= self.n_classes:
             raise InvalidInput(
-                f"labels run from {int(labels.min())} to {int(labels.max())}; the head has classes "
+                f"labels run from {lowest} to {highest}; the head has classes "
                 f"0 to {self.n_classes - 1}: make SoftmaxHead(n_classes=...) for all that may come"
             )
         return labels.long()
@@ -101,5 +105,5 @@ class SoftmaxHead(nn.Linear):
     @torch.no_grad()
     def note(self, labels: Tensor) -> None:
         """Count labels (b,) as learnt."""
-        self.seen[labels] = True
+        self.seen.index_fill_(0, labels, True)  # an assignment would wait for the device
         self.count += len(labels)

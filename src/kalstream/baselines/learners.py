@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -12,10 +12,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from kalstream.baselines.head import SoftmaxHead
-from kalstream.core import _checks as check
-from kalstream.deep import OnlineLearner, RecentMemory, ReplayStreams
-from kalstream.deep.learner import BATCH_NORM, _as_floats
-from kalstream.errors import CheckpointError, InvalidInput
+from kalstream.deep import Learner, RecentMemory, ReplayStreams
+from kalstream.errors import InvalidInput
 
 Tensor = Any
 
@@ -23,15 +21,15 @@ Tensor = Any
 SGD: Final = partial(torch.optim.SGD, lr=0.001, momentum=0.9, weight_decay=1e-4)
 
 
-class _Baseline(OnlineLearner, ABC):
-    """A backbone and a softmax layer; what `OnlineLearner` does but for how a chunk is learnt.
+class _Baseline(Learner):
+    """A backbone and a softmax layer, trained by gradients alone.
 
     A gradient step is taken whole or not at all. Where a chunk takes several, those before the
     one that failed have been taken; the chunk is then neither counted nor remembered.
     """
 
     replays: Any
-    replay: Any
+    head: SoftmaxHead
 
     def __init__(
         self,
@@ -46,72 +44,68 @@ class _Baseline(OnlineLearner, ABC):
         preprocess: Callable[[Any], Tensor] | None = None,
         device: Any = "cpu",
         autocast: Any = None,
+        capture: bool = True,
     ) -> None:
-        check.choice("batch_norm", batch_norm, BATCH_NORM)
         if not isinstance(replay, self.replays | None):
             raise InvalidInput(
                 f"{type(self).__name__} replays from {self.replays.__name__}, got {replay!r}"
             )
-        self.device = torch.device(device)
-        self.backbone, self.head = backbone.to(self.device), head.to(self.device)
-        self.tunes = any(p.requires_grad for p in backbone.parameters())
+        super().__init__(
+            backbone,
+            head,
+            replay=replay,
+            batch_norm=batch_norm,
+            preprocess=preprocess,
+            device=device,
+            autocast=autocast,
+            capture=capture,
+        )
         trained = [p for part in (backbone, head) for p in part.parameters() if p.requires_grad]
-        self.optimizer = optimizer(trained)
-        self.replay, self.batch_norm, self.autocast = replay, batch_norm, autocast
-        self.preprocess = preprocess or _as_floats
+        self._optimize(optimizer(trained))
         self.flip, self.generator = flip, torch.Generator().manual_seed(seed)
 
-    def _learn(self, rows: Tensor, labels: Tensor) -> None:
-        labels = self.head.checked(labels, len(rows))
-        self._train(rows, labels)
-        if self.replay is not None:
-            self.replay.add(rows, labels)
-        self.head.note(labels)
-
-    @abstractmethod
-    def _train(self, rows: Tensor, labels: Tensor) -> None:
-        """Take the gradient steps of a chunk."""
-
-    def _descend(self, loss: Callable[..., Tensor], *data: Tensor) -> None:
-        """One gradient step."""
-        # a forward pass that fails has spoilt the running averages of batch norm
-        before = [(buffer, buffer.clone()) for buffer in self.backbone.buffers()]
-        try:
-            self.optimizer.zero_grad(set_to_none=True)
-            loss(*data).backward()
-        except Exception:
-            for buffer, kept in before:
-                buffer.copy_(kept)
-            raise
-        self.optimizer.step()
-
-    def _logits(self, rows: Tensor) -> Tensor:
-        """Logits (b, K) to be trained; batch norm with the averages of these rows."""
-        return self.head(self._features(self._flipped(rows), grad=self.tunes)).mean
-
-    def _cross_entropy(self, rows: Tensor, labels: Tensor) -> Tensor:
-        return cross_entropy(self._logits(rows), labels)
-
-    def _flipped(self, rows: Tensor) -> Tensor:
-        if not self.flip:
-            return rows
-        if rows.ndim != 4:
+    def _inputs(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        if self.flip and rows.ndim != 4:
             raise InvalidInput(
                 f"flip=True mirrors images (b, c, h, w), got rows {tuple(rows.shape)}; use "
                 "flip=False, or a preprocess that returns images"
             )
+        labels = self.head.checked(labels, len(rows))
+        trained = [each for chunk in self._chunks(rows, labels) for each in self._flipped(*chunk)]
+        return rows, labels, *trained
+
+    @abstractmethod
+    def _chunks(self, rows: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """What is trained on, chunk after chunk."""
+
+    def _flipped(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.flip:
+            return rows, labels
         mirrored = torch.rand(len(rows), generator=self.generator) < 0.5
-        return torch.where(mirrored.to(rows.device)[:, None, None, None], rows.flip(3), rows)
+        mirrored = mirrored.to(rows.device)[:, None, None, None]
+        return torch.where(mirrored, rows.flip(3), rows), labels
+
+    def _train(self, rows: Tensor, labels: Tensor, *trained: Tensor) -> None:
+        for chunk in zip(trained[::2], trained[1::2], strict=True):
+            self._descend(self._cross_entropy, *chunk)
+
+    def _logits(self, rows: Tensor) -> Tensor:
+        """Logits (b, K) to be trained; batch norm with the averages of these rows."""
+        return self.head(self._features(rows, grad=self.tunes)).mean
+
+    def _cross_entropy(self, rows: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(self._logits(rows), labels)
+
+    def _finish(self, features: Tensor | None, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
+        self.head.note(inputs[1])
+        return lambda: None
 
     def state_dict(self) -> dict[str, Any]:
         """As of `OnlineLearner`, and the random numbers of the flips."""
         return super().state_dict() | {"flip_rng": self.generator.get_state()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
-        if "flip_rng" not in state:
-            raise CheckpointError(f"the checkpoint is not one of a {type(self).__name__}")
-        super().load_state_dict(state)
+    def _load(self, state: dict[str, Any]) -> None:
+        super()._load(state)
         self.generator.set_state(state["flip_rng"].cpu())
 
 
@@ -135,7 +129,7 @@ class OnlineSGD(_Baseline):
         predicted and remembered as they came.
     seed : int
         Of the flips.
-    batch_norm, preprocess, device, autocast
+    batch_norm, preprocess, device, autocast, capture
         As of `OnlineLearner`: with batch_norm="eval" rows are predicted with the running averages,
         and trained on with their own.
 
@@ -163,10 +157,8 @@ class OnlineSGD(_Baseline):
 
     replays = ReplayStreams
 
-    def _train(self, rows: Tensor, labels: Tensor) -> None:
-        self._descend(self._cross_entropy, rows, labels)
-        for chunk in [] if self.replay is None else self.replay.chunks():
-            self._descend(self._cross_entropy, *chunk)
+    def _chunks(self, rows: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
+        return [(rows, labels), *([] if self.replay is None else self.replay.chunks())]
 
 
 class _Replayed(_Baseline):
@@ -190,17 +182,18 @@ class _Replayed(_Baseline):
             backbone, head, replay=RecentMemory() if replay is None else replay, **options
         )
 
-    def _train(self, rows: Tensor, labels: Tensor) -> None:
+    def _chunks(self, rows: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
+        chunks = []
         for _ in range(self.n_steps):
             again = self.replay.sample()
-            if again is None:
-                self._descend(self._cross_entropy, rows, labels)
-            else:
-                self._descend(self._loss, rows, labels, *again)
+            chunks += [(rows, labels)] if again is None else self._beside(rows, labels, *again)
+        return chunks
 
     @abstractmethod
-    def _loss(self, rows: Tensor, labels: Tensor, past_rows: Tensor, past_labels: Tensor) -> Tensor:
-        """Of new and replayed rows."""
+    def _beside(
+        self, rows: Tensor, labels: Tensor, past_rows: Tensor, past_labels: Tensor
+    ) -> list[tuple[Tensor, Tensor]]:
+        """What passes through the network in a step on new and replayed rows."""
 
 
 class ExperienceReplay(_Replayed):
@@ -227,8 +220,10 @@ class ExperienceReplay(_Replayed):
     (1, 2)
     """
 
-    def _loss(self, rows: Tensor, labels: Tensor, past_rows: Tensor, past_labels: Tensor) -> Tensor:
-        return self._cross_entropy(torch.cat([rows, past_rows]), torch.cat([labels, past_labels]))
+    def _beside(
+        self, rows: Tensor, labels: Tensor, past_rows: Tensor, past_labels: Tensor
+    ) -> list[tuple[Tensor, Tensor]]:
+        return [(torch.cat([rows, past_rows]), torch.cat([labels, past_labels]))]
 
 
 class ACE(_Replayed):
@@ -253,8 +248,19 @@ class ACE(_Replayed):
     (1, 2)
     """
 
+    def _beside(
+        self, rows: Tensor, labels: Tensor, past_rows: Tensor, past_labels: Tensor
+    ) -> list[tuple[Tensor, Tensor]]:
+        return [(rows, labels), (past_rows, past_labels)]
+
+    def _train(self, rows: Tensor, labels: Tensor, *trained: Tensor) -> None:
+        if len(trained) < 4 * self.n_steps:  # the first chunk
+            return super()._train(rows, labels, *trained)
+        for first in range(0, len(trained), 4):
+            self._descend(self._loss, *trained[first : first + 4])
+
     def _loss(self, rows: Tensor, labels: Tensor, past_rows: Tensor, past_labels: Tensor) -> Tensor:
-        gone = self.head.seen.clone()  # (K,)
-        gone[labels] = False
+        present = torch.zeros_like(self.head.seen).index_fill(0, labels, True)
+        gone = self.head.seen & ~present  # (K,)
         new = cross_entropy(self._logits(rows).masked_fill(gone, -torch.inf), labels)
         return new + self._cross_entropy(past_rows, past_labels)

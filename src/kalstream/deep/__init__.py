@@ -4,8 +4,18 @@ from kalstream._optional import require
 
 require("torch", "torch")
 
+from kalstream.deep.fleet import Fleet  # noqa: E402
 from kalstream.deep.head import KalmanHead, Moments  # noqa: E402
-from kalstream.deep.learner import OnlineLearner, Outcome  # noqa: E402
+from kalstream.deep.learner import Learner, OnlineLearner, Outcome  # noqa: E402
 from kalstream.deep.replay import RecentMemory, ReplayStreams  # noqa: E402
 
-__all__ = ["KalmanHead", "Moments", "OnlineLearner", "Outcome", "RecentMemory", "ReplayStreams"]
+__all__ = [
+    "Fleet",
+    "KalmanHead",
+    "Learner",
+    "Moments",
+    "OnlineLearner",
+    "Outcome",
+    "RecentMemory",
+    "ReplayStreams",
+]

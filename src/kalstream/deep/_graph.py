@@ -1,11 +1,12 @@
-"""`KalmanHead.observe` for chunks of one size as two CUDA graphs, launched as a whole."""
+"""CUDA graphs: `KalmanHead.observe` and a learner's training step, launched as a whole."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -13,13 +14,16 @@ from kalstream.deep.filter import Chunk, Told, update_
 
 Tensor = Any
 
-# Rounds of learnt coefficients before it is looked at how much the last one still changed.
-_ROUNDS: Final = 2
-_LEFT: Final = 1e-10
+# Rounds of learnt coefficients in a graph, at least and at most; in how many chunks fewer must have
+# sufficed before there is one less; and what a last round may still have changed.
+_FEWEST, _MOST, _PATIENCE, _LEFT = 2, 6, 8, 1e-10
 
 
 class Captured:
     """A head and a chunk size, captured; valid while the head's buffers stay where they are.
+
+    One graph does it all: products, rounds, and the update, which a gate on the device lets through
+    if the rounds have sufficed and all is sound. The host looks once, afterwards.
 
     Parameters
     ----------
@@ -31,6 +35,8 @@ class Captured:
     """
 
     def __init__(self, head: Any, n_rows: int, dtype: Any) -> None:
+        from kalstream.deep._kernels import Rounds
+
         self.head, self.where = head, places(head)
         device = head.mean.device
         self.features = torch.zeros(n_rows, head.n_features, dtype=dtype, device=device)
@@ -41,64 +47,90 @@ class Captured:
         def new(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=own, device=device)
 
+        self.chunk = Chunk.empty(head.mean, n)
+        self.seen, self.good = new(n, k).to(torch.uint8), new().bool()
+        self.known = torch.zeros_like(self.labels)
         self.told = Told(new(n, k), new(n), new(n), new(n, k))
         self.factor, self.kept = new(n, n), new(n)
-        self.look = torch.zeros(2, dtype=torch.float64, device=device)
-        from kalstream.deep._kernels import Rounds
-
+        # Whether all is sound, and what each round has changed; the same where the host sees it.
+        self.look = torch.zeros(1 + _MOST, dtype=torch.float64, device=device)
+        self.shown = torch.zeros(1 + _MOST, dtype=torch.float64, pin_memory=True)
         self.rounds, self.learns = Rounds(head, n_rows), head.gamma_lr > 0.0
-        state = head.mean, head.cov, head.delta, head.seen, head.count
-        kept = [each.clone() for each in state]
-        parts = (self._begin, self._again, self._finish)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for part in parts * 2:
-                part()
-        torch.cuda.current_stream().wait_stream(side)
-        self.graphs = [torch.cuda.CUDAGraph() for _ in parts]
-        with _no_collection():
-            for graph, part in zip(self.graphs, parts, strict=True):
-                with torch.cuda.graph(graph):
-                    part()
-        for each, value in zip(state, kept, strict=True):
-            each.copy_(value)
+        self.n_rounds, self.too_many = (_FEWEST, 0) if self.learns else (1, 0)
+        self.graphs: dict[Any, Any] = {}
+        self.event = torch.cuda.Event()
 
-    def __call__(self, features: Tensor, labels: Tensor) -> Told | None:
-        """Observe a chunk; None if the plain way must do it, and nothing has been changed.
+    def begin(self, features: Tensor, labels: Tensor) -> None:
+        """Start to observe a chunk."""
+        self.features.copy_(features)
+        self.labels.copy_(labels)
+        self._replay(self.n_rounds, partial(self._whole, self.n_rounds))
+
+    def end(self) -> Told | None:
+        """Wait for it; None if the plain way must do it, and nothing has been changed.
 
         That is where rounds have not sufficed, delta has reached its upper bound, precision its
         end, or there is something wrong with the chunk. What is told lasts until the next chunk.
         """
-        begin, again, finish = self.graphs
-        self.features.copy_(features)
-        self.labels.copy_(labels)
-        begin.replay()
-        for _ in range(len(labels)):
-            sound, left = self.look.tolist()
-            if not sound or left <= _LEFT:
-                break
-            again.replay()
-        if not sound or not left <= _LEFT:
+        sound, left = self._looked()
+        enough = [each <= _LEFT for each in left[-self.n_rounds :]]
+        needed = enough.index(True) + 1 if True in enough else self.n_rounds
+        late = sound and not enough[-1]
+        while sound and _LEFT < left[-1] < 1e300 and needed <= len(self.labels):
+            self._replay("again", self._again)
+            sound, left = self._looked()
+            needed += 1
+        if not sound or not left[-1] <= _LEFT:
             return None
-        finish.replay()
+        if late:
+            self._replay("finish", self._finish)
+        self._adapt(needed)
         return self.told
 
-    def _begin(self) -> None:
-        """Everything up to the first rounds."""
-        head = self.head
-        self.phi = head.prepare(self.features)
-        self.known = self.labels.clamp(0, head.n_classes - 1)
-        self.chunk = Chunk.of(head.mean, head.cov, self.phi)
-        before = head._seen_before(self.known)
-        self.seen = before.to(torch.uint8)
-        self.good = torch.isfinite(self.phi).all() & (self.known == self.labels).all()
-        self.rounds.deltas.copy_(head.delta.expand(len(self.labels)))
-        for _ in range(_ROUNDS - 1 if self.learns else 0):
-            self.rounds.round(self.chunk, self.known, self.seen)
-        self._again()
+    def _looked(self) -> tuple[bool, list[float]]:
+        self.event.synchronize()
+        sound, *left = self.shown.tolist()
+        return bool(sound), left
 
-    def _again(self) -> None:
+    def _adapt(self, needed: int) -> None:
+        """Have as many rounds in the graph as chunks need: a surplus costs, and more so a lack."""
+        self.too_many = self.too_many + 1 if needed < self.n_rounds else 0
+        if needed > self.n_rounds:
+            self.n_rounds = min(needed, _MOST)
+        elif self.too_many == _PATIENCE and self.n_rounds > _FEWEST:
+            self.n_rounds, self.too_many = self.n_rounds - 1, 0
+
+    def _replay(self, key: Any, part: Callable[[], Any]) -> None:
+        graph = self.graphs.get(key)
+        if graph is None:
+            graph = self.graphs[key] = captured(part, self._state())
+        graph.replay()
+        self.event.record()
+
+    def _state(self) -> list[Tensor]:
+        """What a run of a part may change and capturing must not."""
+        head, rounds = self.head, self.rounds
+        told = [*vars(self.told).values(), self.factor, self.kept, self.look]
+        own = [head.mean, head.cov, head.delta, head.seen, head.count]
+        return own + told + [rounds.deltas, rounds.gamma, rounds.log_kept, rounds.left]
+
+    def _whole(self, n_rounds: int) -> None:
+        head = self.head
+        self.chunk.features.copy_(head.prepare(self.features))
+        self.chunk.fill_(head.mean, head.cov)
+        self.known.copy_(self.labels.clamp(0, head.n_classes - 1))
+        if self.learns:
+            self.seen.copy_(head._seen_before(self.known))
+        finite = torch.isfinite(self.chunk.gram_eye.diagonal()).all()  # sums of squares of features
+        self.good.copy_(finite & (self.known == self.labels).all())
+        self.rounds.deltas.copy_(head.delta.expand(len(self.labels)))
+        for left in range(n_rounds, 1, -1):
+            self.rounds.round(self.chunk, self.known, self.seen)
+            self.look[-left].copy_(self.rounds.left)
+        sound = self._again()
+        self._finish(sound & (self.look[-1] <= _LEFT))
+
+    def _again(self) -> Tensor:
         """Another round, and what the host looks at: whether all is sound, and what is left."""
         rounds, chunk, labels = self.rounds, self.chunk, self.known
         if self.learns:
@@ -110,62 +142,85 @@ class Captured:
             targets = torch.nn.functional.one_hot(labels, self.head.n_classes)
             mean = targets - deviation[:, None] * scaled
             var = deviation.square() - self.head.noise_var
-        told = Told(mean, var, rounds.gamma, scaled)
-        for mine, made in zip(vars(self.told).values(), vars(told).values(), strict=True):
-            mine.copy_(made)
+        made = Told(mean, var, rounds.gamma, scaled)
+        for mine, each in zip(vars(self.told).values(), vars(made).values(), strict=True):
+            mine.copy_(each)
         self.factor.copy_(factor)
         self.kept.copy_(rounds.log_kept.exp())
         sound = self.good & torch.isfinite(factor.diagonal()).all()
-        sound = sound & torch.isfinite(self.told.innovations).all()
-        self.look.copy_(torch.stack([sound.double(), rounds.left]))
+        sound = sound & torch.isfinite(scaled[-1]).all()  # which depends on all rows before
+        self.look[0].copy_(sound)
+        self.look[-1].copy_(rounds.left)
+        self.shown.copy_(self.look, non_blocking=True)
+        return sound
 
-    def _finish(self) -> None:
+    def _finish(self, gate: Tensor | None = None) -> None:
+        """The update, if the gate () is open."""
         head = self.head
+        gate = torch.ones_like(self.good) if gate is None else gate
         how = self.chunk, self.told, self.factor, self.kept, head.prior_var
-        update_(head.mean, head.cov, *how)
+        update_(head.mean, head.cov, *how, gate)
         if self.learns:
-            head.delta.copy_(self.rounds.deltas[-1])
-        head.seen.index_fill_(0, self.known, True)
-        head.count.add_(len(self.labels))
+            head.delta.copy_(self.rounds.deltas[-1].where(gate, head.delta))
+        head.seen.logical_or_(torch.zeros_like(head.seen).index_fill_(0, self.known, True) & gate)
+        head.count.add_(gate.long() * len(self.labels))
 
 
 class CapturedStep:
-    """A learner's prediction, gradient step and features again, for chunks of one shape.
+    """A learner's prediction and training step, for inputs of given shapes.
 
     Parameters
     ----------
-    learner : OnlineLearner
-    rows, labels : (b, ...), (b,)
-        A chunk of the shape, with replayed rows behind the new ones.
-    n_new : int
-        Of them new, and predicted.
+    learner : Learner
+    inputs : tuple of tensors
+        What `Learner._train` takes; first the rows and labels that are predicted.
     """
 
-    def __init__(self, learner: Any, rows: Tensor, labels: Tensor, n_new: int) -> None:
-        self.learner, self.n_new = learner, n_new
-        self.rows, self.labels = rows.clone(), labels.clone()
+    def __init__(self, learner: Any, inputs: tuple[Tensor, ...]) -> None:
+        self.learner, self.inputs = learner, tuple(each.clone() for each in inputs)
         learner.optimizer.zero_grad(set_to_none=True)
-        self.graph = torch.cuda.CUDAGraph()
         learner._capturing = True
         try:
-            with _no_collection(), torch.cuda.graph(self.graph):
-                self._step()
+            self.graph = captured(self._step)
         finally:
             learner._capturing = False
 
     def _step(self) -> None:
-        learner, rows, labels = self.learner, self.rows, self.labels
-        said = learner._predict(rows[: self.n_new], labels[: self.n_new])
-        learner._descend(rows, labels)
-        self.made = (*said, learner._features(rows, grad=False))
+        self.said = self.learner._predict(*self.inputs[:2])
+        self.features = self.learner._train(*self.inputs)
 
-    def __call__(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities, predicted classes, and the features (b, m) after the gradient step."""
-        self.rows.copy_(rows)
-        self.labels.copy_(labels)
+    def __call__(self, inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """What was predicted, and what `Learner._train` returned, which the next chunk replaces."""
+        for mine, given in zip(self.inputs, inputs, strict=True):
+            mine.copy_(given)
         self.graph.replay()
-        log_prob, predicted, features = self.made
-        return log_prob.clone(), predicted.clone(), features
+        log_prob, predicted = self.said
+        return (log_prob.clone(), predicted.clone()), self.features
+
+
+def captured(part: Callable[[], Any], state: list[Tensor] | None = None) -> Any:
+    """A graph of what ``part`` does, not run yet.
+
+    With ``state``, tensors that it changes, it is run before to set up what it needs, and they are
+    put back.
+    """
+    now = torch.cuda.current_stream()
+    side = torch.cuda.Stream() if now == torch.cuda.default_stream() else now
+    side.wait_stream(now)
+    with torch.cuda.stream(side):
+        if state is not None:
+            kept = [each.clone() for each in state]
+            for _ in range(2):
+                part()
+        graph = torch.cuda.CUDAGraph()
+        # A stream of its own, so that graphs which run side by side share no BLAS workspace.
+        with _no_collection(), torch.cuda.graph(graph, stream=side):
+            part()
+        if state is not None:
+            for each, value in zip(state, kept, strict=True):
+                each.copy_(value)
+    now.wait_stream(side)
+    return graph
 
 
 @contextmanager

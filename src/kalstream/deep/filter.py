@@ -52,14 +52,24 @@ class Chunk:
     @classmethod
     def of(cls, mean: Tensor, cov: Tensor, features: Tensor) -> Chunk:
         """The products of a chunk with a state."""
-        times_cov = features @ cov
-        return cls(
-            features,
-            times_cov,
-            times_cov @ features.T,
-            features @ features.T,
-            features @ mean,
-        )
+        chunk = cls.empty(mean, len(features))
+        chunk.features.copy_(features)
+        chunk.fill_(mean, cov)
+        return chunk
+
+    @classmethod
+    def empty(cls, mean: Tensor, n_rows: int) -> Chunk:
+        """Room for a chunk of so many rows, for a state with such a mean."""
+        m, n_classes = mean.shape
+        shapes = ((n_rows, m), (n_rows, m), (n_rows, n_rows), (n_rows, n_rows), (n_rows, n_classes))
+        return cls(*(mean.new_empty(shape) for shape in shapes))
+
+    def fill_(self, mean: Tensor, cov: Tensor) -> None:
+        """Form the products of the features with one another and a state."""
+        torch.mm(self.features, cov, out=self.times_cov)
+        torch.mm(self.times_cov, self.features.T, out=self.gram_cov)
+        torch.mm(self.features, self.features.T, out=self.gram_eye)
+        torch.mm(self.features, mean, out=self.base_mean)
 
 
 @dataclass(frozen=True)
@@ -134,15 +144,29 @@ def run_chunk(
 
 
 def update_(
-    mean: Tensor, cov: Tensor, chunk: Chunk, told: Told, factor: Tensor, kept: Tensor, prior: float
+    mean: Tensor,
+    cov: Tensor,
+    chunk: Chunk,
+    told: Told,
+    factor: Tensor,
+    kept: Tensor,
+    prior: float,
+    gate: Tensor | None = None,
 ) -> None:
-    """Advance mean (m, K) and cov (m, m) over a chunk, in place."""
-    last = kept[-1]
+    """Advance mean (m, K) and cov (m, m) over a chunk, in place.
+
+    A ``gate`` () that is false leaves them as they are, whatever the rest holds: on a GPU it need
+    not be looked at.
+    """
+    last, innovations = kept[-1], told.innovations
     _, ratios = decay(told.gamma)
     kept2 = (kept * kept)[:, None]
     cross = ratios[:, -1:] * (kept2 * chunk.times_cov + (1.0 - kept2) * prior * chunk.features)
     gains = torch.linalg.solve_triangular(factor, cross, upper=False)  # (b, m)
-    mean.mul_(last).addmm_(gains.T, told.innovations)
+    if gate is not None:
+        last = last.where(gate, 1.0)
+        gains, innovations = gains.where(gate, 0.0), innovations.where(gate, 0.0)
+    mean.mul_(last).addmm_(gains.T, innovations)
     cov.mul_(last * last).addmm_(gains.T, gains, alpha=-1.0)
     cov.diagonal().add_((1.0 - last * last) * prior)
 

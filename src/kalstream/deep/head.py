@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import nn
@@ -13,6 +14,9 @@ from kalstream.core.forgetting import _LARGEST_DELTA
 from kalstream.deep import predictive
 from kalstream.deep.filter import Chunk, Told, run_chunk, update_
 from kalstream.errors import InvalidInput, NumericalError
+
+if TYPE_CHECKING:
+    from kalstream.deep._graph import Captured
 
 Tensor = Any
 
@@ -119,8 +123,10 @@ class KalmanHead(nn.Module):
         self.transition, self.gamma_lr = transition, float(gamma_lr)
         self._forgets_all = gamma == 0.0
         self.predictive, self.n_samples = predictive, n_samples
-        self.noise_var = check.positive("noise_var", noise_var or 1.0 / n_classes)
-        self.prior_var = check.positive("prior_var", prior_var or 1.0 / m)
+        self.noise_var = check.positive(
+            "noise_var", 1.0 / n_classes if noise_var is None else noise_var
+        )
+        self.prior_var = check.positive("prior_var", 1.0 / m if prior_var is None else prior_var)
         self.register_buffer("mean", torch.zeros(m, n_classes, dtype=dtype))
         self.register_buffer("cov", self.prior_var * torch.eye(m, dtype=dtype))
         delta = math.inf if gamma == 0.0 else -2.0 * math.log(gamma)
@@ -187,7 +193,7 @@ class KalmanHead(nn.Module):
 
     def log_prob(self, features: Tensor, labels: Tensor) -> Tensor:
         """Calibrated log-probability (b,) of labels (b,), eq. (13)."""
-        labels = self._labels(labels, len(features))
+        labels = self.checked(labels, len(features))
         mean, var = self(features)
         alpha = self.calibration.to(mean.dtype)
         if self.predictive == "exact":
@@ -213,12 +219,27 @@ class KalmanHead(nn.Module):
             Moments of each row before its label was seen, and the gamma of its transition; on a
             GPU its tensors last until the next chunk.
         """
-        told = self._captured(features, labels) if self.mean.is_cuda else None
-        if told is None:
-            labels = self._labels(labels, len(features))
-            told = self._observe(self.prepare(features), labels)
-            self.seen[labels] = True
-            self.count += len(labels)
+        return self.observing(features, labels)()
+
+    @torch.no_grad()
+    def observing(self, features: Tensor, labels: Tensor) -> Callable[[], Told]:
+        """Begin to `observe`, on a GPU without waiting for it; what is returned waits.
+
+        It must be called before anything else is asked of the head.
+        """
+        graph = self._captured(features, labels) if self.mean.is_cuda else None
+        if graph is None:
+            told = self._observe_plainly(features, labels)
+            return lambda: told
+        graph.begin(features, labels)
+        return lambda: graph.end() or self._observe_plainly(features, labels)
+
+    @torch.no_grad()
+    def _observe_plainly(self, features: Tensor, labels: Tensor) -> Told:
+        labels = self.checked(labels, len(features))
+        told = self._observe(self.prepare(features), labels)
+        self.seen.index_fill_(0, labels, True)  # an assignment would wait for the device
+        self.count += len(labels)
         return told
 
     def _observe(self, phi: Tensor, labels: Tensor) -> Told:
@@ -245,8 +266,8 @@ class KalmanHead(nn.Module):
         self.delta.copy_(delta)
         return told
 
-    def _captured(self, features: Tensor, labels: Tensor) -> Told | None:
-        """The same by CUDA graphs; None where it has to be done the plain way."""
+    def _captured(self, features: Tensor, labels: Tensor) -> Captured | None:
+        """The CUDA graph for such a chunk; None where it has to be done the plain way."""
         from kalstream.deep._graph import Captured, places
 
         if not predictive.fused() or self._forgets_all:
@@ -261,7 +282,7 @@ class KalmanHead(nn.Module):
             if graph is None and len(graphs) >= _MOST_GRAPHS:  # chunks of ever other sizes
                 return None
             graph = graphs[key] = Captured(self, *key)
-        return graph(features, labels)
+        return graph
 
     def _rounds(
         self, chunk: Chunk, targets: Tensor, labels: Tensor, noise_var: Tensor, seen: Tensor
@@ -312,11 +333,13 @@ class KalmanHead(nn.Module):
 
     def _seen_before(self, labels: Tensor) -> Tensor:
         """Classes seen before each row (b, K), its own label among them only if it was."""
-        came = nn.functional.one_hot(labels, self.n_classes).cumsum(0) > 0
-        before = torch.cat([torch.zeros_like(came[:1]), came[:-1]])
-        return before | self.seen
+        rows = torch.arange(len(labels), device=labels.device)
+        first = labels.new_full((self.n_classes,), len(labels))
+        first = first.scatter_reduce(0, labels, rows, "amin")  # row in which a class comes first
+        return (rows[:, None] > first) | self.seen
 
-    def _labels(self, labels: Tensor, n: int) -> Tensor:
+    def checked(self, labels: Tensor, n: int) -> Tensor:
+        """Labels of n rows, 1 or more, or an error."""
         if labels.shape != (n,) or labels.is_floating_point():
             raise InvalidInput(
                 f"labels must be ({n},) whole numbers, got {tuple(labels.shape)} of {labels.dtype}"
@@ -328,7 +351,7 @@ class KalmanHead(nn.Module):
         if n == 0:
             raise InvalidInput("the chunk has no rows")
         if labels.is_cuda and torch.cuda.is_current_stream_capturing():
-            return labels
+            return labels.clamp(0, self.n_classes - 1)  # `observe` finds them out
         lowest, highest = torch.stack(labels.aminmax()).tolist()
         if lowest < 0 or highest >= self.n_classes:
             raise InvalidInput(

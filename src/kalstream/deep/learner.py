@@ -1,9 +1,12 @@
-"""Fine-tuning online: the chunk protocol of the paper's appendix D.2."""
+"""Learning a network online, chunk by chunk: the protocol of the paper's appendix D.2."""
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Callable
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from kalstream.core import _checks as check
+from kalstream.deep._ranks import Ranks
 from kalstream.deep.head import KalmanHead
 from kalstream.deep.replay import RecentMemory
 from kalstream.errors import CheckpointError, InvalidInput, NumericalError
@@ -23,7 +27,7 @@ Tensor = Any
 Array = NDArray[Any]
 
 BATCH_NORM: Final = ("eval", "train")
-FORMAT: Final = 1
+FORMAT: Final = 2
 _PLAIN_STEPS: Final = 3  # chunks of a shape before it is captured
 
 
@@ -37,109 +41,61 @@ class Outcome:
         Of the labels, before anything was learnt from them.
     predicted : (b,)
         Most probable classes.
-    gamma : float
-        After the chunk.
+    gamma : ()
+        After the chunk; 1 where nothing is forgotten on purpose.
     """
 
     log_prob: Tensor
     predicted: Tensor
-    gamma: float
+    gamma: Tensor
 
 
-class OnlineLearner:
-    """A network with a Kalman head, learnt chunk by chunk.
+class Learner(ABC):
+    """A backbone under a head, learnt chunk by chunk: what `OnlineLearner` and baselines share.
 
-    A chunk is predicted, each row on its own; one gradient step on the calibration and the
-    backbone follows, with the mean log-probability as the objective; the features are
-    computed again, and the filter runs over the chunk (appendix D.2).
-
-    Parameters
-    ----------
-    backbone : nn.Module
-        From rows, as `preprocess` returns them, to features (b, n_features).
-    head : KalmanHead
-    lr : float
-        Learning rate of the calibration; 0 trains nothing by gradients.
-    beta : float
-        That of the backbone over that of the calibration; 0 freezes it.
-    optimizer : function from parameter groups to an optimizer
-        `torch.optim.SGD` by default.
-    replay : RecentMemory, optional
-        Drawn rows are appended to the chunk: they enter the gradient and the filter, never a
-        metric.
-    batch_norm : "eval" or "train"
-        With "eval" the running averages are used to predict and to filter, the chunk's own
-        only in the gradient step; with "train" the chunk's own everywhere (and a row's features
-        depend on the rows beside it).
-    preprocess : function, optional
-        From an array of rows to a tensor for the backbone; floats as they are by default.
-    device : str or device
-    autocast : torch.dtype, optional
-        torch.bfloat16, for the backbone on a GPU; the filter keeps its own type.
-    capture : bool
-        On a GPU, run prediction and gradient step as a CUDA graph once chunks of a shape have come
-        a few times: several times faster. An optimizer must allow it (SGD does; AdamW with
-        ``capturable=True``), and a backbone must do the same every time.
-
-    Attributes
-    ----------
-    classes_ : (K,)
-        0 to K - 1.
-    n_seen_ : int
-
-    Examples
-    --------
-    >>> learner = OnlineLearner(nn.Identity(), KalmanHead(2, 2, noise_var=0.1, prior_var=1.0))
-    >>> rows, labels = [[1.0, 0.0], [0.0, 1.0]] * 20, [0, 1] * 20
-    >>> learner.partial_fit(rows, labels).predict([[1.0, 0.1]])
-    array([0])
+    Those say what a chunk's gradient steps are (`_inputs`, `_train`) and what the head makes of
+    the features afterwards (`_finish`).
     """
 
-    capture = False
     _capturing = False
 
     def __init__(
         self,
         backbone: nn.Module,
-        head: KalmanHead,
+        head: Any,
         *,
-        lr: float = 0.01,
-        beta: float = 1.0,
-        optimizer: Callable[[list[dict[str, Any]]], Any] = torch.optim.SGD,
-        replay: RecentMemory | None = None,
-        batch_norm: str = "eval",
-        preprocess: Callable[[Array], Tensor] | None = None,
-        device: Any = "cpu",
-        autocast: Any = None,
-        capture: bool = True,
+        replay: Any,
+        batch_norm: str,
+        preprocess: Callable[[Array], Tensor] | None,
+        device: Any,
+        autocast: Any,
+        capture: bool,
     ) -> None:
-        if not (lr >= 0.0 and beta >= 0.0):
-            raise InvalidInput(f"lr and beta must be 0 or more, got {lr!r} and {beta!r}")
         check.choice("batch_norm", batch_norm, BATCH_NORM)
         self.device = torch.device(device)
         self.backbone, self.head = backbone.to(self.device), head.to(self.device)
-        self.tunes = lr * beta > 0.0 and any(p.requires_grad for p in backbone.parameters())
-        for parameter in backbone.parameters():
-            parameter.requires_grad_(parameter.requires_grad and self.tunes)
-        groups: list[dict[str, Any]] = [{"params": [head.log_calibration], "lr": lr}]
-        if self.tunes:
-            trained = [p for p in backbone.parameters() if p.requires_grad]
-            groups.append({"params": trained, "lr": lr * beta})
-        self.optimizer: Any = optimizer(groups) if lr > 0.0 else None
+        if self.device.type == "cuda":  # convolutions are faster there with channels last
+            self.backbone.to(memory_format=torch.channels_last)
         self.replay, self.batch_norm, self.autocast = replay, batch_norm, autocast
         self.preprocess = preprocess or _as_floats
-        self.capture = capture
+        self.optimizer: Any = None
+        self.ranks = Ranks.now(backbone, head)
+        self.tunes = any(parameter.requires_grad for parameter in backbone.parameters())
+        self.capture = capture and self.ranks is None and self.device.type == "cuda"
+        self.n_seen_ = 0
         self._steps: dict[Any, Any] = {}
+
+    def _optimize(self, optimizer: Any) -> None:
+        """Take an optimizer; one that may have to be captured is told so."""
+        self.optimizer = optimizer
+        for group in optimizer.param_groups if self.capture else ():
+            if "capturable" in group:
+                group["capturable"] = True
 
     @property
     def classes_(self) -> Array:
         """Classes 0 to K - 1."""
         return np.arange(self.head.n_classes)
-
-    @property
-    def n_seen_(self) -> int:
-        """Rows observed, replayed ones included."""
-        return self.head.n_seen
 
     def __sklearn_is_fitted__(self) -> bool:
         return self.n_seen_ > 0
@@ -152,78 +108,112 @@ class OnlineLearner:
         Should anything go wrong, the posterior is what it was; the network may have taken its
         gradient step.
         """
-        outcome = self._captured(rows, labels)
-        if outcome is None:
-            said = self._predict(rows, labels)
-            self._learn(rows, labels)
-            outcome = Outcome(*said, self.head.gamma)
-        return outcome
+        parts = self.parts(rows, labels)
+        while True:
+            try:
+                next(parts)
+            except StopIteration as end:
+                return end.value
+
+    def parts(self, rows: Tensor, labels: Tensor) -> Generator[None, None, Outcome]:
+        """A `step` in three parts: what the device needs, what it does, and waiting for it.
+
+        Nothing else must be asked of the learner in between.
+        """
+        inputs = self._inputs(rows, labels)
+        yield
+        graph = self._graph(inputs)
+        if graph is None:
+            said, features = self._predict(*inputs[:2]), self._train(*inputs)
+        else:
+            said, features = graph(inputs)
+        wait = self._finish(features, inputs)
+        yield
+        wait()
+        self._taken(*inputs[:2])
+        delta = getattr(self.head, "delta", torch.zeros((), dtype=torch.float64))
+        return Outcome(*said, torch.exp(-0.5 * delta))
 
     def _predict(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         shown = self._features(rows, grad=False)
         with torch.no_grad():
-            mean, _ = self.head(shown)
-            return self.head.log_prob(shown, labels), mean.argmax(1)
+            return self.head.log_prob(shown, labels), self.head(shown).mean.argmax(1)
 
-    def _learn(self, rows: Tensor, labels: Tensor) -> None:
-        all_rows, all_labels = self._with_replay(rows, labels)
-        if self.optimizer is not None:
-            self._descend(all_rows, all_labels)
-        self.head.observe(self._features(all_rows, grad=False), all_labels)
+    @abstractmethod
+    def _inputs(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """Rows, labels and what else the gradient steps of a chunk need, drawn at random or not."""
+
+    @abstractmethod
+    def _train(self, *inputs: Tensor) -> Tensor | None:
+        """Take the gradient steps of a chunk; returns the features (b, m) that the head is to see.
+
+        Nothing random, nothing that waits for the device: it may be captured.
+        """
+
+    @abstractmethod
+    def _finish(self, features: Tensor | None, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
+        """Have the head learn; what is returned waits for it."""
+
+    def _taken(self, rows: Tensor, labels: Tensor) -> None:
         if self.replay is not None:
             self.replay.add(rows, labels)
+        self.n_seen_ += len(labels)
 
-    def _with_replay(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        again = None if self.replay is None else self.replay.sample()
-        if again is None:
-            return rows, labels
-        return torch.cat([rows, again[0]]), torch.cat([labels, again[1]])
-
-    def _captured(self, rows: Tensor, labels: Tensor) -> Outcome | None:
-        """Predict and learn with all but the filter in one CUDA graph; None if it is not time.
+    def _graph(self, inputs: tuple[Tensor, ...]) -> Any:
+        """The CUDA graph for inputs of these shapes; None if it is not time.
 
         The first chunks of a shape are learnt the plain way: they set up what a graph needs.
         """
-        if not (self.capture and self.tunes and rows.is_cuda):
+        if not (self.capture and self.optimizer is not None and inputs[0].is_cuda):
             return None
-        again = self.replay is not None and self.replay.rows is not None
-        key = tuple(rows.shape), again
+        key = tuple(each.shape for each in inputs)
         step = self._steps.get(key, 0)
         if isinstance(step, int) and step < _PLAIN_STEPS:
             self._steps[key] = step + 1
             return None
-        all_rows, all_labels = self._with_replay(rows, labels)
         if isinstance(step, int):
             from kalstream.deep._graph import CapturedStep
 
-            step = self._steps[key] = CapturedStep(self, all_rows, all_labels, len(rows))
-        log_prob, predicted, features = step(all_rows, all_labels)
-        self.head.observe(features, all_labels)
-        if self.replay is not None:
-            self.replay.add(rows, labels)
-        return Outcome(log_prob, predicted, self.head.gamma)
+            try:
+                step = self._steps[key] = CapturedStep(self, inputs)
+            except RuntimeError as error:
+                warnings.warn(
+                    f"the training step cannot be captured as a CUDA graph ({error}); going on "
+                    "without, which is slower: capture=False keeps this from being tried",
+                    stacklevel=4,
+                )
+                self.capture = False
+                return None
+        return step
 
-    def _descend(self, rows: Tensor, labels: Tensor) -> None:
-        """One gradient step on the calibration and the backbone."""
-        features = self._features(rows, grad=self.tunes)
-        loss = -self.head.log_prob(features, labels).mean()
-        if not self._capturing and not bool(torch.isfinite(loss)):
-            raise NumericalError(
-                f"the loss is {float(loss)} at row {self.n_seen_}; lower lr or beta, or check the "
-                "backbone: nothing was learnt from this chunk"
-            )
+    def _descend(self, loss: Callable[..., Tensor], *data: Tensor) -> None:
+        """One gradient step, whole or not at all."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        if self._capturing:
+            loss(*data).backward()
+        else:
+            # a forward pass that fails has spoilt the running averages of batch norm
+            before = [(buffer, buffer.clone()) for buffer in self.backbone.buffers()]
+            try:
+                loss(*data).backward()
+            except Exception:
+                for buffer, kept in before:
+                    buffer.copy_(kept)
+                raise
+        if self.ranks is not None:
+            self.ranks.reduce_(self.backbone)
         self.optimizer.step()
 
     def _features(self, rows: Tensor, *, grad: bool) -> Tensor:
         self.backbone.train(grad or self.batch_norm == "train")
+        if rows.is_cuda and rows.ndim == 4:
+            rows = rows.contiguous(memory_format=torch.channels_last)
         mixed = nullcontext()
         if self.autocast is not None:
             mixed = torch.autocast(self.device.type, self.autocast)
         try:
             with torch.set_grad_enabled(grad), mixed:
-                features = self.backbone(rows)
+                features = self._computed(rows)
         except torch.OutOfMemoryError as error:
             raise NumericalError(
                 f"{self.device} has no room for a chunk of {len(rows)} rows; use smaller chunks "
@@ -236,6 +226,11 @@ class OnlineLearner:
             )
         return features
 
+    def _computed(self, rows: Tensor) -> Tensor:
+        if self.ranks is None:
+            return self.backbone(rows)
+        return self.ranks.gather(self.backbone(self.ranks.own(rows)), len(rows))
+
     # ---- the face of an estimator ---------------------------------------------------------
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> Self:
@@ -243,8 +238,11 @@ class OnlineLearner:
         rows, labels = self._rows(X), self._as_labels(y)
         if len(rows) != len(labels):
             raise InvalidInput(f"y has {len(labels)} labels for the {len(rows)} rows of X")
-        if self._captured(rows, labels) is None:
-            self._learn(rows, labels)
+        inputs = self._inputs(rows, labels)
+        graph = self._graph(inputs)
+        features = self._train(*inputs) if graph is None else graph(inputs)[1]
+        self._finish(features, inputs)()
+        self._taken(*inputs[:2])
         return self
 
     def predict_proba(self, X: ArrayLike) -> Array:
@@ -275,32 +273,49 @@ class OnlineLearner:
     # ---- to be continued ------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizer, posterior, replay and random numbers."""
+        """Weights, optimizer, posterior, replay, position and random numbers."""
         return {
             "format": FORMAT,
+            "learner": type(self).__name__,
             "backbone": self.backbone.state_dict(),
             "head": self.head.state_dict(),
             "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
             "replay": None if self.replay is None else self.replay.state_dict(),
+            "n_seen": self.n_seen_,
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state() if self.device.type == "cuda" else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
-        self.backbone.load_state_dict(state["backbone"])
-        self.head.load_state_dict(state["head"])
+        """Go on from what `state_dict` gave; all of it or nothing."""
+        if state["learner"] != type(self).__name__:
+            raise CheckpointError(
+                f"the checkpoint is one of {state['learner']}, this is {type(self).__name__}"
+            )
         for part, name in ((self.optimizer, "optimizer"), (self.replay, "replay")):
             if (part is None) != (state[name] is None):
                 raise CheckpointError(f"the checkpoint and this learner differ in their {name}")
-            if part is not None:
-                part.load_state_dict(state[name])
+        before = copy.deepcopy(self.state_dict())
+        try:
+            self._load(state)
+        except Exception:
+            self._load(before)
+            raise
+
+    def _load(self, state: dict[str, Any]) -> None:
+        for name in ("backbone", "head", "optimizer", "replay"):
+            if state[name] is not None:
+                getattr(self, name).load_state_dict(state[name])
+        self.n_seen_ = state["n_seen"]
         torch.set_rng_state(state["rng"].cpu())
         if state["cuda_rng"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_rng"].cpu())
+        self._steps = {}  # graphs hold on to where things were
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything to one file, whole or not at all."""
+        """Write everything to one file, whole or not at all; of several ranks the first does."""
+        if self.ranks is not None and self.ranks.rank > 0:
+            return
         target = Path(path)
         part = target.with_name(target.name + ".part")
         torch.save(self.state_dict(), part)
@@ -310,14 +325,131 @@ class OnlineLearner:
         """Go on from a file that `save` wrote, made by a learner of the same parts; no pickle."""
         try:
             state = torch.load(path, map_location=self.device, weights_only=True)
-            if state["format"] > FORMAT:
-                raise CheckpointError(f"{path} is of a later version; upgrade kalstream")
+            if state["format"] != FORMAT:
+                other = "a later" if state["format"] > FORMAT else "an earlier"
+                raise CheckpointError(f"{path} was written by {other} kalstream; use that one")
             self.load_state_dict(state)
         except (CheckpointError, FileNotFoundError):
             raise
         except Exception as error:
             raise CheckpointError(f"{path} cannot be read back: {error}") from error
         return self
+
+
+class OnlineLearner(Learner):
+    """A network with a Kalman head, learnt chunk by chunk.
+
+    A chunk is predicted, each row on its own; one gradient step on the calibration and the
+    backbone follows, with the mean log-probability as the objective; the features are
+    computed again, and the filter runs over the chunk (appendix D.2).
+
+    In a process group (`torch.distributed`, torchrun) every rank is given all rows and computes the
+    features of its part; gradients are summed, features gathered, and the posterior is the same
+    everywhere. Batch norm averages over the rows of a rank, and running averages are averaged.
+
+    Parameters
+    ----------
+    backbone : nn.Module
+        From rows, as `preprocess` returns them, to features (b, n_features).
+    head : KalmanHead
+    lr : float
+        Learning rate of the calibration; 0 trains nothing by gradients.
+    beta : float
+        That of the backbone over that of the calibration; 0 freezes it.
+    optimizer : function from parameter groups to an optimizer
+        `torch.optim.SGD` by default.
+    replay : RecentMemory, optional
+        Drawn rows are appended to the chunk: they enter the gradient and the filter, never a
+        metric.
+    batch_norm : "eval" or "train"
+        With "eval" the running averages are used to predict and to filter, the chunk's own
+        only in the gradient step; with "train" the chunk's own everywhere (and a row's features
+        depend on the rows beside it).
+    preprocess : function, optional
+        From an array of rows to a tensor for the backbone; floats as they are by default.
+    device : str or device
+    autocast : torch.dtype, optional
+        torch.bfloat16, for the backbone on a GPU; the filter keeps its own type.
+    capture : bool
+        On a GPU, run prediction and gradient step as a CUDA graph once chunks of a shape have come
+        a few times: several times faster. The backbone must do the same every time.
+
+    Attributes
+    ----------
+    classes_ : (K,)
+        0 to K - 1.
+    n_seen_ : int
+        Rows learnt, replayed ones not counted: where to go on in the stream.
+
+    Examples
+    --------
+    >>> learner = OnlineLearner(nn.Identity(), KalmanHead(2, 2, noise_var=0.1, prior_var=1.0))
+    >>> rows, labels = [[1.0, 0.0], [0.0, 1.0]] * 20, [0, 1] * 20
+    >>> learner.partial_fit(rows, labels).predict([[1.0, 0.1]])
+    array([0])
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        head: KalmanHead,
+        *,
+        lr: float = 0.01,
+        beta: float = 1.0,
+        optimizer: Callable[[list[dict[str, Any]]], Any] = torch.optim.SGD,
+        replay: RecentMemory | None = None,
+        batch_norm: str = "eval",
+        preprocess: Callable[[Array], Tensor] | None = None,
+        device: Any = "cpu",
+        autocast: Any = None,
+        capture: bool = True,
+    ) -> None:
+        if not (lr >= 0.0 and beta >= 0.0):
+            raise InvalidInput(f"lr and beta must be 0 or more, got {lr!r} and {beta!r}")
+        if lr * beta == 0.0:
+            backbone.requires_grad_(False)
+        super().__init__(
+            backbone,
+            head,
+            replay=replay,
+            batch_norm=batch_norm,
+            preprocess=preprocess,
+            device=device,
+            autocast=autocast,
+            capture=capture,
+        )
+        groups: list[dict[str, Any]] = [{"params": [self.head.log_calibration], "lr": lr}]
+        if self.tunes:
+            trained = [p for p in backbone.parameters() if p.requires_grad]
+            groups.append({"params": trained, "lr": lr * beta})
+        if lr > 0.0:
+            self._optimize(optimizer(groups))
+
+    def _inputs(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        if not self.capture:
+            labels = self.head.checked(labels, len(rows))
+        again = None if self.replay is None else self.replay.sample()
+        return rows, labels, *(again or ())
+
+    def _train(self, rows: Tensor, labels: Tensor, *again: Tensor) -> Tensor:
+        if again:
+            rows, labels = torch.cat([rows, again[0]]), torch.cat([labels, again[1]])
+        if self.optimizer is not None:
+            self._descend(self._loss, rows, labels)
+        return self._features(rows, grad=False)
+
+    def _loss(self, rows: Tensor, labels: Tensor) -> Tensor:
+        features = self._features(rows, grad=self.tunes)
+        loss = -self.head.log_prob(features, labels).mean()
+        if not self._capturing and not bool(torch.isfinite(loss)):
+            raise NumericalError(
+                f"the loss is {float(loss)} at row {self.n_seen_}; lower lr or beta, or check the "
+                "backbone: nothing was learnt from this chunk"
+            )
+        return loss
+
+    def _finish(self, features: Tensor | None, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
+        return self.head.observing(features, torch.cat(inputs[1::2]))
 
 
 def _as_floats(rows: Array) -> Tensor:

@@ -84,7 +84,9 @@ class Run:
         self.stream = options.open_stream(Columns.from_json(columns) if columns else None)
         self.learner = options.make_learner(self.stream)
         if progress is not None:
-            self.learner = type(self.learner).load(self.checkpoint / progress["model"])
+            model = self.checkpoint / progress["model"]
+            of_parts = hasattr(self.learner, "restore")  # a network cannot be made from a file
+            self.learner = (self.learner.restore if of_parts else type(self.learner).load)(model)
         self.config = config or self._config(command)
         protocol = self.config["protocol"]
         self.evaluation = Evaluation(
@@ -319,7 +321,8 @@ class Run:
             self.sizes[Path(file.name).name] = file.tell()
         if not can_be_saved(self.learner) or not self.evaluation.adapter.taught:
             return
-        model = f"model-{self.evaluation.n_rows}.safetensors"
+        suffix = "pt" if hasattr(self.learner, "restore") else "safetensors"
+        model = f"model-{self.evaluation.n_rows}.{suffix}"
         self.learner.save(self.checkpoint / model)
         columns = getattr(self.stream, "encoder", None)
         progress = {
@@ -332,7 +335,7 @@ class Run:
             "evaluation": self.evaluation.state(),
         }
         _write_json(self.checkpoint / "progress.json", progress)
-        for old in self.checkpoint.glob("model-*.safetensors"):
+        for old in self.checkpoint.glob(f"model-*.{suffix}"):
             if old.name != model:
                 old.unlink(missing_ok=True)
 
@@ -414,7 +417,8 @@ def as_typed(message: str) -> str:
 
 def can_be_saved(learner: Any) -> bool:
     """Whether a learner can write itself to a file and be had back from it."""
-    return hasattr(learner, "save") and hasattr(type(learner), "load")
+    back = hasattr(type(learner), "load") or hasattr(learner, "restore")
+    return hasattr(learner, "save") and back
 
 
 def memory_mb(peak: bool = False) -> float:

@@ -1,0 +1,70 @@
+"""A whole pass on the CPU: a network learns images from nothing, and again when labels turn."""
+
+import math
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from kalstream.deep import KalmanHead, OnlineLearner, RecentMemory  # noqa: E402
+from kalstream.deep.backbones import slim_resnet18  # noqa: E402
+
+torch.set_num_threads(1)
+
+N, K, CHUNK = 2000, 4, 10
+SEED = 0
+
+
+def waves(seed: int) -> tuple[Any, Any]:
+    """Images (N, 3, 32, 32) of waves in noise and labels (N,): which way the waves run.
+
+    Their phases are random, so that no pixel tells anything. Half way the labels go round by one.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    ways = torch.randint(K, (N,), generator=generator)
+    angles = (math.pi / K * ways)[:, None, None]
+    phases = 2 * math.pi * torch.rand(N, 1, 1, generator=generator)
+    place = torch.arange(32.0)
+    wave = torch.sin(torch.cos(angles) * place + torch.sin(angles) * place[:, None] + phases)
+    noise = torch.randn(N, 3, 32, 32, generator=generator)
+    labels = torch.where(torch.arange(N) < N // 2, ways, (ways + 1) % K)
+    return (wave[:, None] + 0.5 * noise).contiguous(memory_format=torch.channels_last), labels
+
+
+def one_pass(backbone: nn.Module, rows: Any, labels: Any, **how: Any) -> tuple[Any, Any]:
+    """The learner, and which rows (N,) it predicted right."""
+    head = KalmanHead(160, K, gamma=0.999, gamma_lr=0.01, bias=True, normalize=True)
+    learner = OnlineLearner(backbone, head, lr=0.05, replay=RecentMemory(draw=5), **how)
+    right = []
+    for x, y in zip(rows.split(CHUNK), labels.split(CHUNK), strict=True):
+        outcome = learner.step(x, y)
+        assert torch.isfinite(outcome.log_prob).all()
+        assert 0.0 < outcome.gamma <= 1.0
+        right.append(outcome.predicted == y)
+    assert learner.n_seen_ == N
+    assert learner.head.n_seen == N + 5 * (N // CHUNK - 1)  # with the replayed ones
+    return learner, torch.cat(right).double()
+
+
+def test_a_network_learns_what_frozen_features_do_not_tell() -> None:
+    rows, labels = waves(SEED)
+    backbone = slim_resnet18(seed=SEED).to(memory_format=torch.channels_last).eval()
+    with torch.no_grad():  # a frozen network gives the same features every time
+        features = torch.cat([backbone(some) for some in rows.split(100)])
+    _, frozen = one_pass(nn.Identity(), features, labels)
+    learner, tuned = one_pass(backbone, rows, labels, beta=4.0)
+
+    before, turn, after = slice(750, 1000), slice(1000, 1050), slice(1500, N)
+    assert tuned[before].mean() > 0.8
+    assert tuned[turn].mean() < 0.5  # the labels did turn
+    assert tuned[after].mean() > 0.9
+    assert frozen[after].mean() < 0.5  # chance is 0.25
+    for value in learner.backbone.state_dict().values():
+        assert torch.isfinite(value).all()
+    assert float(learner.head.calibration.detach()) > 1.0  # surer than at first
+    assert learner.head.gamma != 0.999  # it was learnt
+    assert torch.isfinite(learner.head.mean).all()
+    assert torch.equal(learner.head.cov, learner.head.cov.T)
+    assert torch.linalg.eigvalsh(learner.head.cov).min() > 0.0
