@@ -196,6 +196,9 @@ def test_resume_and_overwrite(run_cli: Any, tmp_path: Path) -> None:
     assert "holds a run already" in err
     status, _, err = run_cli("run", "elec2", *QUICK, "-o", run, "--resume")
     assert "was run with source 'weather', now it is 'elec2'" in " ".join(err.split())
+    bad = ("--learner", "no.such:learner")
+    assert run_cli("run", "elec2", *QUICK, *bad, "-o", run, "--overwrite")[0] == 1
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert run_cli("run", "elec2", *QUICK, "-o", run, "--overwrite")[0] == 0
     assert json.loads((run / "config.json").read_text())["options"]["source"] == "elec2"
     (tmp_path / "full").mkdir()

@@ -209,6 +209,8 @@ def run(  # noqa: D103
         folder = _fresh(folder, options.source, overwrite)
         command = shlex.join(["kalstream", *sys.argv[1:]])
         job = Run(folder, options, command=command, checkpoint_every=checkpoint_every)
+        for name in ("checkpoint/progress.json", *_FILES):  # of the run that is replaced
+            (folder / name).unlink(missing_ok=True)
     _introduce(job)
     with _until_interrupted(job) as stopped, _watching(job) as watch:
         end = job.go(watch, lambda: stopped() > 0)
@@ -231,9 +233,7 @@ def _fresh(folder: Path | None, source: str, overwrite: bool) -> Path:
                 f"{folder} holds a run already; --resume goes on with it, --overwrite replaces it, "
                 "or give --out another folder"
             )
-        for name in ("checkpoint/progress.json", *_FILES):
-            (folder / name).unlink(missing_ok=True)
-    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    elif folder.exists() and (not folder.is_dir() or {*os.listdir(folder)} - {"checkpoint"}):
         raise InvalidInput(f"{folder} is there and holds no run; give --out another folder")
     return folder
 

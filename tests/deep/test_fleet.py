@@ -84,5 +84,5 @@ def test_parts_must_not_be_shared() -> None:
     one = made()[0]
     with pytest.raises(InvalidInput, match="share"):
         Fleet([one, one])
-    with pytest.raises(InvalidInput, match="1 chunks for 2 learners"):
+    with pytest.raises(InvalidInput, match="2 learners need as many chunks"):
         Fleet(made()[:2]).step([chunk(0)])

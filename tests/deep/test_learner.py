@@ -207,6 +207,107 @@ def test_images_of_bytes_become_floats() -> None:
     assert made.predict(images).shape == (2,)
 
 
+# ---- what a new user ran into ---------------------------------------------------------------
+
+
+def test_a_grown_head_comes_back_and_another_is_refused(tmp_path: Any) -> None:
+    one = OnlineLearner(network(), KalmanHead(6, 3, gamma=0.99))
+    one.partial_fit(*chunk(0))
+    one.head.add_classes(2)
+    one.partial_fit(chunk(1)[0], chunk(1)[1] + 2)
+    one.save(tmp_path / "l.pt")
+    two = OnlineLearner(network(1), KalmanHead(6, 3, gamma=0.99)).restore(tmp_path / "l.pt")
+    one.partial_fit(*chunk(2))
+    two.partial_fit(*chunk(2))
+    assert torch.equal(one.head.cov, two.head.cov)
+    for head in (
+        KalmanHead(6, 5),
+        KalmanHead(6, 3, transition="chunk"),
+        KalmanHead(6, 3, bias=True),
+    ):
+        with pytest.raises(CheckpointError, match=r"noise_var|transition|prior_var"):
+            OnlineLearner(network(), head).restore(tmp_path / "l.pt")
+    fresh, state = OnlineLearner(network(), KalmanHead(6, 3, gamma=0.99)), one.state_dict()
+    with pytest.raises(KeyError):
+        fresh.load_state_dict({**state, "optimizer": {}})
+    assert fresh.head.n_classes == 3
+
+
+def test_a_damaged_file_and_another_optimizer_are_refused(tmp_path: Any) -> None:
+    one = learner().partial_fit(*chunk(0))
+    one.save(tmp_path / "l.pt")
+    other = learner(optimizer=lambda groups: torch.optim.AdamW(groups))
+    with pytest.raises(CheckpointError, match="differ in their optimizer"):
+        other.restore(tmp_path / "l.pt")
+    content = bytearray((tmp_path / "l.pt").read_bytes())
+    at = content.find(one.head.cov.numpy().tobytes()[:64])
+    content[at + 3] ^= 1
+    (tmp_path / "l.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match="damaged"):
+        one.restore(tmp_path / "l.pt")
+
+
+def test_a_module_is_not_frozen_for_others() -> None:
+    net = network()
+    OnlineLearner(net, KalmanHead(6, 3), beta=0.0).partial_fit(*chunk(0))
+    assert all(parameter.requires_grad for parameter in net.parameters())
+    with torch.no_grad():
+        made = OnlineLearner(net, KalmanHead(6, 3), lr=0.1).partial_fit(*chunk(0))
+    assert made.n_seen_ == 10
+
+
+@pytest.mark.parametrize("batch_norm", ["eval", "train", "running", "fixed"])
+def test_modes_of_batch_norm(batch_norm: str) -> None:
+    for frozen in (True, False):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5))
+        how = {"beta": 0.0} if frozen else {}
+        made = OnlineLearner(net, KalmanHead(6, 3), batch_norm=batch_norm, **how)
+        X, y = chunk(0)
+        before = net[1].running_mean.clone()
+        first = made.predict_proba(X)
+        np.testing.assert_array_equal(first, made.predict_proba(X))  # no dropout
+        alone = made.predict_proba(X[:4])
+        assert np.allclose(alone, first[:4], atol=1e-6)  # (nothing has been learnt)
+        made.partial_fit(X, y)
+        moved = not torch.equal(before, net[1].running_mean)
+        expected = {"eval": not frozen, "train": True, "running": True, "fixed": False}
+        assert moved == expected[batch_norm]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: KalmanHead(2, 2)(np.zeros((3, 2))), "torch tensor, got ndarray"),
+        (lambda: KalmanHead(2, 2).observe(torch.zeros(1, 2), [0]), "torch tensor, got list"),
+        (lambda: KalmanHead(2, 2, n_samples=0), "n_samples"),
+        (lambda: KalmanHead(2, 2).add_classes(0), "n_classes"),
+        (lambda: learner(optimizer="sgd"), "optimizer must be a function"),
+        (lambda: learner(replay=100), "replay must be"),
+        (lambda: learner(autocast=True), "autocast must be a torch.dtype"),
+        (lambda: learner(beta=np.inf), "lr and beta"),
+        (lambda: learner().partial_fit([[0.0] * 4], 1), "labels must be"),
+        (lambda: learner().partial_fit([[0.0] * 4], [1]), "chunk of one row"),
+        (lambda: learner().partial_fit([[0.0] * 4] * 2, [0, -1]), "number them from 0"),
+        (
+            lambda: OnlineLearner(nn.LSTM(4, 6), KalmanHead(6, 3)).partial_fit(*chunk(0)),
+            "must return a tensor",
+        ),
+        (lambda: learner(preprocess=lambda rows: rows).partial_fit(*chunk(0)), "preprocess must"),
+    ],
+)
+def test_errors_name_the_remedy(make: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        make()
+
+
+def test_other_types_are_taken() -> None:
+    head = KalmanHead(np.int64(6), np.int64(3))
+    made = OnlineLearner(network().double(), head).partial_fit(*chunk(0))
+    assert made.predict_proba(np.zeros((0, 4))).shape == (0, 3)
+    assert "noise_var" in repr(head)
+
+
 # ---- replay ---------------------------------------------------------------------------------
 
 

@@ -30,7 +30,7 @@ def waves(seed: int) -> tuple[Any, Any]:
     wave = torch.sin(torch.cos(angles) * place + torch.sin(angles) * place[:, None] + phases)
     noise = torch.randn(N, 3, 32, 32, generator=generator)
     labels = torch.where(torch.arange(N) < N // 2, ways, (ways + 1) % K)
-    return (wave[:, None] + 0.5 * noise).contiguous(memory_format=torch.channels_last), labels
+    return (wave[:, None] + 0.3 * noise).contiguous(memory_format=torch.channels_last), labels
 
 
 def one_pass(backbone: nn.Module, rows: Any, labels: Any, **how: Any) -> tuple[Any, Any]:
@@ -54,17 +54,17 @@ def test_a_network_learns_what_frozen_features_do_not_tell() -> None:
     with torch.no_grad():  # a frozen network gives the same features every time
         features = torch.cat([backbone(some) for some in rows.split(100)])
     _, frozen = one_pass(nn.Identity(), features, labels)
-    learner, tuned = one_pass(backbone, rows, labels, beta=4.0)
+    learner, tuned = one_pass(backbone, rows, labels, beta=2.5)
 
     before, turn, after = slice(750, 1000), slice(1000, 1050), slice(1500, N)
-    assert tuned[before].mean() > 0.8
+    assert tuned[before].mean() > 0.85
     assert tuned[turn].mean() < 0.5  # the labels did turn
-    assert tuned[after].mean() > 0.9
-    assert frozen[after].mean() < 0.5  # chance is 0.25
+    assert tuned[after].mean() > max(0.85, frozen[after].mean() + 0.3)  # chance is 0.25
     for value in learner.backbone.state_dict().values():
         assert torch.isfinite(value).all()
-    assert float(learner.head.calibration.detach()) > 1.0  # surer than at first
-    assert learner.head.gamma != 0.999  # it was learnt
-    assert torch.isfinite(learner.head.mean).all()
-    assert torch.equal(learner.head.cov, learner.head.cov.T)
-    assert torch.linalg.eigvalsh(learner.head.cov).min() > 0.0
+    head = learner.head
+    assert float(head.calibration.detach()) > 2.0  # surer than at first
+    assert head.gamma != 0.999  # it was learnt
+    assert torch.isfinite(head.mean).all()
+    torch.testing.assert_close(head.cov, head.cov.T, rtol=1e-10, atol=1e-14)
+    assert torch.linalg.eigvalsh(head.cov).min() > 0.0

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from kalstream.deep import Moments
+from kalstream.deep.head import at_least_1
 from kalstream.errors import InvalidInput, NumericalError
 
 Tensor = Any
@@ -42,9 +43,7 @@ class SoftmaxHead(nn.Linear):
     gamma: Final = 1.0
 
     def __init__(self, n_features: int, n_classes: int, *, bias: bool = True) -> None:
-        for name, value in (("n_features", n_features), ("n_classes", n_classes)):
-            if not isinstance(value, int) or value < 1:
-                raise InvalidInput(f"{name} must be a whole number from 1 on, got {value!r}")
+        n_features, n_classes = at_least_1(n_features=n_features, n_classes=n_classes)
         super().__init__(n_features, n_classes, bias=bias)
         self.register_buffer("seen", torch.zeros(n_classes, dtype=torch.bool))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
@@ -74,6 +73,10 @@ class SoftmaxHead(nn.Linear):
                 "a checkpoint, and lower the learning rate of the optimizer"
             )
         return Moments(logits, logits.new_zeros(len(logits)))
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Logits (b, K)."""
+        return self(features).mean
 
     def log_prob(self, features: Tensor, labels: Tensor) -> Tensor:
         """Log-probability (b,) of labels (b,)."""

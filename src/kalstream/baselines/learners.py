@@ -46,6 +46,8 @@ class _Baseline(Learner):
         autocast: Any = None,
         capture: bool = True,
     ) -> None:
+        if not isinstance(head, SoftmaxHead):
+            raise InvalidInput(f"head must be a SoftmaxHead, got {type(head).__name__}")
         if not isinstance(replay, self.replays | None):
             raise InvalidInput(
                 f"{type(self).__name__} replays from {self.replays.__name__}, got {replay!r}"
@@ -61,7 +63,7 @@ class _Baseline(Learner):
             capture=capture,
         )
         trained = [p for part in (backbone, head) for p in part.parameters() if p.requires_grad]
-        self._optimize(optimizer(trained))
+        self._optimize(optimizer, trained)
         self.flip, self.generator = flip, torch.Generator().manual_seed(seed)
 
     def _inputs(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, ...]:

@@ -7,12 +7,14 @@ require("torch", "torch")
 from kalstream.deep.fleet import Fleet  # noqa: E402
 from kalstream.deep.head import KalmanHead, Moments  # noqa: E402
 from kalstream.deep.learner import Learner, OnlineLearner, Outcome  # noqa: E402
+from kalstream.deep.mixture import MixtureHead  # noqa: E402
 from kalstream.deep.replay import RecentMemory, ReplayStreams  # noqa: E402
 
 __all__ = [
     "Fleet",
     "KalmanHead",
     "Learner",
+    "MixtureHead",
     "Moments",
     "OnlineLearner",
     "Outcome",

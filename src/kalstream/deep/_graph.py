@@ -214,8 +214,14 @@ def captured(part: Callable[[], Any], state: list[Tensor] | None = None) -> Any:
                 part()
         graph = torch.cuda.CUDAGraph()
         # A stream of its own, so that graphs which run side by side share no BLAS workspace.
-        with _no_collection(), torch.cuda.graph(graph, stream=side):
-            part()
+        # (`torch.cuda.graph` would collect garbage and empty caches, half a second each time.)
+        side.synchronize()
+        with _no_collection():
+            graph.capture_begin()
+            try:
+                part()
+            finally:
+                graph.capture_end()
         if state is not None:
             for each, value in zip(state, kept, strict=True):
                 each.copy_(value)
@@ -226,7 +232,6 @@ def captured(part: Callable[[], Any], state: list[Tensor] | None = None) -> Any:
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """Keep the collector from freeing some other graph while one is being captured."""
-    gc.collect()
     was = gc.isenabled()
     gc.disable()
     try:

@@ -52,6 +52,10 @@ class Ranks:
         parts[self.rank] = features
         return torch.cat(parts)
 
+    def wait(self) -> None:
+        """Until all ranks are here."""
+        distributed.barrier()
+
     def _splits(self, n_rows: int) -> bool:
         return n_rows >= 2 * self.size
 

@@ -34,8 +34,17 @@ _MOBILE = (
 _CLASSIFIER = ("fc.", "classifier.")
 _SHOWN = 3
 
+_CUT_STD = 0.8796256610342398  # of a standard normal between -2 and 2
 
-def resnet18(stem: str = "imagenet", width: int = 64, seed: int | torch.Generator = 0) -> Backbone:
+
+def resnet18(
+    stem: str = "imagenet",
+    width: int = 64,
+    seed: int | torch.Generator = 0,
+    *,
+    init: str = "kaiming",
+    zero_residual: bool = False,
+) -> Backbone:
     """ResNet-18 without its classifier.
 
     Parameters
@@ -47,6 +56,12 @@ def resnet18(stem: str = "imagenet", width: int = 64, seed: int | torch.Generato
         Channels of the first stage; features are 8 times as many. Weight files need 64.
     seed : int or torch.Generator
         Of the first weights.
+    init : "kaiming" or "lecun"
+        Their standard deviation: sqrt(2 / outgoing connections), as in torchvision; or
+        sqrt(1 / incoming ones), cut off at two of it, as in JAX's libraries.
+    zero_residual : bool
+        The last scale of each residual branch is 0 at first, so that all blocks but those which
+        change the size do nothing.
 
     Returns
     -------
@@ -59,29 +74,38 @@ def resnet18(stem: str = "imagenet", width: int = 64, seed: int | torch.Generato
     >>> backbone(torch.zeros(2, 3, 8, 8)).shape, backbone.n_features
     (torch.Size([2, 32]), 32)
     """
-    return _ResNet((2, 2, 2, 2), False, stem, width, seed)
+    return _ResNet((2, 2, 2, 2), False, stem, width, seed, init, zero_residual)
 
 
-def resnet50(stem: str = "imagenet", width: int = 64, seed: int | torch.Generator = 0) -> Backbone:
+def resnet50(
+    stem: str = "imagenet",
+    width: int = 64,
+    seed: int | torch.Generator = 0,
+    *,
+    init: str = "kaiming",
+    zero_residual: bool = False,
+) -> Backbone:
     """ResNet-50 without its classifier, the stride in the 3×3 convolutions as in torchvision.
 
     Parameters
     ----------
-    stem, width, seed
+    stem, width, seed, init, zero_residual
         As for `resnet18`; features are 32 times the width.
     """
-    return _ResNet((3, 4, 6, 3), True, stem, width, seed)
+    return _ResNet((3, 4, 6, 3), True, stem, width, seed, init, zero_residual)
 
 
-def slim_resnet18(stem: str = "cifar", seed: int | torch.Generator = 0) -> Backbone:
+def slim_resnet18(
+    stem: str = "cifar", seed: int | torch.Generator = 0, **first_weights: Any
+) -> Backbone:
     """ResNet-18 with 20, 40, 80 and 160 channels, common in continual learning.
 
     Parameters
     ----------
-    stem, seed
+    stem, seed, **first_weights
         As for `resnet18`.
     """
-    return resnet18(stem, 20, seed)
+    return resnet18(stem, 20, seed, **first_weights)
 
 
 def mobilenet_v2(seed: int | torch.Generator = 0) -> Backbone:
@@ -118,14 +142,22 @@ class Backbone(nn.Module, ABC):
     def _maps(self, images: torch.Tensor) -> torch.Tensor:
         """The last feature maps (b, n_features, h, w)."""
 
-    def _initialise(self, seed: int | torch.Generator) -> None:
+    def _initialise(self, seed: int | torch.Generator, init: str = "kaiming") -> None:
         """From no memory at all to first weights, without a draw from torch's own generator."""
+        if init not in ("kaiming", "lecun"):
+            raise InvalidInput(f'init must be "kaiming" or "lecun", got {init!r}')
         generator = seed
         if not isinstance(seed, torch.Generator):
             generator = torch.Generator().manual_seed(seed)
         self.to_empty(device="cpu")
         for module in self.modules():
-            if isinstance(module, nn.Conv2d):
+            if isinstance(module, nn.Conv2d) and init == "lecun":
+                std = module.weight[0].numel() ** -0.5
+                wide = std / _CUT_STD
+                nn.init.trunc_normal_(
+                    module.weight, 0.0, wide, -2.0 * wide, 2.0 * wide, generator=generator
+                )
+            elif isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(
                     module.weight, mode="fan_out", nonlinearity="relu", generator=generator
                 )
@@ -141,6 +173,8 @@ class _ResNet(Backbone):
         stem: str,
         width: int,
         seed: int | torch.Generator,
+        init: str,
+        zero_residual: bool,
     ) -> None:
         super().__init__()
         if stem not in ("imagenet", "cifar"):
@@ -161,7 +195,10 @@ class _ResNet(Backbone):
                     n_in = (width << stage) * (4 if bottleneck else 1)
                 self.add_module(f"layer{stage + 1}", layer)
         self.n_features = n_in
-        self._initialise(seed)
+        self._initialise(seed, init)
+        for block in self.modules() if zero_residual else ():
+            if isinstance(block, _Residual):
+                nn.init.zeros_(getattr(block, f"bn{block.depth}").weight)
 
     def _maps(self, images: torch.Tensor) -> torch.Tensor:
         x = self.maxpool(functional.relu(self.bn1(self.conv1(images)), inplace=True))

@@ -20,7 +20,8 @@ class Fleet:
     """Learners of other seeds or hyper-parameters, stepped side by side.
 
     On a GPU each has a stream of its own, and no one is waited for before all have begun. The
-    numbers are those of the learners stepped one after the other.
+    numbers are those of the learners stepped one after the other (but that they draw from one
+    generator, where heads have a Monte Carlo predictive or networks dropout).
 
     Parameters
     ----------
@@ -43,6 +44,7 @@ class Fleet:
     """
 
     def __init__(self, learners: Sequence[Learner]) -> None:
+        learners = list(learners)
         parts = [id(part) for each in learners for part in (each.backbone, each.head, each.replay)]
         parts = [part for part in parts if part != id(None)]
         if len(set(parts)) < len(parts):
@@ -61,8 +63,11 @@ class Fleet:
         outcomes : list
             None for a learner that has failed.
         """
-        if len(chunks) != len(self.learners):
-            raise InvalidInput(f"{len(chunks)} chunks for {len(self.learners)} learners")
+        if len(chunks) != len(self.learners) or any(len(chunk) != 2 for chunk in chunks):
+            raise InvalidInput(
+                f"{len(self.learners)} learners need as many chunks, each of rows and labels; got "
+                f"{len(chunks)}: [(rows, labels)] * {len(self.learners)} gives all of them the same"
+            )
         steps = [self.learners[n].parts(*chunk) for n, chunk in enumerate(chunks)]
         outcomes: list[Outcome | None] = [None] * len(steps)
         # Whatever waits for the device must not come between learners that are to run together.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 Tensor = Any
 
 PREDICTIVES: Final = ("exact", "monte-carlo")
+# What the posterior depends on and the buffers do not hold.
+_MADE_WITH: Final = ("noise_var", "prior_var", "gamma_lr", "transition", "bias", "normalize")
 # Sizes of chunks that are captured as CUDA graphs; each holds buffers of its own.
 _MOST_GRAPHS: Final = 4
 
@@ -45,7 +48,9 @@ class KalmanHead(nn.Module):
         Forgetting coefficient, or the first one if it is learnt.
     gamma_lr : float
         Learning rate of delta = -2 log gamma, by the gradient of each row's log-probability (with
-        uncalibrated logits, through which it does not overshoot); 0 keeps gamma.
+        uncalibrated logits, through which it does not overshoot); 0 keeps gamma. Only classes that
+        have come take part, and the first row of a class leaves gamma as it is, so that a late
+        class is as one that was there from the start; delta stays between 0 and 5.
     noise_var, prior_var : float, optional
         Variances of the targets' noise and of a weight; 1/K and 1/m by default, m counting the
         bias.
@@ -105,9 +110,8 @@ class KalmanHead(nn.Module):
         dtype: Any = torch.float64,
     ) -> None:
         super().__init__()
-        for name, value in (("n_features", n_features), ("n_classes", n_classes)):
-            if not isinstance(value, int) or value < 1:
-                raise InvalidInput(f"{name} must be a whole number from 1 on, got {value!r}")
+        n_features, n_classes = at_least_1(n_features=n_features, n_classes=n_classes)
+        (n_samples,) = at_least_1(n_samples=n_samples)
         check.unit_interval("gamma", gamma)
         check.choice("transition", transition, ("example", "chunk"))
         check.choice("predictive", predictive, PREDICTIVES)
@@ -133,6 +137,7 @@ class KalmanHead(nn.Module):
         self.register_buffer("delta", torch.tensor(delta, dtype=torch.float64))
         self.register_buffer("seen", torch.zeros(n_classes, dtype=torch.bool))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("made_with", self._made_with())
         self.log_calibration = nn.Parameter(
             torch.tensor(math.log(calibration), dtype=torch.float64)
         )
@@ -167,6 +172,11 @@ class KalmanHead(nn.Module):
 
     def prepare(self, features: Tensor) -> Tensor:
         """Features (b, n_features) as the filter takes them (b, m)."""
+        if not isinstance(features, torch.Tensor):
+            raise InvalidInput(
+                f"features must be a torch tensor, got {type(features).__name__}; "
+                "torch.as_tensor makes one"
+            )
         if features.ndim != 2 or features.shape[1] != self.n_features:
             raise InvalidInput(
                 f"features must be (b, {self.n_features}), got {tuple(features.shape)}; "
@@ -191,6 +201,10 @@ class KalmanHead(nn.Module):
         var = var + (1.0 - kept) * self.prior_var * phi.square().sum(1)
         return Moments(gamma * (phi @ self.mean), var)
 
+    def scores(self, features: Tensor) -> Tensor:
+        """What the most probable class has most of (b, K): the mean logits, eq. (7)."""
+        return self(features).mean
+
     def log_prob(self, features: Tensor, labels: Tensor) -> Tensor:
         """Calibrated log-probability (b,) of labels (b,), eq. (13)."""
         labels = self.checked(labels, len(features))
@@ -205,6 +219,8 @@ class KalmanHead(nn.Module):
     def probabilities(self, features: Tensor) -> Tensor:
         """Class probabilities (b, K) one step ahead, exact."""
         mean, var = self(features)
+        if len(mean) == 0:
+            return mean.new_zeros(mean.shape)
         return predictive.probabilities(mean, var, float(self.calibration))
 
     # ---- learning -------------------------------------------------------------------------
@@ -260,7 +276,8 @@ class KalmanHead(nn.Module):
         if not bool(sound):
             raise NumericalError(
                 f"the filter cannot go on in {phi.dtype}: an innovation variance is not positive "
-                f"(noise_var {self.noise_var:.3g}); use float64, or a larger noise_var"
+                f"(noise_var {self.noise_var:.3g}, largest feature {float(phi.abs().max()):.3g}); "
+                "use float64, smaller features, or a larger noise_var"
             )
         update_(self.mean, self.cov, chunk, told, factor, kept, self.prior_var)
         self.delta.copy_(delta)
@@ -340,6 +357,11 @@ class KalmanHead(nn.Module):
 
     def checked(self, labels: Tensor, n: int) -> Tensor:
         """Labels of n rows, 1 or more, or an error."""
+        if not isinstance(labels, torch.Tensor):
+            raise InvalidInput(
+                f"labels must be a torch tensor, got {type(labels).__name__}; "
+                "torch.as_tensor makes one"
+            )
         if labels.shape != (n,) or labels.is_floating_point():
             raise InvalidInput(
                 f"labels must be ({n},) whole numbers, got {tuple(labels.shape)} of {labels.dtype}"
@@ -355,10 +377,40 @@ class KalmanHead(nn.Module):
         lowest, highest = torch.stack(labels.aminmax()).tolist()
         if lowest < 0 or highest >= self.n_classes:
             raise InvalidInput(
-                f"labels run from {lowest} to {highest}; the head has classes "
-                f"0 to {self.n_classes - 1}: grow it with add_classes"
+                f"labels run from {lowest} to {highest}; the head has classes 0 to "
+                f"{self.n_classes - 1}: "
+                + ("number them from 0 on" if lowest < 0 else "grow it with add_classes")
             )
         return labels.long()
+
+    # ---- what a state holds ---------------------------------------------------------------
+
+    def _made_with(self) -> Tensor:
+        """What the posterior depends on beside the other buffers, as numbers."""
+        values = [getattr(self, name) for name in _MADE_WITH]
+        numbers = [float(value == "chunk" if isinstance(value, str) else value) for value in values]
+        return torch.tensor(numbers, dtype=torch.float64)
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *how: Any) -> None:
+        """Take on the classes of the state; refuse one that has been made with something else."""
+        mean, made_with = state.get(prefix + "mean"), state.get(prefix + "made_with")
+        if made_with is not None:
+            pairs = zip(_MADE_WITH, made_with.tolist(), self._made_with().tolist(), strict=True)
+            for name, theirs, ours in pairs:
+                if abs(theirs - ours) > 1e-6 * abs(ours):
+                    raise InvalidInput(
+                        f"the state is that of a head with another {name}, {theirs:.10g} and not "
+                        f"{ours:.10g}; make this one as that was: KalmanHead({name}=...)"
+                    )
+        if mean is not None and mean.ndim == 2 and mean.shape[1] != self.n_classes:
+            self.mean = self.mean.new_zeros(len(self.mean), mean.shape[1])
+            self.seen = self.seen.new_zeros(mean.shape[1])
+        super()._load_from_state_dict(state, prefix, *how)
+
+    def extra_repr(self) -> str:
+        """What it has been made with."""
+        sizes = f"{self.n_features}, {self.n_classes}, gamma={self.gamma:.6g}, "
+        return sizes + ", ".join(f"{name}={getattr(self, name)!r}" for name in _MADE_WITH)
 
     def __getstate__(self) -> dict[str, Any]:
         # Captured graphs belong to this very object.
@@ -366,9 +418,18 @@ class KalmanHead(nn.Module):
 
     def add_classes(self, n_classes: int) -> None:
         """Grow by classes never seen, exactly (noise_var stays)."""
+        (n_classes,) = at_least_1(n_classes=n_classes)
         new = torch.zeros(len(self.mean), n_classes, dtype=self.mean.dtype, device=self.mean.device)
         self.mean = torch.cat([self.mean, new], 1)
         self.seen = torch.cat([self.seen, torch.zeros_like(self.seen[:1]).expand(n_classes)])
+
+
+def at_least_1(**sizes: Any) -> list[int]:
+    """Whole numbers, or an error that names the one that is none."""
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+            raise InvalidInput(f"{name} must be a whole number from 1 on, got {value!r}")
+    return [int(value) for value in sizes.values()]
 
 
 def _clipped_sums(start: Tensor, steps: Tensor) -> Tensor:

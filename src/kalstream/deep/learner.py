@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
+import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import nullcontext
@@ -20,13 +21,14 @@ from torch import nn
 from kalstream.core import _checks as check
 from kalstream.deep._ranks import Ranks
 from kalstream.deep.head import KalmanHead
+from kalstream.deep.mixture import MixtureHead
 from kalstream.deep.replay import RecentMemory
 from kalstream.errors import CheckpointError, InvalidInput, NumericalError
 
 Tensor = Any
 Array = NDArray[Any]
 
-BATCH_NORM: Final = ("eval", "train")
+BATCH_NORM: Final = ("eval", "train", "running", "fixed")
 FORMAT: Final = 2
 _PLAIN_STEPS: Final = 3  # chunks of a shape before it is captured
 
@@ -81,14 +83,21 @@ class Learner(ABC):
         self.optimizer: Any = None
         self.ranks = Ranks.now(backbone, head)
         self.tunes = any(parameter.requires_grad for parameter in backbone.parameters())
+        if not (autocast is None or isinstance(autocast, torch.dtype)):
+            raise InvalidInput(f"autocast must be a torch.dtype, such as bfloat16: {autocast!r}")
         self.capture = capture and self.ranks is None and self.device.type == "cuda"
         self.n_seen_ = 0
         self._steps: dict[Any, Any] = {}
 
-    def _optimize(self, optimizer: Any) -> None:
-        """Take an optimizer; one that may have to be captured is told so."""
-        self.optimizer = optimizer
-        for group in optimizer.param_groups if self.capture else ():
+    def _optimize(self, optimizer: Any, parameters: list[Any]) -> None:
+        """Make the optimizer; one that may have to be captured is told so."""
+        if not callable(optimizer):
+            raise InvalidInput(
+                f"optimizer must be a function that makes one, such as torch.optim.SGD, got "
+                f"{optimizer!r}"
+            )
+        self.optimizer = optimizer(parameters)
+        for group in self.optimizer.param_groups if self.capture else ():
             if "capturable" in group:
                 group["capturable"] = True
 
@@ -137,7 +146,7 @@ class Learner(ABC):
     def _predict(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         shown = self._features(rows, grad=False)
         with torch.no_grad():
-            return self.head.log_prob(shown, labels), self.head(shown).mean.argmax(1)
+            return self.head.log_prob(shown, labels), self.head.scores(shown).argmax(1)
 
     @abstractmethod
     def _inputs(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
@@ -195,7 +204,8 @@ class Learner(ABC):
             # a forward pass that fails has spoilt the running averages of batch norm
             before = [(buffer, buffer.clone()) for buffer in self.backbone.buffers()]
             try:
-                loss(*data).backward()
+                with torch.enable_grad():
+                    loss(*data).backward()
             except Exception:
                 for buffer, kept in before:
                     buffer.copy_(kept)
@@ -204,8 +214,12 @@ class Learner(ABC):
             self.ranks.reduce_(self.backbone)
         self.optimizer.step()
 
-    def _features(self, rows: Tensor, *, grad: bool) -> Tensor:
-        self.backbone.train(grad or self.batch_norm == "train")
+    def _features(self, rows: Tensor, *, grad: bool, train: bool = False) -> Tensor:
+        self.backbone.train(grad or train)
+        if self.batch_norm in ("train", "fixed"):
+            for module in self.backbone.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.train(self.batch_norm == "train")
         if rows.is_cuda and rows.ndim == 4:
             rows = rows.contiguous(memory_format=torch.channels_last)
         mixed = nullcontext()
@@ -219,10 +233,22 @@ class Learner(ABC):
                 f"{self.device} has no room for a chunk of {len(rows)} rows; use smaller chunks "
                 "(what was learnt before is as it was)"
             ) from error
+        except ValueError as error:
+            if len(rows) > 1 or "more than 1 value per channel" not in str(error):
+                raise
+            raise InvalidInput(
+                "batch norm cannot be trained on a chunk of one row; use larger chunks (chunk=10), "
+                'or batch_norm="fixed"'
+            ) from error
+        if not isinstance(features, torch.Tensor):
+            raise InvalidInput(
+                f"the backbone must return a tensor of features (b, m), got "
+                f"{type(features).__name__}; wrap it in a module that does"
+            )
         if not self._capturing and not bool(torch.isfinite(features).all()):
             raise InvalidInput(
-                "the backbone returned NaN or infinity; lower its learning rate, or check its "
-                "weights (nothing was learnt from this chunk)"
+                "the backbone returned NaN or infinity: it has diverged, or its input is wild; "
+                "lower its learning rate, or go back to a checkpoint (the posterior is as it was)"
             )
         return features
 
@@ -253,10 +279,16 @@ class Learner(ABC):
     def predict(self, X: ArrayLike) -> Array:
         """Most probable class of each row (b,)."""
         with torch.no_grad():
-            return self.head(self._features(self._rows(X), grad=False)).mean.argmax(1).cpu().numpy()
+            features = self._features(self._rows(X), grad=False)
+            return self.head.scores(features).argmax(1).cpu().numpy()
 
     def _rows(self, X: ArrayLike) -> Tensor:
         rows = self.preprocess(np.asarray(X))
+        if not isinstance(rows, torch.Tensor):
+            raise InvalidInput(f"preprocess must return a tensor, got {type(rows).__name__}")
+        dtype = next((each.dtype for each in self.backbone.parameters()), rows.dtype)
+        if rows.is_floating_point():
+            rows = rows.to(dtype)
         if not bool(torch.isfinite(rows).all()):  # it would spoil running averages for good
             row = int((~torch.isfinite(rows)).flatten(1).any(1).nonzero()[0, 0])
             raise InvalidInput(f"X holds NaN or infinity in row {row}; leave such rows out")
@@ -266,8 +298,11 @@ class Learner(ABC):
         labels = np.asarray(y)
         if labels.dtype == object:
             labels = np.array(labels.tolist())
-        if labels.dtype.kind not in "iu":
-            raise InvalidInput(f"labels must be whole numbers, 0 to K - 1; got {labels.dtype}")
+        if labels.dtype.kind not in "iu" or labels.ndim != 1:
+            raise InvalidInput(
+                f"labels must be (b,) whole numbers, 0 to K - 1; got {labels.shape} of "
+                f"{labels.dtype}: number the classes, np.unique(y, return_inverse=True)"
+            )
         return torch.from_numpy(labels.astype(np.int64)).to(self.device)
 
     # ---- to be continued ------------------------------------------------------------------
@@ -277,6 +312,7 @@ class Learner(ABC):
         return {
             "format": FORMAT,
             "learner": type(self).__name__,
+            "optimized_by": type(self.optimizer).__name__,
             "backbone": self.backbone.state_dict(),
             "head": self.head.state_dict(),
             "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
@@ -292,8 +328,12 @@ class Learner(ABC):
             raise CheckpointError(
                 f"the checkpoint is one of {state['learner']}, this is {type(self).__name__}"
             )
-        for part, name in ((self.optimizer, "optimizer"), (self.replay, "replay")):
-            if (part is None) != (state[name] is None):
+        other = state["optimized_by"] != type(self.optimizer).__name__
+        for differs, name in (
+            (other, "optimizer"),
+            ((self.replay is None) != (state["replay"] is None), "replay"),
+        ):
+            if differs:
                 raise CheckpointError(f"the checkpoint and this learner differ in their {name}")
         before = copy.deepcopy(self.state_dict())
         try:
@@ -314,16 +354,24 @@ class Learner(ABC):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to one file, whole or not at all; of several ranks the first does."""
-        if self.ranks is not None and self.ranks.rank > 0:
-            return
-        target = Path(path)
-        part = target.with_name(target.name + ".part")
-        torch.save(self.state_dict(), part)
-        part.replace(target)
+        if self.ranks is None or self.ranks.rank == 0:
+            target = Path(path)
+            part = target.with_name(target.name + ".part")
+            with part.open("wb") as file:
+                torch.save(self.state_dict(), file)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(target)
+        if self.ranks is not None:
+            self.ranks.wait()
 
     def restore(self, path: str | os.PathLike[str]) -> Self:
         """Go on from a file that `save` wrote, made by a learner of the same parts; no pickle."""
         try:
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()  # torch does not look at checksums
+            if damaged is not None:
+                raise CheckpointError(f"{path} is damaged ({damaged}); use an earlier one")
             state = torch.load(path, map_location=self.device, weights_only=True)
             if state["format"] != FORMAT:
                 other = "a later" if state["format"] > FORMAT else "an earlier"
@@ -332,7 +380,9 @@ class Learner(ABC):
         except (CheckpointError, FileNotFoundError):
             raise
         except Exception as error:
-            raise CheckpointError(f"{path} cannot be read back: {error}") from error
+            raise CheckpointError(
+                f"{path} cannot be read back into this {type(self).__name__}: {error}"
+            ) from error
         return self
 
 
@@ -351,7 +401,7 @@ class OnlineLearner(Learner):
     ----------
     backbone : nn.Module
         From rows, as `preprocess` returns them, to features (b, n_features).
-    head : KalmanHead
+    head : KalmanHead or MixtureHead
     lr : float
         Learning rate of the calibration; 0 trains nothing by gradients.
     beta : float
@@ -361,12 +411,15 @@ class OnlineLearner(Learner):
     replay : RecentMemory, optional
         Drawn rows are appended to the chunk: they enter the gradient and the filter, never a
         metric.
-    batch_norm : "eval" or "train"
+    batch_norm : "eval", "train", "running" or "fixed"
         With "eval" the running averages are used to predict and to filter, the chunk's own
         only in the gradient step; with "train" the chunk's own everywhere (and a row's features
-        depend on the rows beside it).
+        depend on the rows beside it). "running" is "eval" where a frozen backbone's averages
+        follow the stream too: right for random weights, wrong for pretrained ones. With "fixed"
+        they are used in the gradient step as well, and stay.
     preprocess : function, optional
-        From an array of rows to a tensor for the backbone; floats as they are by default.
+        From an array of rows to a tensor for the backbone; by default numbers as floats, and
+        images (b, h, w, c) of bytes as (b, c, h, w) from 0 to 1. `step` takes what comes of it.
     device : str or device
     autocast : torch.dtype, optional
         torch.bfloat16, for the backbone on a GPU; the filter keeps its own type.
@@ -392,7 +445,7 @@ class OnlineLearner(Learner):
     def __init__(
         self,
         backbone: nn.Module,
-        head: KalmanHead,
+        head: KalmanHead | MixtureHead,
         *,
         lr: float = 0.01,
         beta: float = 1.0,
@@ -404,10 +457,15 @@ class OnlineLearner(Learner):
         autocast: Any = None,
         capture: bool = True,
     ) -> None:
-        if not (lr >= 0.0 and beta >= 0.0):
+        if not (0.0 <= lr < np.inf and 0.0 <= beta < np.inf):
             raise InvalidInput(f"lr and beta must be 0 or more, got {lr!r} and {beta!r}")
-        if lr * beta == 0.0:
-            backbone.requires_grad_(False)
+        for name, value, kind in (
+            ("backbone", backbone, nn.Module),
+            ("head", head, KalmanHead | MixtureHead),
+            ("replay", replay, RecentMemory | None),
+        ):
+            if not isinstance(value, kind):
+                raise InvalidInput(f"{name} must be a {kind}, got {type(value).__name__}")
         super().__init__(
             backbone,
             head,
@@ -418,12 +476,13 @@ class OnlineLearner(Learner):
             autocast=autocast,
             capture=capture,
         )
+        self.tunes = self.tunes and lr * beta > 0.0
         groups: list[dict[str, Any]] = [{"params": [self.head.log_calibration], "lr": lr}]
         if self.tunes:
             trained = [p for p in backbone.parameters() if p.requires_grad]
             groups.append({"params": trained, "lr": lr * beta})
         if lr > 0.0:
-            self._optimize(optimizer(groups))
+            self._optimize(optimizer, groups)
 
     def _inputs(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         if not self.capture:
@@ -434,6 +493,8 @@ class OnlineLearner(Learner):
     def _train(self, rows: Tensor, labels: Tensor, *again: Tensor) -> Tensor:
         if again:
             rows, labels = torch.cat([rows, again[0]]), torch.cat([labels, again[1]])
+        if self.batch_norm == "running" and not self.tunes:
+            self._features(rows, grad=False, train=True)
         if self.optimizer is not None:
             self._descend(self._loss, rows, labels)
         return self._features(rows, grad=False)
@@ -454,6 +515,6 @@ class OnlineLearner(Learner):
 
 def _as_floats(rows: Array) -> Tensor:
     """Numbers as float32; images (b, h, w, c) of bytes as (b, c, h, w) from 0 to 1."""
-    if rows.dtype == np.uint8:
+    if rows.dtype == np.uint8 and rows.ndim == 4:
         return torch.from_numpy(np.ascontiguousarray(rows)).permute(0, 3, 1, 2).float() / 255.0
     return torch.from_numpy(np.asarray(rows, np.float32))

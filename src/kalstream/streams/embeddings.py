@@ -86,7 +86,10 @@ class EmbeddingStream(Stream):
         features = found.get(names[0])
         if features is None or features.ndim != 2 or features.dtype.kind not in "fiu":
             got = "none" if features is None else f"{features.shape} of {features.dtype}"
-            raise InvalidInput(f"{self.path}: {names[0]} must be (n, d) numbers, got {got}")
+            raise InvalidInput(
+                f"{self.path}: {names[0]} must be (n, d) numbers, got {got}; give what they are "
+                "called in it as names=(features, labels, times)"
+            )
         self._features = features
         targets = self._beside(found.get(names[1]), "labels", labels)
         if targets is None:
