@@ -517,6 +517,66 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
+_PAPER: Final = """Run an experiment of the paper, or what is missing of it.
+
+It writes NAME.json, a table NAME.md and a figure NAME.png. What is there is kept: given again after
+a stop, the same command goes on. `kalstream paper list` names the experiments.
+
+Examples
+
+  kalstream paper figure1                                           the time series, in a second
+
+  kalstream paper table1 --quick                                    small, on made-up pictures
+
+  kalstream paper table1 --data cifar-100-python/ --device cuda     CIFAR-100, as in the paper
+
+  kalstream paper table1 --check --out docs/paper                   the table again, from its file
+"""
+
+
+@app.command(help=_PAPER)
+def paper(  # noqa: D103
+    name: Annotated[str, typer.Argument(help="list, or an experiment.", metavar="NAME")],
+    data: Annotated[
+        Path | None, typer.Option(help="CIFAR-100: cifar-100-python, or its archive.")
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="MobileNetV2 of torchvision (.pth), for figure3.")
+    ] = None,
+    folder: Annotated[Path, typer.Option("--out", "-o", help="Folder of results.")] = Path("paper"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few rows, a thin network, one seed.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Make the table again from the result file.")
+    ] = False,
+    only: Annotated[
+        str, typer.Option(help="Run only cells whose name, 'group: method, stream', has this.")
+    ] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
+) -> None:
+    from kalstream import paper as experiments
+
+    if name == "list":
+        table = Table("experiment", "what", box=None)
+        for each in experiments.names():
+            table.add_row(each, experiments.Plan.read(each).title)
+        out.print(table)
+        return
+    if check:
+        out.print(_escaped(experiments.shown(name, folder)), end="")
+        return
+
+    def say(line: str) -> None:
+        out.print(_escaped(line))
+
+    made = experiments.reproduce(
+        name, folder, data=data, weights=weights, quick=quick, device=device, only=only, say=say
+    )
+    out.print(_escaped((folder / f"{name}.md").read_text(encoding="utf-8")))
+    out.print(_escaped(f"written: {', '.join(map(str, made))}"))
+
+
 @app.command()
 def data() -> None:
     """List the streams that kalstream knows by name.

@@ -1,0 +1,164 @@
+"""The paper's tables and figures: an experiment is a file, and all of them have one runner."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kalstream.errors import InvalidInput, MissingFile
+from kalstream.paper.plan import Plan, names
+
+__all__ = ["Plan", "names", "reproduce", "shown"]
+
+
+def reproduce(
+    name: str,
+    folder: Path,
+    *,
+    data: Path | None = None,
+    weights: Path | None = None,
+    quick: bool = False,
+    device: str = "cpu",
+    only: str = "",
+    say: Callable[[str], None] = print,
+) -> list[Path]:
+    """Run an experiment, or what is missing of it, and write its files.
+
+    Parameters
+    ----------
+    name : str
+    folder : Path
+        Where ``NAME.json``, ``NAME.md`` and ``NAME.png`` go, and those of experiments that it
+        takes something from are.
+    data : Path, optional
+        CIFAR-100; a quick run makes pictures up without it.
+    weights : Path, optional
+        torchvision's MobileNetV2, for those that begin with it.
+    quick : bool
+        A small version, for a laptop.
+    device : str
+    only : str
+        Run only cells with this in "group: name, stream".
+    say : function
+        Told what has been done.
+
+    Returns
+    -------
+    files : list of Path
+    """
+    plan = Plan.read(name)
+    plan = plan.quick() if quick else plan
+    folder.mkdir(parents=True, exist_ok=True)
+    for needed in sorted(plan.needs()):
+        if not (folder / f"{needed}.json").exists():
+            if not quick and plan.kind != "series":
+                raise MissingFile(
+                    f"{name} needs {needed}.json in {folder}: kalstream paper {needed}"
+                )
+            reproduce(needed, folder, data=data, quick=quick, device=device, say=say)
+    if plan.kind == "series" and not plan.of:
+        from kalstream.paper import series
+
+        found = series.run(plan)
+        (folder / f"{name}.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
+    elif plan.kind == "images":
+        _run(plan, folder, data, weights, quick, device, only, say)
+    return _write(plan, folder, say)
+
+
+def shown(name: str, folder: Path) -> str:
+    """The table of an experiment, made again from its result file, which is checked first."""
+    plan = Plan.read(name)
+    path = folder / f"{plan.of or name}.json"
+    if not path.exists():
+        raise MissingFile(f"no result file {path}; kalstream paper {name} makes it")
+    if plan.kind == "series":
+        from kalstream.paper import series
+
+        made = series.table(json.loads(path.read_text(encoding="utf-8")))
+    else:
+        from kalstream.paper import pages
+        from kalstream.paper.run import Results
+
+        results = Results(path, plan)
+        pages.check(Plan.read(plan.of or name), results)
+        made = pages.table(plan, results)
+    written = folder / f"{name}.md"
+    if written.exists() and made not in written.read_text(encoding="utf-8"):
+        raise InvalidInput(f"{written} is not what {path} says; run: kalstream paper {name}")
+    return made
+
+
+def _run(
+    plan: Plan,
+    folder: Path,
+    data: Path | None,
+    weights: Path | None,
+    quick: bool,
+    device: str,
+    only: str,
+    say: Callable[[str], None],
+) -> None:
+    from kalstream.paper.images import Images, Photographs
+    from kalstream.paper.plan import QUICK_ROWS
+    from kalstream.paper.run import Results, run
+
+    if data is None and not quick:
+        name = {"cifar100": "CIFAR-100", "cloc": "CLOC"}[plan.source]
+        raise InvalidInput(f"{plan.name} needs {name}: --data FOLDER, or try --quick")
+    images: Images | Photographs
+    if data is None:
+        images = Images.made(QUICK_ROWS, device)
+    elif plan.source == "cloc":
+        images = Photographs(data, device)
+    else:
+        images = Images.cifar100(data, device)
+    plan = replace(plan, methods=tuple(_with_weights(m, weights) for m in plan.methods))
+    run(
+        plan,
+        images,
+        Results(folder / f"{plan.name}.json", plan),
+        device,
+        say,
+        lambda method, stream: only in f"{method.key}, {stream}",
+        {other: Results(folder / f"{other}.json", plan) for other in plan.needs()},
+    )
+
+
+def _with_weights(method: Any, weights: Path | None) -> Any:
+    if method.options.get("weights") is None:
+        return method
+    if weights is None:
+        raise InvalidInput(f"{method.key} begins with pretrained weights: --weights FILE.pth")
+    return replace(method, options={**method.options, "weights": str(weights)})
+
+
+def _write(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Path]:
+    """The table and the figure, from the result file."""
+    result = folder / f"{plan.of or plan.name}.json"
+    page, picture = folder / f"{plan.name}.md", folder / f"{plan.name}.png"
+    draw: Callable[[], None]
+    if plan.kind == "series":
+        from kalstream.paper import series
+
+        found = json.loads(result.read_text(encoding="utf-8"))
+        made, draw = series.table(found), partial(series.draw, plan, found, picture)
+    else:
+        from kalstream.paper import figures, pages
+        from kalstream.paper.run import Results
+
+        results = Results(result, plan)
+        made, draw = pages.table(plan, results), partial(figures.draw, plan, results, picture)
+    page.write_text(f"# {plan.title}\n\n{made}", encoding="utf-8")
+    if not plan.figure:
+        return [result, page]
+    try:
+        draw()
+    except ImportError as error:
+        say(f"no figure was drawn: {error}")
+        return [result, page]
+    return [result, page, picture]

@@ -1,0 +1,109 @@
+"""Figures from result files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kalstream.paper.plan import Method, Plan
+from kalstream.paper.run import Results
+
+Array = NDArray[np.float64]
+
+
+def draw(plan: Plan, results: Results, path: Path) -> None:
+    """Draw what the plan's figure says into a file."""
+    kind = plan.figure["kind"]
+    streams = [
+        stream for stream in plan.streams if any(results.of(m, stream) for m in plan.methods)
+    ]
+    if kind == "gamma":
+        figure, axes = _axes(2, 1)
+        _gamma(plan, results, axes)
+    else:
+        figure, axes = _axes(1, max(len(streams), 1))
+        for stream, axis in zip(streams, axes, strict=True):
+            axis.set_title(stream)
+            {"curves": _curves, "options": _against_option}[kind](plan, results, stream, axis)
+    figure.savefig(path, dpi=110)
+
+
+def _axes(n_rows: int, n_columns: int) -> tuple[Any, list[Any]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure((1.5 + 4.5 * n_columns, 1.0 + 3.0 * n_rows), layout="constrained")
+    return figure, figure.subplots(n_rows, n_columns, squeeze=False).ravel().tolist()
+
+
+def _mean(runs: list[dict[str, Any]], name: str) -> tuple[Array, Array]:
+    """Rows at the ends of windows, and the mean over seeds of what was added up until then."""
+    sums = np.mean([np.cumsum(run["pass"][name]) for run in runs], axis=0)
+    window, n_rows = runs[0]["pass"]["window"], runs[0]["pass"]["rows"]
+    rows = np.minimum(np.arange(1.0, len(sums) + 1.0) * window, n_rows)
+    return rows, sums / rows
+
+
+def _label(plan: Plan, method: Method) -> str:
+    title = plan.groups.get(method.group, {}).get("title", "")
+    return f"{title}: {method.name}" if title else method.name
+
+
+def _curves(plan: Plan, results: Results, stream: str, axis: Any) -> None:
+    """Average online accuracy, or log-probability, against rows."""
+    name = plan.figure.get("of", "right")
+    for method in plan.methods:
+        runs = results.of(method, stream)
+        if runs:
+            rows, values = _mean(runs, name)
+            axis.plot(
+                rows, 100.0 * values if name == "right" else values, label=_label(plan, method)
+            )
+    axis.set_xlabel("rows")
+    axis.set_ylabel("average online accuracy (%)" if name == "right" else "mean log-probability")
+    axis.legend(fontsize=7)
+
+
+def _gamma(plan: Plan, results: Results, axes: list[Any]) -> None:
+    """Gamma above, accuracy below, with the boundaries of tasks."""
+    above, below = axes
+    for method in plan.methods:
+        for stream in plan.streams:
+            runs = results.of(method, stream)
+            for run in runs:
+                made = run["pass"]
+                rows = np.arange(1, len(made["gamma"]) + 1) * made["window"]
+                above.plot(rows, made["gamma"], linewidth=1, label=f"seed {run['seed']}")
+                window = 100.0 * np.array(made["right"]) / made["window"]
+                below.plot(rows, window, linewidth=1, alpha=0.5)
+            if runs:
+                rows, values = _mean(runs, "right")
+                below.plot(rows, 100.0 * values, color="black", label="average online accuracy")
+                n_rows = runs[0]["pass"]["rows"]
+                for axis in axes:
+                    for task in range(1, 10):
+                        axis.axvline(task * n_rows / 10, color="red", linestyle="--", linewidth=0.6)
+    above.set_ylabel("gamma")
+    below.set_ylabel("accuracy (%)")
+    below.set_xlabel("rows")
+    above.legend(fontsize=7)
+    below.legend(fontsize=7)
+
+
+def _against_option(plan: Plan, results: Results, stream: str, axis: Any) -> None:
+    """Final accuracy against an option, a curve for each group."""
+    option, curves = plan.figure["option"], dict[str, list[tuple[float, float]]]()
+    for method in plan.methods:
+        for run in results.of(method, stream):
+            x = run["chunk"] if option == "chunk" else run["options"].get(option, np.nan)
+            curves.setdefault(method.group, []).append((x, run["accuracy"]))
+    for group, points in curves.items():
+        xs = sorted({x for x, _ in points})
+        means = [np.mean([y for x2, y in points if x2 == x]) for x in xs]
+        axis.plot(xs, means, marker="o", label=plan.groups.get(group, {}).get("title", group))
+    axis.set_xscale("log")
+    axis.set_xlabel(option)
+    axis.set_ylabel("average online accuracy (%)")
+    axis.legend(fontsize=7)

@@ -1,0 +1,127 @@
+"""From the options of an experiment to a learner."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from kalstream.baselines import ACE, ExperienceReplay, OnlineSGD, SoftmaxHead
+from kalstream.deep import (
+    KalmanHead,
+    Learner,
+    MixtureHead,
+    OnlineLearner,
+    RecentMemory,
+    ReplayStreams,
+)
+from kalstream.deep import backbones as networks
+from kalstream.deep.backbones import CIFAR100_MEAN, CIFAR100_STD
+from kalstream.errors import InvalidInput
+
+BASELINES: Final = {"sgd": OnlineSGD, "er": ExperienceReplay, "ace": ACE}
+_OF_NETWORK: Final = ("stem", "init", "zero_residual")
+_OF_STREAM: Final = ("transition", "bias", "normalize")
+_OF_HEAD: Final = (*_OF_STREAM, "gamma", "gamma_lr", "predictive", "n_samples", "calibration")
+
+
+def make(options: Mapping[str, Any], n_classes: int, seed: int, device: str) -> Learner:
+    """A learner that has learnt nothing.
+
+    Parameters
+    ----------
+    options : mapping
+        learner ("kalman", "sgd", "er", "ace"), backbone and what goes with them.
+    n_classes, seed : int
+    device : str
+    """
+    options = dict(options)
+    kind = options.pop("learner")
+    backbone = _backbone(options, seed)
+    how: dict[str, Any] = {
+        "batch_norm": options.pop("batch_norm", "eval"),
+        "device": device,
+        "replay": _replay(options.pop("replay", None), seed),
+        "autocast": torch.bfloat16 if options.pop("autocast", False) and device != "cpu" else None,
+        "optimizer": _optimizer(options),
+    }
+    n_features = backbone.n_features
+    if kind == "kalman":
+        m = n_features + int(options.get("bias", False))
+        mixes = options.pop("mixture", False)
+        head = (MixtureHead if mixes else KalmanHead)(
+            n_features,
+            n_classes,
+            prior_var=options.pop("prior_scale", 1.0) / m,
+            dtype=getattr(torch, options.pop("dtype", "float64")),
+            **_taken(options, _OF_HEAD),
+        )
+        head.log_calibration.requires_grad_(options.pop("calibrate", True))
+        return OnlineLearner(backbone, head, **how, **options)
+    if kind not in BASELINES:
+        raise InvalidInput(f"learner is {kind!r}; it may be kalman, {', '.join(BASELINES)}")
+    _taken(options, _OF_STREAM)  # these are for a Kalman head
+    optimizer = partial(how.pop("optimizer"), lr=options.pop("lr"))
+    torch.manual_seed(seed)
+    head = SoftmaxHead(n_features, n_classes)
+    return BASELINES[kind](backbone, head, **how, optimizer=optimizer, seed=seed, **options)
+
+
+def _backbone(options: dict[str, Any], seed: int) -> Any:
+    """The network, its own options taken out."""
+    name, own = options.pop("backbone"), _taken(options, _OF_NETWORK)
+    weights, width = options.pop("weights", None), options.pop("width", None)
+    size = options.pop("size", None)
+    if width is not None:
+        own["width"] = width
+    if name.startswith("resnet"):
+        own.setdefault("stem", "cifar")
+    else:
+        own = {}
+    network = copy.deepcopy(_network(name, seed, tuple(own.items())))
+    if weights is not None:
+        network = networks.load_weights(network, weights)
+    return network if size is None else _Enlarged(network, size)
+
+
+@lru_cache(maxsize=8)
+def _network(name: str, seed: int, own: tuple[tuple[str, Any], ...]) -> Any:
+    """A network with its first weights, which take a while to draw."""
+    return getattr(networks, name)(seed=seed, **dict(own))
+
+
+class _Enlarged(nn.Module):
+    """A network of ImageNet for pictures that are small, and scaled as CIFAR's."""
+
+    def __init__(self, network: Any, size: int) -> None:
+        super().__init__()
+        self.network, self.size, self.n_features = network, size, network.n_features
+        theirs, ours = (torch.tensor(each) for each in (networks.IMAGENET_STD, CIFAR100_STD))
+        means = (torch.tensor(each) for each in (networks.IMAGENET_MEAN, CIFAR100_MEAN))
+        their_mean, our_mean = means
+        self.register_buffer("factor", (ours / theirs)[:, None, None])
+        self.register_buffer("offset", ((our_mean - their_mean) / theirs)[:, None, None])
+
+    def forward(self, images: Any) -> Any:
+        large = nn.functional.interpolate(images, (self.size, self.size), mode="bicubic")
+        return self.network(large * self.factor + self.offset)
+
+
+def _optimizer(options: dict[str, Any]) -> Callable[..., Any]:
+    name = options.pop("optimizer", "sgd")
+    own = _taken(options, ("momentum", "weight_decay"))
+    return partial({"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[name], **own)
+
+
+def _replay(name: str | None, seed: int) -> Any:
+    if name is None:
+        return None
+    return RecentMemory(seed=seed) if name == "recent" else ReplayStreams(8, seed=seed)
+
+
+def _taken(options: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: options.pop(name) for name in names if name in options}

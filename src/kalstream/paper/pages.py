@@ -1,0 +1,97 @@
+"""Tables from result files, and whether the files hold together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from kalstream.errors import InvalidInput
+from kalstream.paper.plan import Method, Plan
+from kalstream.paper.run import Results
+
+
+def table(plan: Plan, results: Results) -> str:
+    """Methods by streams, in Markdown: accuracy over seeds beside the paper's, log-probability."""
+    has_paper = any(method.paper for method in plan.methods)
+    head = ["method"]
+    for stream in plan.streams:
+        head += [stream, *(["paper"] if has_paper else []), "log-probability"]
+    lines, group = [head, ["---"] * len(head)], None
+    for method in plan.methods:
+        if method.group != group:
+            group = method.group
+            title = plan.groups.get(group, {}).get("title", group)
+            lines.append([f"**{title}**", *([""] * (len(head) - 1))])
+        line = [method.name]
+        for stream in plan.streams:
+            line += _cell(method, stream, results.of(method, stream), has_paper)
+        lines.append(line)
+    made = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{made}\n\n{_note(plan, results)}\n"
+
+
+def _cell(
+    method: Method, stream: str, runs: list[dict[str, Any]], has_paper: bool
+) -> Iterable[str]:
+    said = method.paper.get(stream)
+    paper = [] if not has_paper else ["" if said is None else f"{said:g}"]
+    if not runs:
+        return ["", *paper, ""]
+    ours, log_prob = _spread(runs, "accuracy", 1), _spread(runs, "log_prob", 3)
+    mean = np.mean([run["accuracy"] for run in runs])
+    better = said is not None and round(float(mean), 1) >= said
+    return [f"**{ours}**" if better else ours, *paper, log_prob]
+
+
+def _spread(runs: list[dict[str, Any]], name: str, digits: int) -> str:
+    values = [run[name] for run in runs]
+    if any(value is None for value in values):
+        return "failed"
+    mean = f"{np.mean(values):.{digits}f}"
+    return f"{mean} ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else mean
+
+
+def _note(plan: Plan, results: Results) -> str:
+    """Where and how the numbers were had."""
+    machine, runs = results.content.get("machine", {}), results.runs
+    seeds = sorted({run["seed"] for run in runs})
+    rows = max((run["pass"]["rows"] for run in runs), default=0)
+    parts = [
+        f"{rows:,} rows of {results.content.get('data_name', '')}",
+        f"seeds {', '.join(map(str, seeds))} (mean ± standard deviation)",
+    ]
+    if results.searches:
+        trial = max(each["rows"] for found in results.searches for each in found["candidates"])
+        parts.append(
+            f"hyper-parameters by log-probability on the first {trial:,} rows of seed "
+            f"{results.searches[0]['seed']}"
+        )
+    if any(method.paper for method in plan.methods):
+        parts.append("bold where the paper's number is reached")
+    seconds = sum(run["pass"]["seconds"] for run in runs)
+    seconds += sum(found["seconds"] for found in results.searches)
+    parts.append(f"{seconds / 60:.0f} minutes on {machine.get('device', '?')}")
+    return "; ".join(parts) + "."
+
+
+def check(plan: Plan, results: Results) -> None:
+    """Whether the numbers follow from what was counted; an error says which do not."""
+    for run in results.runs:
+        made, what = run["pass"], f"{run['method']}, {run['stream']}, seed {run['seed']}"
+        accuracy = 100.0 * sum(made["right"]) / made["rows"]
+        if abs(accuracy - run["accuracy"]) > 1e-3:
+            raise InvalidInput(f"{what}: {run['accuracy']} is said, {accuracy:.3f} was counted")
+        if run["log_prob"] is not None:
+            mean = sum(made["log_prob"]) / made["rows"]
+            if abs(mean - run["log_prob"]) > 1e-4:
+                raise InvalidInput(f"{what}: {run['log_prob']} is said, {mean:.5f} was summed")
+        if run["seed"] == plan.search.get("seed"):
+            raise InvalidInput(f"{what}: that is the seed of the search")
+    for found in results.searches:
+        ended = [each for each in found["candidates"] if each["log_prob"] is not None]
+        last = max(each["rows"] for each in ended)
+        best = max((e for e in ended if e["rows"] == last), key=lambda each: each["log_prob"])
+        if any(best[name] != value for name, value in found["chosen"].items()):
+            raise InvalidInput(f"{found['method']}, {found['stream']}: not the best was chosen")

@@ -1,0 +1,202 @@
+"""What an experiment is: its file, read into methods, streams and hyper-parameters."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from typing import Any, Final, Self
+
+import numpy as np
+
+from kalstream.errors import InvalidInput
+
+QUICK_ROWS: Final = 600
+
+_FOLDER = files("kalstream.paper") / "experiments"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One pass of one method over one stream.
+
+    Attributes
+    ----------
+    method, stream : str
+        Names.
+    order : str
+        Of the rows: "stationary", "tasks" or "drift".
+    seed : int
+        Of the order, the first weights and all that is random.
+    chunk : int
+    options : mapping
+        For `kalstream.paper.learners.make`.
+    """
+
+    method: str
+    stream: str
+    order: str
+    seed: int
+    chunk: int
+    options: Mapping[str, Any]
+
+    def having(self, **options: Any) -> Setup:
+        """The same with other options."""
+        return replace(self, options={**self.options, **options})
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of a table, or a curve of a figure.
+
+    Attributes
+    ----------
+    name, group : str
+    options : mapping
+    search : names of hyper-parameters
+    paper : {stream: number}
+        What the paper reports.
+    streams : names, or empty for all
+    begin_with : str
+        Name of a method of the group whose hyper-parameters it takes over, or "".
+    """
+
+    name: str
+    group: str
+    options: Mapping[str, Any]
+    search: tuple[str, ...]
+    paper: Mapping[str, float]
+    streams: tuple[str, ...] = ()
+    begin_with: str = ""
+
+    @property
+    def key(self) -> str:
+        """Name, with that of its group."""
+        return f"{self.group}: {self.name}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An experiment's file.
+
+    Attributes
+    ----------
+    name, title, kind : str
+    chunk, rows : int
+        Rows of a chunk, and of a pass (0 for all).
+    seeds : tuple of int
+    search : mapping
+    grid : {hyper-parameter: values}
+    streams, groups : {name: mapping}
+    methods : list of Method
+    figure : mapping
+        What is drawn, if anything.
+    of : str
+        Experiment whose results are viewed.
+    source : "cifar100" or "cloc"
+    """
+
+    name: str
+    title: str
+    kind: str
+    chunk: int = 10
+    rows: int = 0
+    seeds: tuple[int, ...] = (0,)
+    search: Mapping[str, Any] = field(default_factory=dict)
+    grid: Mapping[str, list[Any]] = field(default_factory=dict)
+    streams: Mapping[str, Any] = field(default_factory=dict)
+    groups: Mapping[str, Any] = field(default_factory=dict)
+    methods: tuple[Method, ...] = ()
+    figure: Mapping[str, Any] = field(default_factory=dict)
+    of: str = ""
+    source: str = "cifar100"
+
+    @classmethod
+    def read(cls, name: str) -> Self:
+        """An experiment of the paper by its name."""
+        if name not in names():
+            raise InvalidInput(f"there is no experiment {name!r}; there are {', '.join(names())}")
+        return cls._from(
+            name, tomllib.loads((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+        )
+
+    @classmethod
+    def _from(cls, name: str, content: dict[str, Any]) -> Self:
+        """From the content of a file."""
+        shared, groups = content.pop("options", {}), content.get("groups", {})
+        methods = []
+        for entry in content.pop("methods", []):
+            group = groups.get(entry.get("group", ""), {})
+            options = {**shared, **group.get("options", {}), **entry.get("options", {})}
+            search = tuple(entry.get("search", group.get("search", ())))
+            methods.append(
+                Method(
+                    entry["name"],
+                    entry.get("group", ""),
+                    options,
+                    search,
+                    entry.get("paper", {}),
+                    tuple(entry.get("streams", ())),
+                    entry.get("begin_with", ""),
+                )
+            )
+        content["seeds"] = tuple(content.get("seeds", (0,)))
+        return cls(name=name, methods=tuple(methods), **content)
+
+    def quick(self) -> Plan:
+        """A small version for a laptop: a thin network, few rows, one seed, hardly a search."""
+        small = {
+            "backbone": "resnet18",
+            "stem": "imagenet",
+            "width": 8,
+            "weights": None,
+            "size": None,
+        }
+        methods = tuple(
+            replace(method, options={**method.options, **small}) for method in self.methods
+        )
+        search = {**self.search, "rows": 60, "rungs": [30], "candidates": 2}
+        return replace(
+            self,
+            methods=methods if self.kind == "images" else self.methods,
+            seeds=self.seeds[:1],
+            rows=QUICK_ROWS,
+            search=search if self.search else {},
+        )
+
+    def needs(self) -> set[str]:
+        """Experiments whose results this one takes something from."""
+        used = (method.options.get("use") for method in self.methods)
+        return {use["experiment"] for use in used if use} | ({self.of} if self.of else set())
+
+    def cells(self) -> Iterator[tuple[Method, str]]:
+        """Methods and the streams they run on."""
+        for method in self.methods:
+            for stream in method.streams or self.streams:
+                yield method, stream
+
+    def setup(self, method: Method, stream: str, seed: int) -> Setup:
+        """A pass; hyper-parameters that are searched for are not in its options yet."""
+        about = self.streams[stream]
+        options = {**about.get("options", {}), **method.options}
+        chunk = options.pop("chunk", self.chunk)
+        return Setup(method.key, stream, about["order"], seed, chunk, options)
+
+    def candidates(self, method: Method) -> list[dict[str, Any]]:
+        """Points of the grid over what the method searches for, at random if there are too many."""
+        values = [self.grid[name] for name in method.search]
+        n, total = self.search.get("candidates", 1), math.prod(map(len, values))
+        points = list(itertools.product(*values))
+        if total > n:
+            rng = np.random.default_rng(self.search["seed"])
+            points = [points[k] for k in sorted(rng.choice(total, n, replace=False).tolist())]
+        return [dict(zip(method.search, point, strict=True)) for point in points]
+
+
+def names() -> list[str]:
+    """Experiments that there are."""
+    found = (path.name for path in _FOLDER.iterdir())
+    return sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml"))

@@ -1,0 +1,236 @@
+"""An experiment on images: hyper-parameters are searched for, then seeds are run."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from kalstream import __version__
+from kalstream.errors import InvalidInput
+from kalstream.paper.images import Images, Photographs
+from kalstream.paper.passes import Pass, Race
+from kalstream.paper.plan import Method, Plan, Setup
+
+FORMAT: Final = 1
+TOGETHER: Final = 24  # learners at once on a GPU; on a CPU one after the other is as fast
+
+
+class Results:
+    """What has been found so far, in a file that is replaced as a whole after every step.
+
+    Parameters
+    ----------
+    path : Path
+    plan : Plan
+
+    Attributes
+    ----------
+    searches : list of {method, stream, chosen, candidates}
+    runs : list of {method, stream, seed, options, accuracy, log_prob, pass}
+    """
+
+    def __init__(self, path: Path, plan: Plan) -> None:
+        self.path = path
+        self.content: dict[str, Any] = {"format": FORMAT, "experiment": plan.name}
+        self.content |= {"searches": [], "runs": []}
+        if path.exists():
+            self.content = json.loads(path.read_text(encoding="utf-8"))
+            if self.content.get("format") != FORMAT:
+                raise InvalidInput(f"{path} is not a result file of this version; move it away")
+        self.searches: list[dict[str, Any]] = self.content["searches"]
+        self.runs: list[dict[str, Any]] = self.content["runs"]
+
+    def chosen(self, method: Method, stream: str) -> dict[str, Any] | None:
+        """The hyper-parameters of a cell, if they have been found."""
+        if not method.search and not method.begin_with:
+            return {}
+        return self._chosen(method.key, stream)
+
+    def begun_with(self, method: Method, stream: str) -> dict[str, Any]:
+        """Those that a cell takes over from another method."""
+        if not method.begin_with:
+            return {}
+        found = self._chosen(f"{method.group}: {method.begin_with}", stream)
+        if found is None:
+            raise InvalidInput(f"{method.key} begins with {method.begin_with!r}; run that first")
+        return found
+
+    def _chosen(self, key: str, stream: str) -> dict[str, Any] | None:
+        for each in self.searches:
+            if (each["method"], each["stream"]) == (key, stream):
+                return each["chosen"]
+        return None
+
+    def of(self, method: Method, stream: str) -> list[dict[str, Any]]:
+        """The runs of a cell."""
+        return [run for run in self.runs if (run["method"], run["stream"]) == (method.key, stream)]
+
+    def has(self, setup: Setup) -> bool:
+        """Whether a pass has been run."""
+        return any(
+            (each["method"], each["stream"], each["seed"])
+            == (setup.method, setup.stream, setup.seed)
+            for each in self.runs
+        )
+
+    def save(self, **about: Any) -> None:
+        """Write the file."""
+        self.content |= about
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        part = self.path.with_name(self.path.name + ".part")
+        lines = json.dumps(self.content, indent=1, allow_nan=False)
+        part.write_text(_compact(lines) + "\n", encoding="utf-8")
+        part.replace(self.path)
+
+
+def run(
+    plan: Plan,
+    images: Images | Photographs,
+    results: Results,
+    device: str,
+    say: Callable[[str], None] = print,
+    only: Callable[[Method, str], bool] = lambda method, stream: True,
+    others: Mapping[str, Results] | None = None,
+) -> None:
+    """Search where hyper-parameters are missing, then run the seeds that are missing.
+
+    Parameters
+    ----------
+    plan : Plan
+    images : Images
+    results : Results
+        Is filled.
+    device : str
+    say : function
+        Told what has been done.
+    only : function of a method and a stream
+        Cells to be run.
+    others : {experiment: Results}
+        Whose hyper-parameters methods may use.
+    """
+    if device.startswith("cuda"):
+        torch.backends.cudnn.benchmark = True
+    about = {"data": images.fingerprint, "data_name": images.name, "machine": _machine(device)}
+    cells = [cell for cell in plan.cells() if only(*cell)]
+    for method, stream in cells:
+        if results.chosen(method, stream) is None:
+            begin = results.begun_with(method, stream)
+            found = _search(plan, method, stream, begin, images, device)
+            results.searches.append(found)
+            results.save(**about)
+            say(f"{method.key}, {stream}: {found['chosen']} ({found['seconds']:.0f} s)")
+    todo = []
+    for method, stream in cells:
+        for seed in plan.seeds:
+            setup = plan.setup(method, stream, seed).having(**results.chosen(method, stream) or {})
+            if not results.has(setup):
+                todo.append(_with_used(setup, others or {}))
+    for group in _groups(todo, device):
+        race = Race(group, images, device)
+        race.advance(plan.rows or images.n_rows)
+        for setup, made in zip(group, race.passes, strict=True):
+            results.runs.append(_run_of(setup, made))
+            say(
+                f"{setup.method}, {setup.stream}, seed {setup.seed}: {made.accuracy:.1f} %, "
+                f"log-probability {made.mean_log_prob:.3f} ({made.seconds:.0f} s)"
+            )
+        results.save(**about)
+
+
+def _search(
+    plan: Plan,
+    method: Method,
+    stream: str,
+    begin: dict[str, Any],
+    images: Images | Photographs,
+    device: str,
+) -> dict[str, Any]:
+    """The candidate with the highest cumulative log-probability; the worse half leaves early."""
+    about = plan.search
+    points = [{**begin, **point} for point in plan.candidates(method)]
+    first = plan.setup(method, stream, about["seed"])
+    made: list[Pass] = []
+    for group in _groups([first.having(**point) for point in points], device, len(points)):
+        race = Race(group, images, device)
+        for rung in (*about.get("rungs", ()), about["rows"]):
+            race.advance(min(rung, images.n_rows))
+            best = sorted(race.active, key=lambda n: race.passes[n].mean_log_prob, reverse=True)
+            if rung < about["rows"]:
+                race.keep(sorted(best[: max(1, (len(best) + 1) // 2)]))
+        made += race.passes
+    last = max(each.rows for each in made)
+    ended = [n for n, each in enumerate(made) if each.rows == last and each.failed is None]
+    if not ended:
+        raise InvalidInput(f"no hyper-parameters of {method.key} on {stream} ran to the end")
+    chosen = max(ended, key=lambda n: made[n].mean_log_prob)
+    return {
+        "method": method.key,
+        "stream": stream,
+        "seed": about["seed"],
+        "chosen": points[chosen],
+        "seconds": round(sum(each.seconds for each in made), 1),
+        "candidates": [
+            {
+                **point,
+                "rows": each.rows,
+                "log_prob": None if each.failed else round(each.mean_log_prob, 4),
+                "accuracy": round(each.accuracy, 2),
+            }
+            for point, each in zip(points, made, strict=True)
+        ],
+    }
+
+
+def _with_used(setup: Setup, others: Mapping[str, Results]) -> Setup:
+    """With the hyper-parameters that another experiment has chosen; its own options count more."""
+    options = dict(setup.options)
+    use = options.pop("use", None)
+    if use is None:
+        return setup
+    found = others[use["experiment"]]._chosen(use["method"], use["stream"])
+    if found is None:
+        raise InvalidInput(
+            f"{setup.method} uses what {use['experiment']} chose for {use['method']} on "
+            f"{use['stream']}; run that first: kalstream paper {use['experiment']}"
+        )
+    return replace(setup, options={**found, **options})
+
+
+def _groups(setups: Sequence[Setup], device: str, most: int = TOGETHER) -> Iterable[list[Setup]]:
+    """Setups that are run together: with chunks of one size, and not too many."""
+    by_chunk: dict[int, list[Setup]] = {}
+    for setup in setups:
+        by_chunk.setdefault(setup.chunk, []).append(setup)
+    for same in by_chunk.values():
+        for first in range(0, len(same), most):
+            yield same[first : first + most]
+
+
+def _run_of(setup: Setup, made: Pass) -> dict[str, Any]:
+    return {
+        "method": setup.method,
+        "stream": setup.stream,
+        "seed": setup.seed,
+        "chunk": setup.chunk,
+        "options": dict(setup.options),
+        "accuracy": round(made.accuracy, 3),
+        "log_prob": None if made.failed else round(made.mean_log_prob, 5),
+        "pass": made.to_json(),
+    }
+
+
+def _machine(device: str) -> dict[str, str]:
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else platform.processor()
+    return {"kalstream": __version__, "torch": torch.__version__, "device": name or "cpu"}
+
+
+def _compact(text: str) -> str:
+    """Arrays of numbers on one line."""
+    return re.sub(r"\[[^\[\]{}]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text)

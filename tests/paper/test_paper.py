@@ -1,0 +1,192 @@
+"""Every experiment of the paper in its quick version, and what its files must hold."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kalstream import paper
+from kalstream.errors import InvalidInput, MissingFile
+from kalstream.paper import Plan, images, run
+from kalstream.paper.passes import Race
+
+torch.set_num_threads(1)
+
+
+def test_every_experiment_in_its_quick_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One test, so that the experiments run once: some take results from others."""
+    monkeypatch.setattr("kalstream.paper.plan.QUICK_ROWS", 100)
+    folder = tmp_path / "all"
+    for name in paper.names():
+        paper.reproduce(name, folder, quick=True, say=lambda line: None)
+    for name in paper.names():
+        writes_what_it_found(folder, name)
+    is_not_run_again(folder)
+    (tmp_path / "touched").mkdir()
+    is_found_out_if_touched(folder, tmp_path / "touched")
+
+
+def writes_what_it_found(folder: Path, name: str) -> None:
+    plan = Plan.read(name)
+    page = (folder / f"{name}.md").read_text()
+    assert page.startswith(f"# {plan.title}")
+    assert all(method.name in page for method in plan.methods)
+    assert paper.shown(name, folder) in page
+    assert (folder / f"{name}.png").exists() == bool(plan.figure)
+    if plan.kind == "images":
+        found = json.loads((folder / f"{name}.json").read_text())
+        assert {(r["method"], r["stream"]) for r in found["runs"]} == {
+            (method.key, stream) for method, stream in plan.cells()
+        }
+        for each in found["runs"]:
+            made = each["pass"]
+            assert made["failed"] is None
+            assert made["rows"] == 100
+            assert sum(made["right"]) == pytest.approx(each["accuracy"], abs=1e-3)
+
+
+def is_not_run_again(folder: Path) -> None:
+    before = (folder / "table1.json").read_bytes()
+    said: list[str] = []
+    paper.reproduce("table1", folder, quick=True, say=said.append)
+    assert said == []
+    assert json.loads(before)["runs"] == json.loads((folder / "table1.json").read_bytes())["runs"]
+
+
+def is_found_out_if_touched(folder: Path, tmp_path: Path) -> None:
+    content = json.loads((folder / "table1.json").read_text())
+
+    def told(change: Any) -> str:
+        touched = json.loads(json.dumps(content))
+        change(touched)
+        (tmp_path / "table1.json").write_text(json.dumps(touched))
+        with pytest.raises(InvalidInput) as caught:
+            paper.shown("table1", tmp_path)
+        return str(caught.value)
+
+    def better(found: Any) -> None:
+        found["runs"][3]["accuracy"] += 5.0
+
+    def same_seed(found: Any) -> None:
+        found["runs"][0]["seed"] = 100
+
+    def another(found: Any) -> None:
+        search = next(each for each in found["searches"] if "lr" in each["chosen"])
+        search["chosen"]["lr"] = 17.0
+
+    assert "was counted" in told(better)
+    assert "seed of the search" in told(same_seed)
+    assert "not the best was chosen" in told(another)
+    (tmp_path / "table1.json").write_text(json.dumps(content))
+    (tmp_path / "table1.md").write_text("# Table 1\n\n| method | 99.9 |\n")
+    with pytest.raises(InvalidInput, match="is not what"):
+        paper.shown("table1", tmp_path)
+
+
+def test_errors_name_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="there is no experiment 'table9'; there are ablations"):
+        paper.reproduce("table9", tmp_path)
+    with pytest.raises(InvalidInput, match="table1 needs CIFAR-100: --data"):
+        paper.reproduce("table1", tmp_path)
+    with pytest.raises(MissingFile, match=r"figure2 needs table1\.json"):
+        paper.reproduce("figure2", tmp_path)
+    with pytest.raises(MissingFile, match="no result file"):
+        paper.shown("table1", tmp_path)
+
+
+# ---- the parts ----------------------------------------------------------------------------
+
+
+def test_a_race_is_its_learners_alone() -> None:
+    plan = Plan.read("table1").quick()
+    data = images.Images.made(120, "cpu")
+    cells = [(m, s) for m, s in plan.cells() if m.group in ("tuned", "baselines")][::3]
+    setups = [plan.setup(m, s, 0).having(lr=0.05) for m, s in cells]
+    setups = [
+        each.having(gamma=0.99, gamma_lr=0.1) if "learnt" in each.method else each
+        for each in setups
+    ]
+    together = Race(setups, data, "cpu", window=40)
+    together.advance(60)
+    together.keep([0, len(setups) - 1])
+    together.advance(120)
+    for number in (0, 1, len(setups) - 1):
+        alone = Race([setups[number]], data, "cpu", window=40)
+        alone.advance(60)
+        if number != 1:
+            alone.advance(120)
+        expected, found = alone.passes[0], together.passes[number]
+        assert found.right == expected.right
+        np.testing.assert_allclose(found.log_prob, expected.log_prob)
+        assert found.rows == (60 if number == 1 else 120)
+
+
+def test_the_search_takes_the_highest_log_probability() -> None:
+    plan = Plan.read("table1").quick()
+    method = next(each for each in plan.methods if each.key == "frozen: gamma = 0.999")
+    data = images.Images.made(300, "cpu")
+    found = run._search(plan, method, "tasks", {}, data, "cpu")
+    scores = [each["log_prob"] for each in found["candidates"] if each["rows"] == 60]
+    best = max(scores)
+    chosen = next(e for e in found["candidates"] if e["log_prob"] == best and e["rows"] == 60)
+    assert all(chosen[name] == value for name, value in found["chosen"].items())
+    assert sorted(each["rows"] for each in found["candidates"]) == [30, 60]
+
+
+def test_the_grid_is_the_papers_and_candidates_are_its_points() -> None:
+    plan = Plan.read("table1")
+    assert plan.grid["lr"] == [0.1, 0.01, 0.001, 0.0005, 0.0001]
+    for method in plan.methods:
+        points = plan.candidates(method)
+        assert 1 <= len(points) <= 40
+        assert len({tuple(point.values()) for point in points}) == len(points)
+        assert all(point[name] in plan.grid[name] for point in points for name in method.search)
+    assert len([cell for method in plan.methods for cell in method.paper]) == 21
+
+
+def test_the_stand_in_drifts_gradually() -> None:
+    labels = np.repeat(np.arange(20), 300)
+    order = images.drifting(labels, 0)
+    assert sorted(order.tolist()) == list(range(6000))
+    shares = np.array([np.bincount(part, minlength=20) for part in np.split(labels[order], 20)])
+    near = np.abs(shares[1:] - shares[:-1]).mean()
+    far = np.abs(shares[10:] - shares[:-10]).mean()
+    assert far > 1.5 * near
+    assert shares.max() > 3 * shares.mean()
+    gains = np.array([images.appearance(t, 0)[0] for t in np.linspace(0, 1, 50)])
+    assert gains.min() < 0.8
+    assert gains.max() > 1.2
+    assert np.abs(np.diff(gains, axis=0)).max() < 0.15
+
+
+def test_cloc_is_read_as_it_comes(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "release/dataset/images").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    labels = rng.integers(3, size=40)
+    lists = {"labels": labels.tolist(), "time": list(range(40)), "userID": [0] * 40}
+    lists["store_loc"] = [f"{k}.png\n" for k in range(40)]
+    for name, values in lists.items():
+        torch.save(values, tmp_path / f"release/train_{name}.torchSave")
+    for k, label in enumerate(labels):
+        if k != 7:  # one is missing
+            pixels = rng.integers(0, 60, (40, 40, 3)) + 80 * (np.arange(3) == label)
+            path = tmp_path / f"release/dataset/images/{k}.png"
+            image.fromarray(pixels.astype(np.uint8)).save(path)
+    photographs = images.Photographs(tmp_path, "cpu", size=32)
+    expected = np.delete(labels, 7)
+    for start in (0, 10, 20, 0, 30):
+        rows, found = photographs.chunk("time", 0, start, 10)
+        assert found.tolist() == expected[start : start + 10].tolist()
+        assert rows.shape == (len(found), 3, 32, 32)
+    plan = Plan.read("cloc").quick()
+    setups = [plan.setup(m, "cloc", 0).having(lr=0.01) for m in plan.methods[:3:2]]
+    race = Race([replace(each, chunk=10) for each in setups], photographs, "cpu", window=20)
+    race.advance(photographs.n_rows)
+    assert [each.rows for each in race.passes] == [39, 39]
