@@ -56,6 +56,10 @@ def is_not_run_again(folder: Path) -> None:
     said: list[str] = []
     paper.reproduce("table1", folder, quick=True, say=said.append)
     assert said == []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kalstream.paper.plan.QUICK_ROWS", 120)
+        with pytest.raises(InvalidInput, match="give --out another folder"):
+            paper.reproduce("table1", folder, quick=True, say=said.append)
     assert json.loads(before)["runs"] == json.loads((folder / "table1.json").read_bytes())["runs"]
 
 

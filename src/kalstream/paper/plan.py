@@ -60,8 +60,8 @@ class Method:
     paper : {stream: number}
         What the paper reports.
     streams : names, or empty for all
-    begin_with : str
-        Name of a method of the group whose hyper-parameters it takes over, or "".
+    begin_with : {stream: name}
+        Methods of the group whose hyper-parameters it takes over.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Method:
     search: tuple[str, ...]
     paper: Mapping[str, float]
     streams: tuple[str, ...] = ()
-    begin_with: str = ""
+    begin_with: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -140,7 +140,7 @@ class Plan:
                     search,
                     entry.get("paper", {}),
                     tuple(entry.get("streams", ())),
-                    entry.get("begin_with", ""),
+                    entry.get("begin_with", {}),
                 )
             )
         content["seeds"] = tuple(content.get("seeds", (0,)))

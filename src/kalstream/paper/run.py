@@ -19,7 +19,7 @@ from kalstream.paper.passes import Pass, Race
 from kalstream.paper.plan import Method, Plan, Setup
 
 FORMAT: Final = 1
-TOGETHER: Final = 24  # learners at once on a GPU; on a CPU one after the other is as fast
+TOGETHER: Final = 12  # learners at once
 
 
 class Results:
@@ -55,11 +55,12 @@ class Results:
 
     def begun_with(self, method: Method, stream: str) -> dict[str, Any]:
         """Those that a cell takes over from another method."""
-        if not method.begin_with:
+        begin = method.begin_with.get(stream)
+        if begin is None:
             return {}
-        found = self._chosen(f"{method.group}: {method.begin_with}", stream)
+        found = self._chosen(f"{method.group}: {begin}", stream)
         if found is None:
-            raise InvalidInput(f"{method.key} begins with {method.begin_with!r}; run that first")
+            raise InvalidInput(f"{method.key} begins with {begin!r} on {stream}; run that first")
         return found
 
     def _chosen(self, key: str, stream: str) -> dict[str, Any] | None:
@@ -117,7 +118,15 @@ def run(
     """
     if device.startswith("cuda"):
         torch.backends.cudnn.benchmark = True
-    about = {"data": images.fingerprint, "data_name": images.name, "machine": _machine(device)}
+    n_rows = min(plan.rows or images.n_rows, images.n_rows)
+    about = {"data": images.fingerprint, "rows": n_rows}
+    for name, value in about.items():
+        if results.content.get(name, value) != value:
+            raise InvalidInput(
+                f"{results.path} is of other {name} ({results.content[name]}, now {value}); "
+                "give --out another folder"
+            )
+    about |= {"data_name": images.name, "machine": _machine(device)}
     cells = [cell for cell in plan.cells() if only(*cell)]
     for method, stream in cells:
         if results.chosen(method, stream) is None:
@@ -132,9 +141,9 @@ def run(
             setup = plan.setup(method, stream, seed).having(**results.chosen(method, stream) or {})
             if not results.has(setup):
                 todo.append(_with_used(setup, others or {}))
-    for group in _groups(todo, device):
+    for group in _groups(todo):
         race = Race(group, images, device)
-        race.advance(plan.rows or images.n_rows)
+        race.advance(n_rows)
         for setup, made in zip(group, race.passes, strict=True):
             results.runs.append(_run_of(setup, made))
             say(
@@ -157,7 +166,7 @@ def _search(
     points = [{**begin, **point} for point in plan.candidates(method)]
     first = plan.setup(method, stream, about["seed"])
     made: list[Pass] = []
-    for group in _groups([first.having(**point) for point in points], device, len(points)):
+    for group in _groups([first.having(**point) for point in points], len(points)):
         race = Race(group, images, device)
         for rung in (*about.get("rungs", ()), about["rows"]):
             race.advance(min(rung, images.n_rows))
@@ -203,7 +212,7 @@ def _with_used(setup: Setup, others: Mapping[str, Results]) -> Setup:
     return replace(setup, options={**found, **options})
 
 
-def _groups(setups: Sequence[Setup], device: str, most: int = TOGETHER) -> Iterable[list[Setup]]:
+def _groups(setups: Sequence[Setup], most: int = TOGETHER) -> Iterable[list[Setup]]:
     """Setups that are run together: with chunks of one size, and not too many."""
     by_chunk: dict[int, list[Setup]] = {}
     for setup in setups:
