@@ -26,7 +26,7 @@ from torch import nn
 
 from kalstream import KalmanClassifier
 from kalstream.baselines import OnlineSGD, SoftmaxHead
-from kalstream.deep import KalmanHead, OnlineLearner, backbones
+from kalstream.deep import KalmanHead, MixtureHead, OnlineLearner, backbones
 from kalstream.deep.embed import embed
 from kalstream.errors import NumericalError
 from kalstream.evaluate import prequential
@@ -108,13 +108,19 @@ def head(lr: float = 0.01, **how: Any) -> OnlineLearner:
     return OnlineLearner(nn.Identity(), KalmanHead(M, K, **how), lr=lr, beta=0.0)
 
 
+def mixture() -> OnlineLearner:
+    """Heads of five gammas."""
+    return OnlineLearner(nn.Identity(), MixtureHead(M, K), beta=0.0)
+
+
 LEARNT = {"gamma": 0.999, "gamma_lr": 0.01}
 # what makes it, and the values of its first argument to choose from, if that is chosen
 METHODS: dict[str, tuple[Callable[..., Any], tuple[float, ...]]] = {
     "`KalmanHead`, gamma 1 (default)": (head, ()),
     "`KalmanHead`, gamma 0.999": (partial(head, gamma=0.999), ()),
     "`KalmanHead`, gamma learnt": (partial(head, **LEARNT), ()),
-    "`KalmanHead`, gamma learnt, lr chosen": (partial(head, **LEARNT), (0.01, 0.1, 0.3, 1, 3)),
+    "`KalmanHead`, gamma learnt, lr chosen": (partial(head, **LEARNT), (0.01, 0.03, 0.1, 0.3)),
+    "`MixtureHead`, defaults": (mixture, ()),
     '`KalmanClassifier(features="raw")`': (partial(KalmanClassifier, features="raw"), ()),
     "streaming LDA, shrinkage 1e-4": (StreamingLDA, ()),
     "streaming LDA, shrinkage chosen": (StreamingLDA, (1e-4, 1e-2, 0.1, 0.5, 0.9, 1)),
@@ -234,11 +240,15 @@ def write(found: dict[str, Any]) -> None:
                     for run in found["runs"]
                     if (run["rows"], run["order"], run["name"]) == (rows, order, name)
                 ]
+                if not runs:
+                    continue
                 accuracy, loss = (mean(runs, key) for key in ("accuracy", "log_loss"))
                 cells.append(f"{accuracy} / {loss}")
                 times += [run["seconds"] for run in runs]
                 values = sorted({run["chosen"] for run in runs if "chosen" in run})
                 chosen.append(" or ".join(f"{value:g}" for value in values))
+            if not cells:
+                continue
             picked = ", ".join(chosen) if any(chosen) else ""
             lines.append([name, *cells, picked, f"{np.mean(times):.0f}", f"{len(seeds(name))}"])
         header = [f"rows {rows}", *ORDERS, "chosen", "seconds a pass", "orders"]

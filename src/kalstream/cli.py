@@ -538,10 +538,10 @@ Examples
 def paper(  # noqa: D103
     name: Annotated[str, typer.Argument(help="list, or an experiment.", metavar="NAME")],
     data: Annotated[
-        Path | None, typer.Option(help="CIFAR-100: cifar-100-python, or its archive.")
+        Path | None, typer.Option(help="CIFAR-100 (cifar-100-python, or its archive), or CLOC.")
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="MobileNetV2 of torchvision (.pth), for figure3.")
+        Path | None, typer.Option(help="torchvision's MobileNetV2 for figure3, ResNet-50 for cloc.")
     ] = None,
     folder: Annotated[Path, typer.Option("--out", "-o", help="Folder of results.")] = Path("paper"),
     quick: Annotated[
@@ -661,7 +661,8 @@ def embed(  # noqa: D103
             progress=lambda done, n: bar.update(row, completed=done, total=n),
             resume=not overwrite,
         )
-    out.print(f"{_escaped(path)}; learn from it with: kalstream run {_escaped(path)}")
+    order = "" if layout in ("clear", "cloc") else " --order shuffled"  # a folder is class by class
+    out.print(f"{_escaped(path)}; learn from it with: kalstream run {_escaped(path)}{order}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Every experiment of the paper in its quick version, and what its files must hold."""
 
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,9 @@ def is_found_out_if_touched(folder: Path, tmp_path: Path) -> None:
 
     def another(found: Any) -> None:
         search = next(each for each in found["searches"] if "lr" in each["chosen"])
-        search["chosen"]["lr"] = 17.0
+        search["chosen"]["lr"] = next(
+            each["lr"] for each in search["candidates"] if each["lr"] != search["chosen"]["lr"]
+        )
 
     assert "was counted" in told(better)
     assert "seed of the search" in told(same_seed)
@@ -152,6 +155,27 @@ def test_the_grid_is_the_papers_and_candidates_are_its_points() -> None:
         assert len({tuple(point.values()) for point in points}) == len(points)
         assert all(point[name] in plan.grid[name] for point in points for name in method.search)
     assert len([cell for method in plan.methods for cell in method.paper]) == 21
+
+
+def test_a_quick_run_has_pictures_of_all_classes(tmp_path: Path) -> None:
+    (tmp_path / "cifar-100-python").mkdir()
+    labels = np.repeat(np.arange(100), 5)
+    pixels = np.random.default_rng(0).integers(0, 256, (500, 3072), np.uint8)
+    train = {b"data": pixels, b"fine_labels": labels.tolist()}
+    (tmp_path / "cifar-100-python/train").write_bytes(pickle.dumps(train, protocol=2))
+    some = images.Images.cifar100(tmp_path, "cpu", 200)
+    assert np.bincount(some.classes).tolist() == [2] * 100
+    everything = images.Images.cifar100(tmp_path, "cpu")
+    assert everything.n_rows == 500
+    rows, found = everything.chunk("tasks", 0, 40, 10)
+    assert rows.shape == (10, 3, 32, 32)
+    boundaries = everything.rows("tasks", 0)[1]
+    assert boundaries == tuple(range(0, 500, 50))
+    place = int(everything.rows("tasks", 0)[0][40])
+    shown = (rows[0].permute(1, 2, 0) * everything.std + everything.mean) * 255.0
+    expected = pixels[place].reshape(3, 32, 32).transpose(1, 2, 0)
+    np.testing.assert_allclose(shown, expected, atol=1e-3)
+    assert int(found[0]) == labels[place]
 
 
 def test_the_stand_in_drifts_gradually() -> None:

@@ -91,5 +91,7 @@ class Fleet:
         except StopIteration as end:
             return end.value
         except KalstreamError as error:
+            if isinstance(error.__cause__, torch.OutOfMemoryError):  # no fault of this learner
+                raise
             self.failed[number] = error
         return None

@@ -116,8 +116,12 @@ def _run(
     elif plan.source == "cloc":
         images = Photographs(data, device)
     else:
-        images = Images.cifar100(data, device)
-    plan = replace(plan, methods=tuple(_with_weights(m, weights) for m in plan.methods))
+        images = Images.cifar100(data, device, QUICK_ROWS if quick else None)
+    if weights is not None and not weights.is_file():
+        raise MissingFile(f"no file {weights} for --weights")
+    wanted = {method.key for method, stream in plan.cells() if only in f"{method.key}, {stream}"}
+    methods = (_with_weights(m, weights) if m.key in wanted else m for m in plan.methods)
+    plan = replace(plan, methods=tuple(methods))
     run(
         plan,
         images,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,22 @@ def draw(plan: Plan, results: Results, path: Path) -> None:
         figure, axes = _axes(2, 1)
         _gamma(plan, results, axes)
     else:
-        figure, axes = _axes(1, max(len(streams), 1))
-        for stream, axis in zip(streams, axes, strict=True):
-            axis.set_title(stream)
-            {"curves": _curves, "options": _against_option}[kind](plan, results, stream, axis)
+        groups: list[str | None] = (
+            [*plan.groups] if plan.figure.get("panels") == "groups" else [None]
+        )
+        panels = [(stream, group) for stream in streams for group in groups]
+        figure, axes = _axes(1, max(len(panels), 1))
+        for (stream, group), axis in zip(panels, axes, strict=True):
+            of = plan if group is None else _only(plan, group)
+            axis.set_title(stream if group is None else plan.groups[group]["title"], fontsize=9)
+            {"curves": _curves, "options": _against_option}[kind](of, results, stream, axis)
     figure.savefig(path, dpi=110)
+
+
+def _only(plan: Plan, group: str) -> Plan:
+    """The methods of one group, which need not be named with it."""
+    methods = tuple(method for method in plan.methods if method.group == group)
+    return replace(plan, methods=methods, groups={})
 
 
 def _axes(n_rows: int, n_columns: int) -> tuple[Any, list[Any]]:
@@ -40,6 +52,7 @@ def _axes(n_rows: int, n_columns: int) -> tuple[Any, list[Any]]:
 
 def _mean(runs: list[dict[str, Any]], name: str) -> tuple[Array, Array]:
     """Rows at the ends of windows, and the mean over seeds of what was added up until then."""
+    runs = [run for run in runs if run["pass"]["failed"] is None]
     sums = np.mean([np.cumsum(run["pass"][name]) for run in runs], axis=0)
     window, n_rows = runs[0]["pass"]["window"], runs[0]["pass"]["rows"]
     rows = np.minimum(np.arange(1.0, len(sums) + 1.0) * window, n_rows)
@@ -56,7 +69,7 @@ def _curves(plan: Plan, results: Results, stream: str, axis: Any) -> None:
     name = plan.figure.get("of", "right")
     for method in plan.methods:
         runs = results.of(method, stream)
-        if runs:
+        if any(run["pass"]["failed"] is None for run in runs):
             rows, values = _mean(runs, name)
             axis.plot(
                 rows, 100.0 * values if name == "right" else values, label=_label(plan, method)
@@ -75,7 +88,7 @@ def _gamma(plan: Plan, results: Results, axes: list[Any]) -> None:
             for run in runs:
                 made = run["pass"]
                 rows = np.arange(1, len(made["gamma"]) + 1) * made["window"]
-                above.plot(rows, made["gamma"], linewidth=1, label=f"seed {run['seed']}")
+                above.plot(rows, made["lowest"], linewidth=1, label=f"seed {run['seed']}, lowest")
                 window = 100.0 * np.array(made["right"]) / made["window"]
                 below.plot(rows, window, linewidth=1, alpha=0.5)
             if runs:

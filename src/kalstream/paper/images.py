@@ -53,10 +53,16 @@ class Images:
         self.rows = lru_cache(maxsize=64)(self._rows)
 
     @classmethod
-    def cifar100(cls, folder: str | Path, device: str) -> Self:
-        """The 50,000 of CIFAR-100; the folder as of `Cifar100Stream`."""
+    def cifar100(cls, folder: str | Path, device: str, n_rows: int | None = None) -> Self:
+        """The 50,000 of CIFAR-100, or so many of all classes; the folder as of `Cifar100Stream`."""
         stream = Cifar100Stream(folder)
-        return cls(stream._images, np.asarray(stream._labels), device, "CIFAR-100")
+        pixels, labels = stream._images, np.asarray(stream._labels)
+        if n_rows is not None and n_rows < len(labels):
+            by_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+            in_turn = [row for rows in itertools.zip_longest(*by_class) for row in rows]
+            some = [row for row in in_turn if row is not None][:n_rows]
+            pixels, labels = pixels[some], labels[some]
+        return cls(pixels, labels, device, "CIFAR-100")
 
     @classmethod
     def made(cls, n: int, device: str, n_classes: int = 20, seed: int = 0) -> Self:

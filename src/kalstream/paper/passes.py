@@ -29,8 +29,8 @@ class Pass:
         Rows predicted rightly, by window.
     log_prob : list of float
         Sum of log-probabilities, by window.
-    gamma : list of float
-        At the end of each window.
+    gamma, lowest : list of float
+        At the end of each window, and the lowest within it.
     rows : int
         Learnt; fewer than there are if it failed.
     failed : str or None
@@ -43,6 +43,7 @@ class Pass:
     right: list[int]
     log_prob: list[float]
     gamma: list[float]
+    lowest: list[float]
     rows: int = 0
     failed: str | None = None
     seconds: float = 0.0
@@ -60,7 +61,8 @@ class Pass:
     def to_json(self) -> dict[str, Any]:
         """As it is kept in a file."""
         rounded = {"log_prob": [round(each, 3) for each in self.log_prob]}
-        rounded["gamma"] = [round(each, 6) for each in self.gamma]
+        for name in ("gamma", "lowest"):
+            rounded[name] = [round(each, 6) for each in getattr(self, name)]
         return {**asdict(self), **rounded, "seconds": round(self.seconds, 2)}
 
 
@@ -85,7 +87,7 @@ class Race:
         self.window = max(self.chunk, window // self.chunk * self.chunk)
         learners = [make(each.options, images.n_classes, each.seed, device) for each in setups]
         self.fleet = Fleet(learners)
-        self.passes = [Pass(self.window, [], [], []) for _ in setups]
+        self.passes = [Pass(self.window, [], [], [], []) for _ in setups]
         self.active = list(range(len(setups)))
 
     def advance(self, until: int) -> None:
@@ -132,12 +134,17 @@ class Race:
     @staticmethod
     def _close(into: Pass, held: list[tuple[Outcome, Tensor]]) -> None:
         """Add a window."""
-        if not held:
+        if not held or into.failed is not None:
             return
         predicted = torch.cat([outcome.predicted for outcome, _ in held])
         labels = torch.cat([labels for _, labels in held])
         total = torch.cat([outcome.log_prob for outcome, _ in held]).double().sum()
+        if not bool(torch.isfinite(total)):  # a network trained in a CUDA graph says nothing itself
+            into.failed = "a log-probability is not finite: it has diverged"
+            return
+        gammas = torch.stack([outcome.gamma for outcome, _ in held])
         into.right.append(int((predicted == labels).sum()))
         into.log_prob.append(float(total))
-        into.gamma.append(float(held[-1][0].gamma))
+        into.gamma.append(float(gammas[-1]))
+        into.lowest.append(float(gammas.min()))
         into.rows += len(labels)

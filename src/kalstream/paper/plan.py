@@ -60,8 +60,10 @@ class Method:
     paper : {stream: number}
         What the paper reports.
     streams : names, or empty for all
-    begin_with : {stream: name}
-        Methods of the group whose hyper-parameters it takes over.
+    begin_with : names
+        Methods of the group: it takes over the hyper-parameters of the best of them.
+    halves : bool
+        Whether the worse half leaves at the rungs of the search.
     """
 
     name: str
@@ -70,12 +72,13 @@ class Method:
     search: tuple[str, ...]
     paper: Mapping[str, float]
     streams: tuple[str, ...] = ()
-    begin_with: Mapping[str, str] = field(default_factory=dict)
+    begin_with: tuple[str, ...] = ()
+    halves: bool = True
 
     @property
     def key(self) -> str:
         """Name, with that of its group."""
-        return f"{self.group}: {self.name}"
+        return f"{self.group}: {self.name}" if self.group else self.name
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ class Plan:
     of : str
         Experiment whose results are viewed.
     source : "cifar100" or "cloc"
+    is_quick : bool
     """
 
     name: str
@@ -113,6 +117,7 @@ class Plan:
     figure: Mapping[str, Any] = field(default_factory=dict)
     of: str = ""
     source: str = "cifar100"
+    is_quick: bool = False
 
     @classmethod
     def read(cls, name: str) -> Self:
@@ -140,7 +145,8 @@ class Plan:
                     search,
                     entry.get("paper", {}),
                     tuple(entry.get("streams", ())),
-                    entry.get("begin_with", {}),
+                    tuple(entry.get("begin_with", ())),
+                    entry.get("halves", True),
                 )
             )
         content["seeds"] = tuple(content.get("seeds", (0,)))
@@ -165,6 +171,7 @@ class Plan:
             seeds=self.seeds[:1],
             rows=QUICK_ROWS,
             search=search if self.search else {},
+            is_quick=True,
         )
 
     def needs(self) -> set[str]:

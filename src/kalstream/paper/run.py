@@ -55,13 +55,13 @@ class Results:
 
     def begun_with(self, method: Method, stream: str) -> dict[str, Any]:
         """Those that a cell takes over from another method."""
-        begin = method.begin_with.get(stream)
-        if begin is None:
+        if not method.begin_with:
             return {}
-        found = self._chosen(f"{method.group}: {begin}", stream)
-        if found is None:
-            raise InvalidInput(f"{method.key} begins with {begin!r} on {stream}; run that first")
-        return found
+        wanted = {f"{method.group}: {name}" for name in method.begin_with}
+        found = [f for f in self.searches if f["method"] in wanted and f["stream"] == stream]
+        if len(found) < len(wanted):
+            raise InvalidInput(f"{method.key} on {stream} begins with {wanted}; run those first")
+        return max(found, key=lambda each: each["log_prob"])["chosen"]
 
     def _chosen(self, key: str, stream: str) -> dict[str, Any] | None:
         for each in self.searches:
@@ -126,31 +126,40 @@ def run(
                 f"{results.path} is of other {name} ({results.content[name]}, now {value}); "
                 "give --out another folder"
             )
-    about |= {"data_name": images.name, "machine": _machine(device)}
+    about |= {"data_name": images.name, "quick": plan.is_quick, "machine": _machine(device)}
+    for other in (others or {}).values():
+        if any(other.content.get(name) != about[name] for name in ("data", "quick")):
+            raise InvalidInput(f"{other.path} is of other pictures or quick; run it again as this")
     cells = [cell for cell in plan.cells() if only(*cell)]
-    for method, stream in cells:
-        if results.chosen(method, stream) is None:
-            begin = results.begun_with(method, stream)
-            found = _search(plan, method, stream, begin, images, device)
-            results.searches.append(found)
+    if not cells:
+        raise InvalidInput("no cell has that in its name; they are 'group: method, stream'")
+    for group in dict.fromkeys(method.group for method, _ in cells):  # a session may be cut short
+        these = [(method, stream) for method, stream in cells if method.group == group]
+        for method, stream in these:
+            if results.chosen(method, stream) is None:
+                begin = results.begun_with(method, stream)
+                found = _search(plan, method, stream, begin, images, device)
+                results.searches.append(found)
+                results.save(**about)
+                say(f"{method.key}, {stream}: {found['chosen']} ({found['seconds']:.0f} s)")
+        todo = []
+        for method, stream in these:
+            for seed in plan.seeds:
+                setup = plan.setup(method, stream, seed).having(
+                    **results.chosen(method, stream) or {}
+                )
+                if not results.has(setup):
+                    todo.append(_with_used(setup, others or {}))
+        for together in _groups(todo):
+            race = Race(together, images, device)
+            race.advance(n_rows)
+            for setup, made in zip(together, race.passes, strict=True):
+                results.runs.append(_run_of(setup, made))
+                say(
+                    f"{setup.method}, {setup.stream}, seed {setup.seed}: {made.accuracy:.1f} %, "
+                    f"log-probability {made.mean_log_prob:.3f} ({made.seconds:.0f} s)"
+                )
             results.save(**about)
-            say(f"{method.key}, {stream}: {found['chosen']} ({found['seconds']:.0f} s)")
-    todo = []
-    for method, stream in cells:
-        for seed in plan.seeds:
-            setup = plan.setup(method, stream, seed).having(**results.chosen(method, stream) or {})
-            if not results.has(setup):
-                todo.append(_with_used(setup, others or {}))
-    for group in _groups(todo):
-        race = Race(group, images, device)
-        race.advance(n_rows)
-        for setup, made in zip(group, race.passes, strict=True):
-            results.runs.append(_run_of(setup, made))
-            say(
-                f"{setup.method}, {setup.stream}, seed {setup.seed}: {made.accuracy:.1f} %, "
-                f"log-probability {made.mean_log_prob:.3f} ({made.seconds:.0f} s)"
-            )
-        results.save(**about)
 
 
 def _search(
@@ -168,7 +177,8 @@ def _search(
     made: list[Pass] = []
     for group in _groups([first.having(**point) for point in points], len(points)):
         race = Race(group, images, device)
-        for rung in (*about.get("rungs", ()), about["rows"]):
+        rungs = about.get("rungs", ()) if method.halves else ()
+        for rung in (*rungs, about["rows"]):
             race.advance(min(rung, images.n_rows))
             best = sorted(race.active, key=lambda n: race.passes[n].mean_log_prob, reverse=True)
             if rung < about["rows"]:
@@ -184,6 +194,7 @@ def _search(
         "stream": stream,
         "seed": about["seed"],
         "chosen": points[chosen],
+        "log_prob": round(made[chosen].mean_log_prob, 4),
         "seconds": round(sum(each.seconds for each in made), 1),
         "candidates": [
             {
