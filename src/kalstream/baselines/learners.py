@@ -40,11 +40,7 @@ class _Baseline(Learner):
         replay: Any = None,
         flip: bool = False,
         seed: int = 0,
-        batch_norm: str = "eval",
-        preprocess: Callable[[Any], Tensor] | None = None,
-        device: Any = "cpu",
-        autocast: Any = None,
-        capture: bool = True,
+        **shared: Any,
     ) -> None:
         if not isinstance(head, SoftmaxHead):
             raise InvalidInput(f"head must be a SoftmaxHead, got {type(head).__name__}")
@@ -52,16 +48,7 @@ class _Baseline(Learner):
             raise InvalidInput(
                 f"{type(self).__name__} replays from {self.replays.__name__}, got {replay!r}"
             )
-        super().__init__(
-            backbone,
-            head,
-            replay=replay,
-            batch_norm=batch_norm,
-            preprocess=preprocess,
-            device=device,
-            autocast=autocast,
-            capture=capture,
-        )
+        super().__init__(backbone, head, replay=replay, **shared)
         trained = [p for part in (backbone, head) for p in part.parameters() if p.requires_grad]
         self._optimize(optimizer, trained)
         self.flip, self.generator = flip, torch.Generator().manual_seed(seed)

@@ -4,9 +4,10 @@ from kalstream._optional import require
 
 require("torch", "torch")
 
+from kalstream.deep.base import Learner, Outcome  # noqa: E402
 from kalstream.deep.fleet import Fleet  # noqa: E402
 from kalstream.deep.head import KalmanHead, Moments  # noqa: E402
-from kalstream.deep.learner import Learner, OnlineLearner, Outcome  # noqa: E402
+from kalstream.deep.learner import OnlineLearner  # noqa: E402
 from kalstream.deep.mixture import MixtureHead  # noqa: E402
 from kalstream.deep.replay import RecentMemory, ReplayStreams  # noqa: E402
 

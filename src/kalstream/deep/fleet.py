@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from kalstream.deep.learner import Learner, Outcome
+from kalstream.deep.base import Learner, Outcome
 from kalstream.errors import InvalidInput, KalstreamError
 
 Tensor = Any

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from kalstream.errors import InvalidInput, MissingFile
-from kalstream.paper.plan import Plan, names
+from kalstream.paper.plan import Method, Plan, names
 
 __all__ = ["Plan", "names", "reproduce", "shown"]
 
@@ -76,17 +75,12 @@ def shown(name: str, folder: Path) -> str:
     path = folder / f"{plan.of or name}.json"
     if not path.exists():
         raise MissingFile(f"no result file {path}; kalstream paper {name} makes it")
-    if plan.kind == "series":
-        from kalstream.paper import series
-
-        made = series.table(json.loads(path.read_text(encoding="utf-8")))
-    else:
+    if plan.kind != "series":
         from kalstream.paper import pages
         from kalstream.paper.run import Results
 
-        results = Results(path, plan)
-        pages.check(Plan.read(plan.of or name), results)
-        made = pages.table(plan, results)
+        pages.check(Plan.read(plan.of or name), Results(path, plan))
+    made, _ = _opened(plan, folder)
     written = folder / f"{name}.md"
     if written.exists() and made not in written.read_text(encoding="utf-8"):
         raise InvalidInput(f"{written} is not what {path} says; run: kalstream paper {name}")
@@ -119,8 +113,12 @@ def _run(
         images = Images.cifar100(data, device, QUICK_ROWS if quick else None)
     if weights is not None and not weights.is_file():
         raise MissingFile(f"no file {weights} for --weights")
-    wanted = {method.key for method, stream in plan.cells() if only in f"{method.key}, {stream}"}
-    methods = (_with_weights(m, weights) if m.key in wanted else m for m in plan.methods)
+
+    def wanted(method: Method, stream: str) -> bool:
+        return only in f"{method.key}, {stream}"
+
+    keys = {method.key for method, stream in plan.cells() if wanted(method, stream)}
+    methods = (_with_weights(m, weights) if m.key in keys else m for m in plan.methods)
     plan = replace(plan, methods=tuple(methods))
     run(
         plan,
@@ -128,12 +126,12 @@ def _run(
         Results(folder / f"{plan.name}.json", plan),
         device,
         say,
-        lambda method, stream: only in f"{method.key}, {stream}",
+        wanted,
         {other: Results(folder / f"{other}.json", plan) for other in plan.needs()},
     )
 
 
-def _with_weights(method: Any, weights: Path | None) -> Any:
+def _with_weights(method: Method, weights: Path | None) -> Method:
     if method.options.get("weights") is None:
         return method
     if weights is None:
@@ -141,28 +139,30 @@ def _with_weights(method: Any, weights: Path | None) -> Any:
     return replace(method, options={**method.options, "weights": str(weights)})
 
 
-def _write(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Path]:
-    """The table and the figure, from the result file."""
-    result = folder / f"{plan.of or plan.name}.json"
-    page, picture = folder / f"{plan.name}.md", folder / f"{plan.name}.png"
-    draw: Callable[[], None]
+def _opened(plan: Plan, folder: Path) -> tuple[str, Callable[[Path], None]]:
+    """From the result file: the table, and what draws the figure into a file."""
+    path = folder / f"{plan.of or plan.name}.json"
     if plan.kind == "series":
         from kalstream.paper import series
 
-        found = json.loads(result.read_text(encoding="utf-8"))
-        made, draw = series.table(found), partial(series.draw, plan, found, picture)
-    else:
-        from kalstream.paper import figures, pages
-        from kalstream.paper.run import Results
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return series.table(found), partial(series.draw, plan, found)
+    from kalstream.paper import figures, pages
+    from kalstream.paper.run import Results
 
-        results = Results(result, plan)
-        made, draw = pages.table(plan, results), partial(figures.draw, plan, results, picture)
-    page.write_text(f"# {plan.title}\n\n{made}", encoding="utf-8")
-    if not plan.figure:
-        return [result, page]
-    try:
-        draw()
-    except ImportError as error:
-        say(f"no figure was drawn: {error}")
-        return [result, page]
-    return [result, page, picture]
+    results = Results(path, plan)
+    return pages.table(plan, results), partial(figures.draw, plan, results)
+
+
+def _write(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Path]:
+    """The table and the figure; returns all files."""
+    made, draw = _opened(plan, folder)
+    files = [folder / f"{plan.of or plan.name}.json", folder / f"{plan.name}.md"]
+    files[1].write_text(f"# {plan.title}\n\n{made}", encoding="utf-8")
+    if plan.figure:
+        try:
+            draw(folder / f"{plan.name}.png")
+            files.append(folder / f"{plan.name}.png")
+        except ImportError as error:
+            say(f"no figure was drawn: {error}")
+    return files

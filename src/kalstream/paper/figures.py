@@ -22,14 +22,14 @@ def draw(plan: Plan, results: Results, path: Path) -> None:
         stream for stream in plan.streams if any(results.of(m, stream) for m in plan.methods)
     ]
     if kind == "gamma":
-        figure, axes = _axes(2, 1)
+        figure, axes = new_figure(2, 1)
         _gamma(plan, results, axes)
     else:
         groups: list[str | None] = (
             [*plan.groups] if plan.figure.get("panels") == "groups" else [None]
         )
         panels = [(stream, group) for stream in streams for group in groups]
-        figure, axes = _axes(1, max(len(panels), 1))
+        figure, axes = new_figure(1, max(len(panels), 1))
         for (stream, group), axis in zip(panels, axes, strict=True):
             of = plan if group is None else _only(plan, group)
             axis.set_title(stream if group is None else plan.groups[group]["title"], fontsize=9)
@@ -43,7 +43,8 @@ def _only(plan: Plan, group: str) -> Plan:
     return replace(plan, methods=methods, groups={})
 
 
-def _axes(n_rows: int, n_columns: int) -> tuple[Any, list[Any]]:
+def new_figure(n_rows: int, n_columns: int) -> tuple[Any, list[Any]]:
+    """An empty figure, and its panels row by row."""
     from matplotlib.figure import Figure
 
     figure = Figure((1.5 + 4.5 * n_columns, 1.0 + 3.0 * n_rows), layout="constrained")

@@ -51,7 +51,7 @@ class Results:
         """The hyper-parameters of a cell, if they have been found."""
         if not method.search and not method.begin_with:
             return {}
-        return self._chosen(method.key, stream)
+        return self.chosen_for(method.key, stream)
 
     def begun_with(self, method: Method, stream: str) -> dict[str, Any]:
         """Those that a cell takes over from another method."""
@@ -63,7 +63,8 @@ class Results:
             raise InvalidInput(f"{method.key} on {stream} begins with {wanted}; run those first")
         return max(found, key=lambda each: each["log_prob"])["chosen"]
 
-    def _chosen(self, key: str, stream: str) -> dict[str, Any] | None:
+    def chosen_for(self, key: str, stream: str) -> dict[str, Any] | None:
+        """What a search has found, by the key of its method."""
         for each in self.searches:
             if (each["method"], each["stream"]) == (key, stream):
                 return each["chosen"]
@@ -174,16 +175,13 @@ def _search(
     about = plan.search
     points = [{**begin, **point} for point in plan.candidates(method)]
     first = plan.setup(method, stream, about["seed"])
-    made: list[Pass] = []
-    for group in _groups([first.having(**point) for point in points], len(points)):
-        race = Race(group, images, device)
-        rungs = about.get("rungs", ()) if method.halves else ()
-        for rung in (*rungs, about["rows"]):
-            race.advance(min(rung, images.n_rows))
-            best = sorted(race.active, key=lambda n: race.passes[n].mean_log_prob, reverse=True)
-            if rung < about["rows"]:
-                race.keep(sorted(best[: max(1, (len(best) + 1) // 2)]))
-        made += race.passes
+    race = Race([first.having(**point) for point in points], images, device)
+    made = race.passes
+    for rung in about.get("rungs", ()) if method.halves else ():
+        race.advance(min(rung, images.n_rows))
+        best = sorted(race.active, key=lambda n: made[n].mean_log_prob, reverse=True)
+        race.keep(sorted(best[: (len(best) + 1) // 2]))
+    race.advance(min(about["rows"], images.n_rows))
     last = max(each.rows for each in made)
     ended = [n for n, each in enumerate(made) if each.rows == last and each.failed is None]
     if not ended:
@@ -214,7 +212,7 @@ def _with_used(setup: Setup, others: Mapping[str, Results]) -> Setup:
     use = options.pop("use", None)
     if use is None:
         return setup
-    found = others[use["experiment"]]._chosen(use["method"], use["stream"])
+    found = others[use["experiment"]].chosen_for(use["method"], use["stream"])
     if found is None:
         raise InvalidInput(
             f"{setup.method} uses what {use['experiment']} chose for {use['method']} on "
@@ -223,14 +221,14 @@ def _with_used(setup: Setup, others: Mapping[str, Results]) -> Setup:
     return replace(setup, options={**found, **options})
 
 
-def _groups(setups: Sequence[Setup], most: int = TOGETHER) -> Iterable[list[Setup]]:
+def _groups(setups: Sequence[Setup]) -> Iterable[list[Setup]]:
     """Setups that are run together: with chunks of one size, and not too many."""
     by_chunk: dict[int, list[Setup]] = {}
     for setup in setups:
         by_chunk.setdefault(setup.chunk, []).append(setup)
     for same in by_chunk.values():
-        for first in range(0, len(same), most):
-            yield same[first : first + most]
+        for first in range(0, len(same), TOGETHER):
+            yield same[first : first + TOGETHER]
 
 
 def _run_of(setup: Setup, made: Pass) -> dict[str, Any]:

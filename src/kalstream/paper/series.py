@@ -9,7 +9,7 @@ import numpy as np
 
 from kalstream.core import Fixed, Learned, Mixture, gaussian_log_density
 from kalstream.errors import InvalidInput
-from kalstream.paper.figures import _axes
+from kalstream.paper.figures import new_figure
 from kalstream.paper.plan import Plan
 from kalstream.streams import time_series
 from kalstream.streams.series import CHANGES
@@ -56,7 +56,7 @@ def table(found: dict[str, Any]) -> str:
 def draw(plan: Plan, found: dict[str, Any], path: Path) -> None:
     """Data with mean and uncertainty, gamma squared, running log density."""
     shown = found["methods"][plan.figure["shows"]]
-    figure, (data, gamma, density) = _axes(3, 1)
+    figure, (data, gamma, density) = new_figure(3, 1)
     rows, mean, std = np.arange(len(found["y"])), np.array(shown["mean"]), np.array(shown["std"])
     data.plot(rows, found["y"], ".", color="black", markersize=1)
     data.plot(rows, mean, color="tab:orange")

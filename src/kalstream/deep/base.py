@@ -1,0 +1,390 @@
+"""What learners of a network have in common: chunks, features, estimator's face, checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
+
+from kalstream.core import _checks as check
+from kalstream.deep._ranks import Ranks
+from kalstream.errors import CheckpointError, InvalidInput, NumericalError
+
+Tensor = Any
+Array = NDArray[Any]
+
+BATCH_NORM: Final = ("eval", "train", "running", "fixed")
+FORMAT: Final = 2
+_PLAIN_STEPS: Final = 3  # chunks of a shape before it is captured
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a chunk.
+
+    Attributes
+    ----------
+    log_prob : (b,)
+        Of the labels, before anything was learnt from them.
+    predicted : (b,)
+        Most probable classes.
+    gamma : ()
+        After the chunk; 1 where nothing is forgotten on purpose.
+    """
+
+    log_prob: Tensor
+    predicted: Tensor
+    gamma: Tensor
+
+
+class Learner(ABC):
+    """A backbone under a head, learnt chunk by chunk: what `OnlineLearner` and baselines share.
+
+    Those say what a chunk's gradient steps are (`_inputs`, `_train`) and what the head makes of
+    the features afterwards (`_finish`).
+    """
+
+    _capturing = False
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        head: Any,
+        *,
+        replay: Any = None,
+        batch_norm: str = "eval",
+        preprocess: Callable[[Array], Tensor] | None = None,
+        device: Any = "cpu",
+        autocast: Any = None,
+        capture: bool = True,
+    ) -> None:
+        check.choice("batch_norm", batch_norm, BATCH_NORM)
+        self.device = torch.device(device)
+        self.backbone, self.head = backbone.to(self.device), head.to(self.device)
+        if self.device.type == "cuda":  # convolutions are faster there with channels last
+            self.backbone.to(memory_format=torch.channels_last)
+        self.replay, self.batch_norm, self.autocast = replay, batch_norm, autocast
+        self.preprocess = preprocess or _as_floats
+        self.optimizer: Any = None
+        self.ranks = Ranks.now(backbone, head)
+        self.tunes = any(parameter.requires_grad for parameter in backbone.parameters())
+        if not (autocast is None or isinstance(autocast, torch.dtype)):
+            raise InvalidInput(f"autocast must be a torch.dtype, such as bfloat16: {autocast!r}")
+        self.capture = capture and self.ranks is None and self.device.type == "cuda"
+        self.n_seen_ = 0
+        self._steps: dict[Any, Any] = {}
+
+    def _optimize(self, optimizer: Any, parameters: list[Any]) -> None:
+        """Make the optimizer; one that may have to be captured is told so."""
+        if not callable(optimizer):
+            raise InvalidInput(
+                f"optimizer must be a function that makes one, such as torch.optim.SGD, got "
+                f"{optimizer!r}"
+            )
+        self.optimizer = optimizer(parameters)
+        for group in self.optimizer.param_groups if self.capture else ():
+            if "capturable" in group:
+                group["capturable"] = True
+
+    @property
+    def classes_(self) -> Array:
+        """Classes 0 to K - 1."""
+        return np.arange(self.head.n_classes)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self.n_seen_ > 0
+
+    # ---- the protocol ---------------------------------------------------------------------
+
+    def step(self, rows: Tensor, labels: Tensor) -> Outcome:
+        """Predict a chunk of rows on the device, then learn it.
+
+        Should anything go wrong, the posterior is what it was; the network may have taken its
+        gradient step.
+        """
+        parts = self.parts(rows, labels)
+        while True:
+            try:
+                next(parts)
+            except StopIteration as end:
+                return end.value
+
+    def parts(self, rows: Tensor, labels: Tensor) -> Generator[None, None, Outcome]:
+        """A `step` in three parts: what the device needs, what it does, and waiting for it.
+
+        Nothing else must be asked of the learner in between.
+        """
+        inputs = self._inputs(rows, labels)
+        yield
+        graph = self._graph(inputs)
+        if graph is None:
+            said, features = self._predict(*inputs[:2]), self._train(*inputs)
+        else:
+            said, features = graph(inputs)
+        wait = self._finish(features, inputs)
+        yield
+        wait()
+        self._taken(*inputs[:2])
+        delta = getattr(self.head, "delta", torch.zeros((), dtype=torch.float64))
+        return Outcome(*said, torch.exp(-0.5 * delta))
+
+    def _predict(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        shown = self._features(rows, grad=False)
+        with torch.no_grad():
+            return self.head.log_prob(shown, labels), self.head.scores(shown).argmax(1)
+
+    @abstractmethod
+    def _inputs(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """Rows, labels and what else the gradient steps of a chunk need, drawn at random or not."""
+
+    @abstractmethod
+    def _train(self, *inputs: Tensor) -> Tensor | None:
+        """Take the gradient steps of a chunk; returns the features (b, m) that the head is to see.
+
+        Nothing random, nothing that waits for the device: it may be captured.
+        """
+
+    @abstractmethod
+    def _finish(self, features: Tensor | None, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
+        """Have the head learn; what is returned waits for it."""
+
+    def _taken(self, rows: Tensor, labels: Tensor) -> None:
+        if self.replay is not None:
+            self.replay.add(rows, labels)
+        self.n_seen_ += len(labels)
+
+    def _graph(self, inputs: tuple[Tensor, ...]) -> Any:
+        """The CUDA graph for inputs of these shapes; None if it is not time.
+
+        The first chunks of a shape are learnt the plain way: they set up what a graph needs.
+        """
+        if not (self.capture and self.optimizer is not None and inputs[0].is_cuda):
+            return None
+        key = tuple(each.shape for each in inputs)
+        step = self._steps.get(key, 0)
+        if isinstance(step, int) and step < _PLAIN_STEPS:
+            self._steps[key] = step + 1
+            return None
+        if isinstance(step, int):
+            from kalstream.deep._graph import CapturedStep
+
+            try:
+                step = self._steps[key] = CapturedStep(self, inputs)
+            except RuntimeError as error:
+                warnings.warn(
+                    f"the training step cannot be captured as a CUDA graph ({error}); going on "
+                    "without, which is slower: capture=False keeps this from being tried",
+                    stacklevel=4,
+                )
+                self.capture = False
+                return None
+        return step
+
+    def _descend(self, loss: Callable[..., Tensor], *data: Tensor) -> None:
+        """One gradient step, whole or not at all."""
+        self.optimizer.zero_grad(set_to_none=True)
+        if self._capturing:
+            loss(*data).backward()
+        else:
+            # a forward pass that fails has spoilt the running averages of batch norm
+            before = [(buffer, buffer.clone()) for buffer in self.backbone.buffers()]
+            try:
+                with torch.enable_grad():
+                    loss(*data).backward()
+            except Exception:
+                for buffer, kept in before:
+                    buffer.copy_(kept)
+                raise
+        if self.ranks is not None:
+            self.ranks.reduce_(self.backbone)
+        self.optimizer.step()
+
+    def _features(self, rows: Tensor, *, grad: bool, train: bool = False) -> Tensor:
+        self.backbone.train(grad or train)
+        if self.batch_norm in ("train", "fixed"):
+            for module in self.backbone.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.train(self.batch_norm == "train")
+        if rows.is_cuda and rows.ndim == 4:
+            rows = rows.contiguous(memory_format=torch.channels_last)
+        mixed = nullcontext()
+        if self.autocast is not None:
+            mixed = torch.autocast(self.device.type, self.autocast)
+        try:
+            with torch.set_grad_enabled(grad), mixed:
+                features = self._computed(rows)
+        except torch.OutOfMemoryError as error:
+            raise NumericalError(
+                f"{self.device} has no room for a chunk of {len(rows)} rows; use smaller chunks "
+                "(what was learnt before is as it was)"
+            ) from error
+        except ValueError as error:
+            if len(rows) > 1 or "more than 1 value per channel" not in str(error):
+                raise
+            raise InvalidInput(
+                "batch norm cannot be trained on a chunk of one row; use larger chunks (chunk=10), "
+                'or batch_norm="fixed"'
+            ) from error
+        if not isinstance(features, torch.Tensor):
+            raise InvalidInput(
+                f"the backbone must return a tensor of features (b, m), got "
+                f"{type(features).__name__}; wrap it in a module that does"
+            )
+        if not self._capturing and not bool(torch.isfinite(features).all()):
+            raise InvalidInput(
+                "the backbone returned NaN or infinity: it has diverged, or its input is wild; "
+                "lower its learning rate, or go back to a checkpoint (the posterior is as it was)"
+            )
+        return features
+
+    def _computed(self, rows: Tensor) -> Tensor:
+        if self.ranks is None:
+            return self.backbone(rows)
+        return self.ranks.gather(self.backbone(self.ranks.own(rows)), len(rows))
+
+    # ---- the face of an estimator ---------------------------------------------------------
+
+    def partial_fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Learn a chunk of rows (b, ...) with labels (b,), 0 to K - 1."""
+        rows, labels = self._rows(X), self._as_labels(y)
+        if len(rows) != len(labels):
+            raise InvalidInput(f"y has {len(labels)} labels for the {len(rows)} rows of X")
+        inputs = self._inputs(rows, labels)
+        graph = self._graph(inputs)
+        features = self._train(*inputs) if graph is None else graph(inputs)[1]
+        self._finish(features, inputs)()
+        self._taken(*inputs[:2])
+        return self
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """Class probabilities (b, K), exact."""
+        features = self._features(self._rows(X), grad=False)
+        return self.head.probabilities(features).double().cpu().numpy()
+
+    def predict(self, X: ArrayLike) -> Array:
+        """Most probable class of each row (b,)."""
+        with torch.no_grad():
+            features = self._features(self._rows(X), grad=False)
+            return self.head.scores(features).argmax(1).cpu().numpy()
+
+    def _rows(self, X: ArrayLike) -> Tensor:
+        rows = self.preprocess(np.asarray(X))
+        if not isinstance(rows, torch.Tensor):
+            raise InvalidInput(f"preprocess must return a tensor, got {type(rows).__name__}")
+        dtype = next((each.dtype for each in self.backbone.parameters()), rows.dtype)
+        if rows.is_floating_point():
+            rows = rows.to(dtype)
+        if not bool(torch.isfinite(rows).all()):  # it would spoil running averages for good
+            row = int((~torch.isfinite(rows)).flatten(1).any(1).nonzero()[0, 0])
+            raise InvalidInput(f"X holds NaN or infinity in row {row}; leave such rows out")
+        return rows.to(self.device)
+
+    def _as_labels(self, y: ArrayLike) -> Tensor:
+        labels = np.asarray(y)
+        if labels.dtype == object:
+            labels = np.array(labels.tolist())
+        if labels.dtype.kind not in "iu" or labels.ndim != 1:
+            raise InvalidInput(
+                f"labels must be (b,) whole numbers, 0 to K - 1; got {labels.shape} of "
+                f"{labels.dtype}: number the classes, np.unique(y, return_inverse=True)"
+            )
+        return torch.from_numpy(labels.astype(np.int64)).to(self.device)
+
+    # ---- to be continued ------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimizer, posterior, replay, position and random numbers."""
+        return {
+            "format": FORMAT,
+            "learner": type(self).__name__,
+            "optimized_by": type(self.optimizer).__name__,
+            "backbone": self.backbone.state_dict(),
+            "head": self.head.state_dict(),
+            "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
+            "replay": None if self.replay is None else self.replay.state_dict(),
+            "n_seen": self.n_seen_,
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state() if self.device.type == "cuda" else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave; all of it or nothing."""
+        if state["learner"] != type(self).__name__:
+            raise CheckpointError(
+                f"the checkpoint is one of {state['learner']}, this is {type(self).__name__}"
+            )
+        other = state["optimized_by"] != type(self.optimizer).__name__
+        for differs, name in (
+            (other, "optimizer"),
+            ((self.replay is None) != (state["replay"] is None), "replay"),
+        ):
+            if differs:
+                raise CheckpointError(f"the checkpoint and this learner differ in their {name}")
+        before = copy.deepcopy(self.state_dict())
+        try:
+            self._load(state)
+        except Exception:
+            self._load(before)
+            raise
+
+    def _load(self, state: dict[str, Any]) -> None:
+        for name in ("backbone", "head", "optimizer", "replay"):
+            if state[name] is not None:
+                getattr(self, name).load_state_dict(state[name])
+        self.n_seen_ = state["n_seen"]
+        torch.set_rng_state(state["rng"].cpu())
+        if state["cuda_rng"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_rng"].cpu())
+        self._steps = {}  # graphs hold on to where things were
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything to one file, whole or not at all; of several ranks the first does."""
+        if self.ranks is None or self.ranks.rank == 0:
+            target = Path(path)
+            part = target.with_name(target.name + ".part")
+            with part.open("wb") as file:
+                torch.save(self.state_dict(), file)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(target)
+        if self.ranks is not None:
+            self.ranks.wait()
+
+    def restore(self, path: str | os.PathLike[str]) -> Self:
+        """Go on from a file that `save` wrote, made by a learner of the same parts; no pickle."""
+        try:
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()  # torch does not look at checksums
+            if damaged is not None:
+                raise CheckpointError(f"{path} is damaged ({damaged}); use an earlier one")
+            state = torch.load(path, map_location=self.device, weights_only=True)
+            if state["format"] != FORMAT:
+                other = "a later" if state["format"] > FORMAT else "an earlier"
+                raise CheckpointError(f"{path} was written by {other} kalstream; use that one")
+            self.load_state_dict(state)
+        except (CheckpointError, FileNotFoundError):
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"{path} cannot be read back into this {type(self).__name__}: {error}"
+            ) from error
+        return self
+
+
+def _as_floats(rows: Array) -> Tensor:
+    """Numbers as float32; images (b, h, w, c) of bytes as (b, c, h, w) from 0 to 1."""
+    if rows.dtype == np.uint8 and rows.ndim == 4:
+        return torch.from_numpy(np.ascontiguousarray(rows)).permute(0, 3, 1, 2).float() / 255.0
+    return torch.from_numpy(np.asarray(rows, np.float32))
