@@ -554,6 +554,7 @@ def paper(  # noqa: D103
         str, typer.Option(help="Run only cells whose name, 'group: method, stream', has this.")
     ] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
+    jobs: Annotated[int, typer.Option(min=1, help="Processes at once, on the same device.")] = 1,
 ) -> None:
     from kalstream import paper as experiments
 
@@ -571,7 +572,15 @@ def paper(  # noqa: D103
         out.print(_escaped(line))
 
     made = experiments.reproduce(
-        name, folder, data=data, weights=weights, quick=quick, device=device, only=only, say=say
+        name,
+        folder,
+        data=data,
+        weights=weights,
+        quick=quick,
+        device=device,
+        only=only,
+        jobs=jobs,
+        say=say,
     )
     out.print(_escaped((folder / f"{name}.md").read_text(encoding="utf-8")))
     out.print(_escaped(f"written: {', '.join(map(str, made))}"))

@@ -11,7 +11,7 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
 from kalstream.core import label_log_prob  # noqa: E402
-from kalstream.deep import KalmanHead, OnlineLearner, predictive  # noqa: E402
+from kalstream.deep import KalmanHead, MixtureHead, OnlineLearner, predictive  # noqa: E402
 from kalstream.errors import InvalidInput  # noqa: E402
 
 
@@ -128,11 +128,13 @@ def test_a_learner_on_the_gpu() -> None:
 
 
 @pytest.mark.parametrize("replayed", [False, True])
-@pytest.mark.parametrize("batch_norm", ["eval", "train"])
-def test_a_captured_step_is_the_plain_one(replayed: bool, batch_norm: str) -> None:
+@pytest.mark.parametrize("batch_norm", ["eval", "train", "running", "fixed"])
+@pytest.mark.parametrize("mixes", [False, True])
+def test_a_captured_step_is_the_plain_one(replayed: bool, batch_norm: str, mixes: bool) -> None:
     from kalstream.deep import RecentMemory
 
     def made(capture: bool) -> OnlineLearner:
+        head = KalmanHead(8, 3, gamma=0.99, gamma_lr=0.05, bias=True)
         torch.manual_seed(0)
         net = torch.nn.Sequential(
             torch.nn.Linear(4, 16),
@@ -142,7 +144,7 @@ def test_a_captured_step_is_the_plain_one(replayed: bool, batch_norm: str) -> No
         )
         return OnlineLearner(
             net,
-            KalmanHead(8, 3, gamma=0.99, gamma_lr=0.05, bias=True),
+            MixtureHead(8, 3, bias=True) if mixes else head,
             lr=0.05,
             optimizer=lambda groups: torch.optim.SGD(groups, momentum=0.9),
             replay=RecentMemory(30, 5) if replayed else None,
@@ -158,6 +160,18 @@ def test_a_captured_step_is_the_plain_one(replayed: bool, batch_norm: str) -> No
         torch.testing.assert_close(two.log_prob, one.log_prob, atol=1e-5, rtol=1e-5)
         assert float(two.gamma) == pytest.approx(float(one.gamma), abs=1e-6)
     assert any(not isinstance(step, int) for step in captured._steps.values())
-    torch.testing.assert_close(captured.head.mean, plain.head.mean, atol=1e-5, rtol=1e-5)
+    for name, value in captured.head.state_dict().items():
+        torch.testing.assert_close(value, plain.head.state_dict()[name], atol=1e-5, rtol=1e-5)
     with pytest.raises(InvalidInput, match="NaN or infinity"):
         captured.head.observe(rows[:, :1].expand(-1, 8) * float("nan"), labels)
+
+
+def test_a_mixture_is_that_of_the_cpu() -> None:
+    cpu = MixtureHead(5, 3, gammas=(1.0, 0.99, 0.9))
+    gpu = copy.deepcopy(cpu).cuda()
+    for n in (10, 10, 4, 10, 1):
+        features, labels = chunks(1, n, 5, 3)[0]
+        cpu.observe(features, labels)
+        gpu.observe(features.cuda(), labels.cuda())
+        torch.testing.assert_close(gpu.log_weights.cpu(), cpu.log_weights, atol=1e-6, rtol=0.0)
+    assert len(gpu._graphs) == 3

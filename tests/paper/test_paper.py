@@ -87,6 +87,14 @@ def is_found_out_if_touched(folder: Path, tmp_path: Path) -> None:
             each["lr"] for each in search["candidates"] if each["lr"] != search["chosen"]["lr"]
         )
 
+    def not_as_chosen(found: Any) -> None:
+        found["runs"][0]["options"]["lr"] *= 3.0
+
+    def another_seed(found: Any) -> None:
+        found["runs"][0]["seed"] = 7
+
+    assert "was not run with" in told(not_as_chosen)
+    assert "not the seeds" in told(another_seed)
     assert "was counted" in told(better)
     assert "seed of the search" in told(same_seed)
     assert "not the best was chosen" in told(another)
@@ -103,6 +111,8 @@ def test_errors_name_the_remedy(tmp_path: Path) -> None:
         paper.reproduce("table1", tmp_path)
     with pytest.raises(MissingFile, match=r"figure2 needs table1\.json"):
         paper.reproduce("figure2", tmp_path)
+    with pytest.raises(InvalidInput, match="--device nonsense cannot be used here"):
+        paper.reproduce("table1", tmp_path, quick=True, device="nonsense")
     with pytest.raises(MissingFile, match="no result file"):
         paper.shown("table1", tmp_path)
 
@@ -157,12 +167,36 @@ def test_the_grid_is_the_papers_and_candidates_are_its_points() -> None:
     assert len([cell for method in plan.methods for cell in method.paper]) == 21
 
 
-def test_a_quick_run_has_pictures_of_all_classes(tmp_path: Path) -> None:
-    (tmp_path / "cifar-100-python").mkdir()
-    labels = np.repeat(np.arange(100), 5)
-    pixels = np.random.default_rng(0).integers(0, 256, (500, 3072), np.uint8)
+def cifar_in(folder: Path, each: int = 5) -> tuple[Any, Any]:
+    """Noise in the layout of CIFAR-100, so many pictures of each class."""
+    (folder / "cifar-100-python").mkdir()
+    labels = np.repeat(np.arange(100), each)
+    pixels = np.random.default_rng(0).integers(0, 256, (len(labels), 3072), np.uint8)
     train = {b"data": pixels, b"fine_labels": labels.tolist()}
-    (tmp_path / "cifar-100-python/train").write_bytes(pickle.dumps(train, protocol=2))
+    (folder / "cifar-100-python/train").write_bytes(pickle.dumps(train, protocol=2))
+    return pixels, labels
+
+
+def test_processes_find_what_one_finds(tmp_path: Path) -> None:
+    cifar_in(tmp_path, 1)
+    how: dict[str, Any] = {"data": tmp_path, "quick": True, "only": "frozen: gamma = 1"}
+    found = []
+    for folder, jobs in ((tmp_path / "one", 1), (tmp_path / "two", 2)):
+        paper.reproduce("table1", folder, **how, jobs=jobs, say=lambda line: None)
+        found.append(json.loads((folder / "table1.json").read_text()))
+        assert sorted(each.name for each in folder.iterdir()) == ["table1.json", "table1.md"]
+    for key in ("runs", "searches"):
+        for one, two in zip(*(each[key] for each in found), strict=True):
+            for each in (one, two):
+                each.pop("seconds", None)
+                times = each.get("pass", {})
+                times.pop("seconds", None), times.pop("step_ms", None)
+            assert one == two
+    assert found[1]["seconds"] > 0.0
+
+
+def test_a_quick_run_has_pictures_of_all_classes(tmp_path: Path) -> None:
+    pixels, labels = cifar_in(tmp_path)
     some = images.Images.cifar100(tmp_path, "cpu", 200)
     assert np.bincount(some.classes).tolist() == [2] * 100
     everything = images.Images.cifar100(tmp_path, "cpu")

@@ -166,6 +166,21 @@ class Captured:
         head.count.add_(gate.long() * len(self.labels))
 
 
+class CapturedWeights:
+    """`MixtureHead._weigh_rows`, captured for inputs of given shapes."""
+
+    def __init__(self, mixture: Any, inputs: tuple[Tensor, ...]) -> None:
+        self.inputs = tuple(each.clone() for each in inputs)
+        part = partial(mixture._weigh_rows, *self.inputs)
+        self.graph = captured(part, [mixture.log_weights])
+
+    def __call__(self, *inputs: Tensor) -> None:
+        """Weigh the heads by what they said of the rows."""
+        for mine, given in zip(self.inputs, inputs, strict=True):
+            mine.copy_(given)
+        self.graph.replay()
+
+
 class CapturedStep:
     """A learner's prediction and training step, for inputs of given shapes.
 

@@ -25,7 +25,7 @@ PREDICTIVES: Final = ("exact", "monte-carlo")
 # What the posterior depends on and the buffers do not hold.
 _MADE_WITH: Final = ("noise_var", "prior_var", "gamma_lr", "transition", "bias", "normalize")
 # Sizes of chunks that are captured as CUDA graphs; each holds buffers of its own.
-_MOST_GRAPHS: Final = 4
+MOST_GRAPHS: Final = 4
 
 
 class Moments(NamedTuple):
@@ -296,7 +296,7 @@ class KalmanHead(nn.Module):
         key = len(labels), features.dtype
         graph = graphs.get(key)
         if graph is None or graph.where != places(self):
-            if graph is None and len(graphs) >= _MOST_GRAPHS:  # chunks of ever other sizes
+            if graph is None and len(graphs) >= MOST_GRAPHS:  # chunks of ever other sizes
                 return None
             graph = graphs[key] = Captured(self, *key)
         return graph

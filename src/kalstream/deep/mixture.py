@@ -12,7 +12,7 @@ from torch import nn
 from kalstream.core import _checks as check
 from kalstream.deep import predictive
 from kalstream.deep.filter import Told
-from kalstream.deep.head import KalmanHead, Moments
+from kalstream.deep.head import MOST_GRAPHS, KalmanHead, Moments
 from kalstream.errors import InvalidInput
 
 Tensor = Any
@@ -167,20 +167,33 @@ class MixtureHead(nn.Module):
 
     @torch.no_grad()
     def _weigh(self, told: list[Told], labels: Tensor) -> None:
-        alpha = self.calibration
-        said = torch.stack(
-            [
-                predictive.log_prob(
-                    each.logit_mean, each.logit_var, labels, alpha.to(each.logit_mean.dtype)
-                ).double()
-                for each in told
-            ]
-        ).cpu()  # (J, b)
-        weights, even = self.log_weights.cpu(), math.log(self.share / len(told) or 1e-300)
-        for row in said.unbind(1):
+        mean = torch.stack([each.logit_mean for each in told])
+        inputs = mean, torch.stack([each.logit_var for each in told]), labels
+        if mean.is_cuda and predictive.fused():
+            from kalstream.deep._graph import CapturedWeights
+
+            graphs = self.__dict__.setdefault("_graphs", {})
+            key = mean.shape, self.log_weights.data_ptr(), self.log_calibration.data_ptr()
+            if key not in graphs and len(graphs) < MOST_GRAPHS:
+                graphs[key] = CapturedWeights(self, inputs)
+            graphs.get(key, self._weigh_rows)(*inputs)
+        else:
+            self._weigh_rows(*inputs)
+
+    def _weigh_rows(self, mean: Tensor, var: Tensor, labels: Tensor) -> None:
+        """Row by row, given logits N(mean (J, b, K), var (J, b))."""
+        n_heads, n_rows, _ = mean.shape
+        alpha, every = self.calibration.to(mean.dtype), labels.repeat(n_heads)
+        said = predictive.log_prob(mean.flatten(0, 1), var.flatten(), every, alpha).double()
+        weights = self.log_weights
+        even = torch.full_like(weights, math.log(self.share / n_heads or 1e-300))
+        for row in said.view(n_heads, n_rows).unbind(1):
             weights = torch.log_softmax(weights + row, 0) + math.log1p(-self.share)
-            weights = torch.logaddexp(weights, torch.full_like(weights, even))
+            weights = torch.logaddexp(weights, even)
         self.log_weights.copy_(torch.log_softmax(weights, 0))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_graphs"}
 
     def add_classes(self, n_classes: int) -> None:
         """Grow by classes never seen, exactly (noise_var stays)."""

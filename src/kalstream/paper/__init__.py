@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kalstream.errors import InvalidInput, MissingFile
 from kalstream.paper.plan import Method, Plan, names
+
+if TYPE_CHECKING:
+    from kalstream.paper.run import Results
 
 __all__ = ["Plan", "names", "reproduce", "shown"]
 
@@ -23,6 +30,7 @@ def reproduce(
     quick: bool = False,
     device: str = "cpu",
     only: str = "",
+    jobs: int = 1,
     say: Callable[[str], None] = print,
 ) -> list[Path]:
     """Run an experiment, or what is missing of it, and write its files.
@@ -42,6 +50,8 @@ def reproduce(
     device : str
     only : str
         Run only cells with this in "group: name, stream".
+    jobs : int
+        Processes: groups of methods and streams are shared out among them.
     say : function
         Told what has been done.
 
@@ -51,6 +61,8 @@ def reproduce(
     """
     plan = Plan.read(name)
     plan = plan.quick() if quick else plan
+    if plan.kind == "images":
+        _check_device(device)
     folder.mkdir(parents=True, exist_ok=True)
     for needed in sorted(plan.needs()):
         if not (folder / f"{needed}.json").exists():
@@ -58,14 +70,14 @@ def reproduce(
                 raise MissingFile(
                     f"{name} needs {needed}.json in {folder}: kalstream paper {needed}"
                 )
-            reproduce(needed, folder, data=data, quick=quick, device=device, say=say)
+            reproduce(needed, folder, data=data, quick=quick, device=device, jobs=jobs, say=say)
     if plan.kind == "series" and not plan.of:
         from kalstream.paper import series
 
         found = series.run(plan)
         (folder / f"{name}.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
     elif plan.kind == "images":
-        _run(plan, folder, data, weights, quick, device, only, say)
+        _run(plan, folder, data, weights, device, only, jobs, say)
     return _write(plan, folder, say)
 
 
@@ -92,43 +104,111 @@ def _run(
     folder: Path,
     data: Path | None,
     weights: Path | None,
-    quick: bool,
     device: str,
     only: str,
+    jobs: int,
     say: Callable[[str], None],
 ) -> None:
+    """Run what is missing, by groups and streams in processes of their own if there are several."""
+    from kalstream.paper.run import Results
+
+    begun = time.perf_counter()
+    if data is None and not plan.is_quick:
+        name = {"cifar100": "CIFAR-100", "cloc": "CLOC"}[plan.source]
+        raise InvalidInput(f"{plan.name} needs {name}: --data FOLDER, or try --quick")
+    if weights is not None and not weights.is_file():
+        raise MissingFile(f"no file {weights} for --weights")
+    cells = [(m, stream) for m, stream in plan.cells() if only in f"{m.key}, {stream}"]
+    if not cells:
+        raise InvalidInput("no cell has that in its name; they are 'group: method, stream'")
+    keys = {method.key for method, _ in cells}
+    methods = (_with_weights(m, weights) if m.key in keys else m for m in plan.methods)
+    plan, results = (
+        replace(plan, methods=tuple(methods)),
+        Results(folder / f"{plan.name}.json", plan),
+    )
+    n_before = len(results.searches) + len(results.runs)
+    parts: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for method, stream in cells:
+        parts.setdefault((method.group, stream), []).append((method.key, stream))
+    if jobs == 1:
+        every = [cell for part in parts.values() for cell in part]
+        _run_cells(plan, every, results.path, folder, data, device, say)
+        results = Results(results.path, plan)
+    else:
+        _run_parts(plan, list(parts.values()), results, folder, data, device, jobs)
+    order = [(method.key, stream) for method, stream in plan.cells()]
+    for found in (results.searches, results.runs):
+        found.sort(key=lambda each: order.index((each["method"], each["stream"])))
+    if len(results.searches) + len(results.runs) > n_before:
+        seconds = results.content.get("seconds", 0.0) + time.perf_counter() - begun
+        results.save(seconds=round(seconds, 1))
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
+def _run_parts(
+    plan: Plan,
+    parts: list[list[tuple[str, str]]],
+    results: Results,
+    folder: Path,
+    data: Path | None,
+    device: str,
+    jobs: int,
+) -> None:
+    """Each part in a process and a file of its own, which is then put into the common one."""
+    from kalstream.paper.run import Results
+
+    context, waiting = multiprocessing.get_context("spawn"), {}
+    with ProcessPoolExecutor(jobs, context) as pool:
+        for number, cells in enumerate(parts):
+            path = folder / f"{plan.name}.{number}.json"
+            if not path.exists():
+                results.part(cells, path)
+            how = plan, cells, path, folder, data, device
+            waiting[pool.submit(_run_cells, *how)] = path
+        for done in as_completed(waiting):
+            done.result()
+            results.take(Results(waiting[done], plan))
+            results.save()
+            waiting[done].unlink()
+
+
+def _run_cells(
+    plan: Plan,
+    cells: list[tuple[str, str]],
+    path: Path,
+    folder: Path,
+    data: Path | None,
+    device: str,
+    say: Callable[[str], None] = _print,
+) -> None:
+    """Run cells, given by the keys of methods and streams, and keep them in a file."""
     from kalstream.paper.images import Images, Photographs
     from kalstream.paper.plan import QUICK_ROWS
     from kalstream.paper.run import Results, run
 
-    if data is None and not quick:
-        name = {"cifar100": "CIFAR-100", "cloc": "CLOC"}[plan.source]
-        raise InvalidInput(f"{plan.name} needs {name}: --data FOLDER, or try --quick")
     images: Images | Photographs
     if data is None:
         images = Images.made(QUICK_ROWS, device)
     elif plan.source == "cloc":
         images = Photographs(data, device)
     else:
-        images = Images.cifar100(data, device, QUICK_ROWS if quick else None)
-    if weights is not None and not weights.is_file():
-        raise MissingFile(f"no file {weights} for --weights")
+        images = Images.cifar100(data, device, QUICK_ROWS if plan.is_quick else None)
+    others = {other: Results(folder / f"{other}.json", plan) for other in plan.needs()}
+    run(plan, images, Results(path, plan), device, say, set(cells), others)
 
-    def wanted(method: Method, stream: str) -> bool:
-        return only in f"{method.key}, {stream}"
 
-    keys = {method.key for method, stream in plan.cells() if wanted(method, stream)}
-    methods = (_with_weights(m, weights) if m.key in keys else m for m in plan.methods)
-    plan = replace(plan, methods=tuple(methods))
-    run(
-        plan,
-        images,
-        Results(folder / f"{plan.name}.json", plan),
-        device,
-        say,
-        wanted,
-        {other: Results(folder / f"{other}.json", plan) for other in plan.needs()},
-    )
+def _check_device(device: str) -> None:
+    import torch
+
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidInput(f"--device {device} cannot be used here: {reason}") from error
 
 
 def _with_weights(method: Method, weights: Path | None) -> Method:

@@ -19,6 +19,7 @@ def table(plan: Plan, results: Results) -> str:
     head = ["method"]
     for stream in plan.streams:
         head += [f"{stream}, accuracy (%)", *(["paper"] if has_paper else []), "log-probability"]
+        head += ["ms a chunk"] if plan.together == 1 else []
     lines, group = [head, ["---"] * len(head)], None
     for method in plan.methods:
         if method.group and method.group != group:
@@ -27,7 +28,10 @@ def table(plan: Plan, results: Results) -> str:
             lines.append([f"**{title}**", *([""] * (len(head) - 1))])
         line = [method.name]
         for stream in plan.streams:
-            line += _cell(method, stream, results.of(method, stream), has_paper)
+            runs = results.of(method, stream)
+            line += _cell(method, stream, runs, has_paper)
+            if plan.together == 1:
+                line.append(_spread([run["pass"] for run in runs], "step_ms", 2) if runs else "")
         lines.append(line)
     made = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"{made}\n\n{_note(plan, results)}\n"
@@ -75,8 +79,7 @@ def _note(plan: Plan, results: Results) -> str:
         parts.append("a quick version, whose numbers say nothing about the method")
     elif any(method.paper for method in plan.methods):
         parts.append("bold where the paper's number is reached")
-    seconds = sum(run["pass"]["seconds"] for run in runs)
-    seconds += sum(found["seconds"] for found in results.searches)
+    seconds = results.content.get("seconds", 0.0)
     parts.append(f"{seconds / 60:.0f} minutes on {machine.get('device', '?')}")
     return "; ".join(parts) + "."
 
@@ -112,3 +115,12 @@ def check(plan: Plan, results: Results) -> None:
         mine = [e["log_prob"] for e in ended if found["chosen"].items() <= e.items()]
         if not mine or max(mine) < best - 1e-4:
             raise InvalidInput(f"{found['method']}, {found['stream']}: not the best was chosen")
+    seeds = plan.seeds[:1] if results.content["quick"] else plan.seeds
+    for method, stream in plan.cells():
+        runs = results.of(method, stream)
+        if runs and sorted(run["seed"] for run in runs) != sorted(seeds):
+            raise InvalidInput(f"{method.key}, {stream}: not the seeds {seeds}; run it again")
+        chosen = results.chosen(method, stream)
+        for run in runs:
+            if chosen is None or not chosen.items() <= run["options"].items():
+                raise InvalidInput(f"{method.key}, {stream}: was not run with {chosen}")

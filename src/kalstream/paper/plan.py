@@ -100,6 +100,8 @@ class Plan:
     of : str
         Experiment whose results are viewed.
     source : "cifar100" or "cloc"
+    together : int
+        Passes that are run at once; 1 where the time of a step is asked for.
     is_quick : bool
     """
 
@@ -117,6 +119,7 @@ class Plan:
     figure: Mapping[str, Any] = field(default_factory=dict)
     of: str = ""
     source: str = "cifar100"
+    together: int = 12
     is_quick: bool = False
 
     @classmethod

@@ -19,7 +19,6 @@ from kalstream.paper.passes import Pass, Race
 from kalstream.paper.plan import Method, Plan, Setup
 
 FORMAT: Final = 1
-TOGETHER: Final = 12  # learners at once
 
 
 class Results:
@@ -34,6 +33,8 @@ class Results:
     ----------
     searches : list of {method, stream, chosen, candidates}
     runs : list of {method, stream, seed, options, accuracy, log_prob, pass}
+    content : mapping
+        The file: these, and what they are of; seconds is the time that all took.
     """
 
     def __init__(self, path: Path, plan: Plan) -> None:
@@ -82,6 +83,24 @@ class Results:
             for each in self.runs
         )
 
+    def part(self, cells: list[tuple[str, str]], path: Path) -> None:
+        """Begin another file with what this one has of some cells."""
+        found = {
+            name: [e for e in self.content[name] if (e["method"], e["stream"]) in cells]
+            for name in ("searches", "runs")
+        }
+        path.write_text(json.dumps({**self.content, **found}), encoding="utf-8")
+
+    def take(self, other: Results) -> None:
+        """What another file has of its cells instead of what this one has of them."""
+        cells = {(e["method"], e["stream"]) for e in (*other.searches, *other.runs)}
+        for mine, theirs in ((self.searches, other.searches), (self.runs, other.runs)):
+            kept = [each for each in mine if (each["method"], each["stream"]) not in cells]
+            mine[:] = kept + theirs
+        found = {"searches": self.searches, "runs": self.runs}
+        seconds = self.content.get("seconds", 0.0)
+        self.content |= {**other.content, **found, "seconds": seconds}
+
     def save(self, **about: Any) -> None:
         """Write the file."""
         self.content |= about
@@ -97,8 +116,8 @@ def run(
     images: Images | Photographs,
     results: Results,
     device: str,
-    say: Callable[[str], None] = print,
-    only: Callable[[Method, str], bool] = lambda method, stream: True,
+    say: Callable[[str], None],
+    only: set[tuple[str, str]],
     others: Mapping[str, Results] | None = None,
 ) -> None:
     """Search where hyper-parameters are missing, then run the seeds that are missing.
@@ -112,7 +131,7 @@ def run(
     device : str
     say : function
         Told what has been done.
-    only : function of a method and a stream
+    only : set of (key of a method, stream)
         Cells to be run.
     others : {experiment: Results}
         Whose hyper-parameters methods may use.
@@ -131,9 +150,7 @@ def run(
     for other in (others or {}).values():
         if any(other.content.get(name) != about[name] for name in ("data", "quick")):
             raise InvalidInput(f"{other.path} is of other pictures or quick; run it again as this")
-    cells = [cell for cell in plan.cells() if only(*cell)]
-    if not cells:
-        raise InvalidInput("no cell has that in its name; they are 'group: method, stream'")
+    cells = [(method, stream) for method, stream in plan.cells() if (method.key, stream) in only]
     for group in dict.fromkeys(method.group for method, _ in cells):  # a session may be cut short
         these = [(method, stream) for method, stream in cells if method.group == group]
         for method, stream in these:
@@ -151,7 +168,7 @@ def run(
                 )
                 if not results.has(setup):
                     todo.append(_with_used(setup, others or {}))
-        for together in _groups(todo):
+        for together in _groups(todo, plan.together):
             race = Race(together, images, device)
             race.advance(n_rows)
             for setup, made in zip(together, race.passes, strict=True):
@@ -212,23 +229,24 @@ def _with_used(setup: Setup, others: Mapping[str, Results]) -> Setup:
     use = options.pop("use", None)
     if use is None:
         return setup
-    found = others[use["experiment"]].chosen_for(use["method"], use["stream"])
+    stream = use.get("stream", setup.stream)
+    found = others[use["experiment"]].chosen_for(use["method"], stream)
     if found is None:
         raise InvalidInput(
             f"{setup.method} uses what {use['experiment']} chose for {use['method']} on "
-            f"{use['stream']}; run that first: kalstream paper {use['experiment']}"
+            f"{stream}; run that first: kalstream paper {use['experiment']}"
         )
     return replace(setup, options={**found, **options})
 
 
-def _groups(setups: Sequence[Setup]) -> Iterable[list[Setup]]:
+def _groups(setups: Sequence[Setup], size: int) -> Iterable[list[Setup]]:
     """Setups that are run together: with chunks of one size, and not too many."""
     by_chunk: dict[int, list[Setup]] = {}
     for setup in setups:
         by_chunk.setdefault(setup.chunk, []).append(setup)
     for same in by_chunk.values():
-        for first in range(0, len(same), TOGETHER):
-            yield same[first : first + TOGETHER]
+        for first in range(0, len(same), size):
+            yield same[first : first + size]
 
 
 def _run_of(setup: Setup, made: Pass) -> dict[str, Any]:
