@@ -83,8 +83,11 @@ def is_found_out_if_touched(folder: Path, tmp_path: Path) -> None:
 
     def another(found: Any) -> None:
         search = next(each for each in found["searches"] if "lr" in each["chosen"])
-        search["chosen"]["lr"] = next(
-            each["lr"] for each in search["candidates"] if each["lr"] != search["chosen"]["lr"]
+        stage = search["stages"][-1]
+        stage["chosen"] = search["chosen"] = next(
+            {name: each[name] for name in stage["chosen"]}
+            for each in stage["candidates"]
+            if not stage["chosen"].items() <= each.items()
         )
 
     def not_as_chosen(found: Any) -> None:
@@ -146,24 +149,32 @@ def test_a_race_is_its_learners_alone() -> None:
 
 def test_the_search_takes_the_highest_log_probability() -> None:
     plan = Plan.read("table1").quick()
-    method = next(each for each in plan.methods if each.key == "frozen: gamma = 0.999")
+    rungs = {"rows": 60, "rungs": [(20, 3), (30, 2)], "candidates": 4}
+    plan = replace(plan, search={**plan.search, **rungs})
+    method = next(each for each in plan.methods if each.key == "tuned: gamma = 0.999")
     data = images.Images.made(300, "cpu")
     found = run._search(plan, method, "tasks", {}, data, "cpu")
-    scores = [each["log_prob"] for each in found["candidates"] if each["rows"] == 60]
-    best = max(scores)
-    chosen = next(e for e in found["candidates"] if e["log_prob"] == best and e["rows"] == 60)
-    assert all(chosen[name] == value for name, value in found["chosen"].items())
-    assert sorted(each["rows"] for each in found["candidates"]) == [30, 60]
+    first, second = found["stages"]
+    for stage in (first, second):
+        assert sorted(each["rows"] for each in stage["candidates"]) == [20, 30, 60, 60]
+        best = max(each["log_prob"] for each in stage["candidates"] if each["rows"] == 60)
+        chosen = next(e for e in stage["candidates"] if (e["log_prob"], e["rows"]) == (best, 60))
+        assert stage["chosen"].items() <= chosen.items()
+    assert first["chosen"].keys() == {"lr", "beta"}
+    assert found["chosen"] == second["chosen"]
+    assert found["chosen"].items() > first["chosen"].items()
+    assert found["log_prob"] == second["log_prob"]
 
 
 def test_the_grid_is_the_papers_and_candidates_are_its_points() -> None:
     plan = Plan.read("table1")
     assert plan.grid["lr"] == [0.1, 0.01, 0.001, 0.0005, 0.0001]
     for method in plan.methods:
-        points = plan.candidates(method)
-        assert 1 <= len(points) <= 40
-        assert len({tuple(point.values()) for point in points}) == len(points)
-        assert all(point[name] in plan.grid[name] for point in points for name in method.search)
+        stages = [plan.candidates(searched) for searched in method.search]
+        assert 1 <= sum(map(len, stages)) <= 40
+        for searched, points in zip(method.search, stages, strict=True):
+            assert len({tuple(point.values()) for point in points}) == len(points)
+            assert all(point[name] in plan.grid[name] for point in points for name in searched)
     assert len([cell for method in plan.methods for cell in method.paper]) == 21
 
 
@@ -177,6 +188,13 @@ def cifar_in(folder: Path, each: int = 5) -> tuple[Any, Any]:
     return pixels, labels
 
 
+def without_times(found: Any) -> Any:
+    if isinstance(found, dict):
+        kept = {name: value for name, value in found.items() if name not in ("seconds", "step_ms")}
+        return {name: without_times(value) for name, value in kept.items()}
+    return [without_times(each) for each in found] if isinstance(found, list) else found
+
+
 def test_processes_find_what_one_finds(tmp_path: Path) -> None:
     cifar_in(tmp_path, 1)
     how: dict[str, Any] = {"data": tmp_path, "quick": True, "only": "frozen: gamma = 1"}
@@ -186,12 +204,7 @@ def test_processes_find_what_one_finds(tmp_path: Path) -> None:
         found.append(json.loads((folder / "table1.json").read_text()))
         assert sorted(each.name for each in folder.iterdir()) == ["table1.json", "table1.md"]
     for key in ("runs", "searches"):
-        for one, two in zip(*(each[key] for each in found), strict=True):
-            for each in (one, two):
-                each.pop("seconds", None)
-                times = each.get("pass", {})
-                times.pop("seconds", None), times.pop("step_ms", None)
-            assert one == two
+        assert without_times(found[0][key]) == without_times(found[1][key])
     assert found[1]["seconds"] > 0.0
 
 
@@ -252,3 +265,13 @@ def test_cloc_is_read_as_it_comes(tmp_path: Path) -> None:
     race = Race([replace(each, chunk=10) for each in setups], photographs, "cpu", window=20)
     race.advance(photographs.n_rows)
     assert [each.rows for each in race.passes] == [39, 39]
+
+
+def test_the_page_shows_what_the_result_files_say() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    page = (docs / "paper.md").read_text(encoding="utf-8")
+    for name in ("table1", "initialisation"):
+        assert paper.shown(name, docs / "paper").strip() in page
+    for name in ("figure1", "figure2", "figure4"):
+        paper.shown(name, docs / "paper")
+        assert f"paper/{name}.png" in page

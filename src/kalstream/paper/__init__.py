@@ -127,7 +127,7 @@ def _run(
         replace(plan, methods=tuple(methods)),
         Results(folder / f"{plan.name}.json", plan),
     )
-    n_before = len(results.searches) + len(results.runs)
+    before = [*results.searches], [*results.runs]
     parts: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for method, stream in cells:
         parts.setdefault((method.group, stream), []).append((method.key, stream))
@@ -137,10 +137,10 @@ def _run(
         results = Results(results.path, plan)
     else:
         _run_parts(plan, list(parts.values()), results, folder, data, device, jobs)
-    order = [(method.key, stream) for method, stream in plan.cells()]
+    order = {(method.key, stream): n for n, (method, stream) in enumerate(plan.cells())}
     for found in (results.searches, results.runs):
-        found.sort(key=lambda each: order.index((each["method"], each["stream"])))
-    if len(results.searches) + len(results.runs) > n_before:
+        found.sort(key=lambda each: order.get((each["method"], each["stream"]), -1))
+    if (results.searches, results.runs) != before:
         seconds = results.content.get("seconds", 0.0) + time.perf_counter() - begun
         results.save(seconds=round(seconds, 1))
 

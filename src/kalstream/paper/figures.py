@@ -55,9 +55,13 @@ def _mean(runs: list[dict[str, Any]], name: str) -> tuple[Array, Array]:
     """Rows at the ends of windows, and the mean over seeds of what was added up until then."""
     runs = [run for run in runs if run["pass"]["failed"] is None]
     sums = np.mean([np.cumsum(run["pass"][name]) for run in runs], axis=0)
-    window, n_rows = runs[0]["pass"]["window"], runs[0]["pass"]["rows"]
-    rows = np.minimum(np.arange(1.0, len(sums) + 1.0) * window, n_rows)
+    rows = _ends(runs[0]["pass"])
     return rows, sums / rows
+
+
+def _ends(made: dict[str, Any]) -> Array:
+    """Rows at the ends of windows, of which the last may be a part."""
+    return np.minimum(np.arange(1.0, len(made["right"]) + 1.0) * made["window"], made["rows"])
 
 
 def _label(plan: Plan, method: Method) -> str:
@@ -88,9 +92,9 @@ def _gamma(plan: Plan, results: Results, axes: list[Any]) -> None:
             runs = results.of(method, stream)
             for run in runs:
                 made = run["pass"]
-                rows = np.arange(1, len(made["gamma"]) + 1) * made["window"]
+                rows = _ends(made)
                 above.plot(rows, made["lowest"], linewidth=1, label=f"seed {run['seed']}, lowest")
-                window = 100.0 * np.array(made["right"]) / made["window"]
+                window = 100.0 * np.array(made["right"]) / np.diff(rows, prepend=0.0)
                 below.plot(rows, window, linewidth=1, alpha=0.5)
             if runs:
                 rows, values = _mean(runs, "right")
@@ -118,6 +122,9 @@ def _against_option(plan: Plan, results: Results, stream: str, axis: Any) -> Non
         means = [np.mean([y for x2, y in points if x2 == x]) for x in xs]
         axis.plot(xs, means, marker="o", label=plan.groups.get(group, {}).get("title", group))
     axis.set_xscale("log")
+    ticks = sorted({x for points in curves.values() for x, _ in points})
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
     axis.set_xlabel(option)
     axis.set_ylabel("average online accuracy (%)")
     axis.legend(fontsize=7)

@@ -33,8 +33,23 @@ def table(plan: Plan, results: Results) -> str:
             if plan.together == 1:
                 line.append(_spread([run["pass"] for run in runs], "step_ms", 2) if runs else "")
         lines.append(line)
-    made = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{made}\n\n{_note(plan, results)}\n"
+    made = f"{_lines(lines)}\n\n{_note(plan, results)}\n"
+    return f"{made}\n{_chosen(plan, results)}\n" if plan.search and results.searches else made
+
+
+def _lines(cells: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def _chosen(plan: Plan, results: Results) -> str:
+    """Hyper-parameters of each cell, in Markdown."""
+    lines = [["hyper-parameters", *plan.streams], ["---"] * (1 + len(plan.streams))]
+    for method in plan.methods:
+        found = [results.chosen_for(method.key, stream) or {} for stream in plan.streams]
+        said = [", ".join(f"{name} {value:g}" for name, value in each.items()) for each in found]
+        if any(said):
+            lines.append([method.key, *said])
+    return _lines(lines)
 
 
 def _cell(
@@ -48,7 +63,7 @@ def _cell(
         return ["failed", *paper, "failed"]
     ours, log_prob = _spread(runs, "accuracy", 1), _spread(runs, "log_prob", 3)
     mean = np.mean([run["accuracy"] for run in runs])
-    better = said is not None and float(mean) >= said - 0.05
+    better = has_paper and said is not None and float(mean) >= said - 0.05
     return [f"**{ours}**" if better else ours, *paper, log_prob]
 
 
@@ -70,7 +85,8 @@ def _note(plan: Plan, results: Results) -> str:
         else f"seed {seeds[0] if seeds else '-'}",
     ]
     if results.searches:
-        trial = max(each["rows"] for found in results.searches for each in found["candidates"])
+        stages = [stage for found in results.searches for stage in found["stages"]]
+        trial = max(each["rows"] for stage in stages for each in stage["candidates"])
         parts.append(
             f"hyper-parameters by log-probability on the first {trial:,} rows of seed "
             f"{results.searches[0]['seed']}"
@@ -105,16 +121,7 @@ def check(plan: Plan, results: Results) -> None:
         if run["seed"] == plan.search.get("seed"):
             raise InvalidInput(f"{what}: that is the seed of the search")
     for found in results.searches:
-        tried = [each[name] for each in found["candidates"] for name in found["chosen"]]
-        values = {value for name in found["chosen"] for value in plan.grid[name]}
-        if not set(tried) <= values or len(found["candidates"]) > 40:
-            raise InvalidInput(f"{found['method']}, {found['stream']}: not points of the grid")
-        ended = [each for each in found["candidates"] if each["log_prob"] is not None]
-        last = max(each["rows"] for each in ended)
-        best = max(each["log_prob"] for each in ended if each["rows"] == last)
-        mine = [e["log_prob"] for e in ended if found["chosen"].items() <= e.items()]
-        if not mine or max(mine) < best - 1e-4:
-            raise InvalidInput(f"{found['method']}, {found['stream']}: not the best was chosen")
+        _check_search(plan, found)
     seeds = plan.seeds[:1] if results.content["quick"] else plan.seeds
     for method, stream in plan.cells():
         runs = results.of(method, stream)
@@ -124,3 +131,21 @@ def check(plan: Plan, results: Results) -> None:
         for run in runs:
             if chosen is None or not chosen.items() <= run["options"].items():
                 raise InvalidInput(f"{method.key}, {stream}: was not run with {chosen}")
+
+
+def _check_search(plan: Plan, found: dict[str, Any]) -> None:
+    what = f"{found['method']}, {found['stream']}"
+    if sum(len(stage["candidates"]) for stage in found["stages"]) > 40:
+        raise InvalidInput(f"{what}: more than 40 candidates")
+    if found["chosen"] != found["stages"][-1]["chosen"]:
+        raise InvalidInput(f"{what}: not the best was chosen")
+    for stage in found["stages"]:
+        chosen, tried = stage["chosen"], stage["candidates"]
+        if not all(each[name] in plan.grid[name] for each in tried for name in chosen):
+            raise InvalidInput(f"{what}: not points of the grid")
+        ended = [each for each in tried if each["log_prob"] is not None]
+        last = max(each["rows"] for each in ended)
+        best = max(each["log_prob"] for each in ended if each["rows"] == last)
+        mine = [each["log_prob"] for each in ended if chosen.items() <= each.items()]
+        if not mine or max(mine) < best - 1e-4:
+            raise InvalidInput(f"{what}: not the best was chosen")

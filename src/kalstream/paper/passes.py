@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -131,6 +132,17 @@ class Race:
         self.fleet = Fleet([self.fleet.learners[place] for place in places])
         self.fleet.failed = {new: failed[old] for new, old in enumerate(places) if old in failed}
         self.active = list(numbers)
+        self._tidy()
+
+    def end(self) -> None:
+        """Let go of all learners, and of the device's memory that they had."""
+        self.fleet = Fleet([])
+        self._tidy()
+
+    def _tidy(self) -> None:
+        if self.device.startswith("cuda"):  # graphs are parts of cycles, and hold on to memory
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def _chunks(self, size: int) -> list[tuple[Tensor, Tensor]]:
         made: dict[Any, Any] = {}

@@ -56,24 +56,25 @@ class Method:
     ----------
     name, group : str
     options : mapping
-    search : names of hyper-parameters
+    search : tuples of names of hyper-parameters
+        Searched for one tuple after the other, each with what the ones before have found.
     paper : {stream: number}
         What the paper reports.
     streams : names, or empty for all
     begin_with : names
         Methods of the group: it takes over the hyper-parameters of the best of them.
-    halves : bool
-        Whether the worse half leaves at the rungs of the search.
+    rungs : pairs of rows and how many candidates then go on
+        Of its own for the search; empty for those that all have.
     """
 
     name: str
     group: str
     options: Mapping[str, Any]
-    search: tuple[str, ...]
+    search: tuple[tuple[str, ...], ...]
     paper: Mapping[str, float]
     streams: tuple[str, ...] = ()
     begin_with: tuple[str, ...] = ()
-    halves: bool = True
+    rungs: tuple[tuple[int, int], ...] = ()
 
     @property
     def key(self) -> str:
@@ -139,7 +140,7 @@ class Plan:
         for entry in content.pop("methods", []):
             group = groups.get(entry.get("group", ""), {})
             options = {**shared, **group.get("options", {}), **entry.get("options", {})}
-            search = tuple(entry.get("search", group.get("search", ())))
+            search = tuple(map(tuple, entry.get("search", group.get("search", ()))))
             methods.append(
                 Method(
                     entry["name"],
@@ -149,7 +150,7 @@ class Plan:
                     entry.get("paper", {}),
                     tuple(entry.get("streams", ())),
                     tuple(entry.get("begin_with", ())),
-                    entry.get("halves", True),
+                    tuple(map(tuple, entry.get("rungs", group.get("rungs", ())))),
                 )
             )
         content["seeds"] = tuple(content.get("seeds", (0,)))
@@ -165,9 +166,10 @@ class Plan:
             "size": None,
         }
         methods = tuple(
-            replace(method, options={**method.options, **small}) for method in self.methods
+            replace(method, options={**method.options, **small}, rungs=())
+            for method in self.methods
         )
-        search = {**self.search, "rows": 60, "rungs": [30], "candidates": 2}
+        search = {**self.search, "rows": 0, "rungs": [(30, 1)], "candidates": 2}
         return replace(
             self,
             methods=methods if self.kind == "images" else self.methods,
@@ -195,15 +197,15 @@ class Plan:
         chunk = options.pop("chunk", self.chunk)
         return Setup(method.key, stream, about["order"], seed, chunk, options)
 
-    def candidates(self, method: Method) -> list[dict[str, Any]]:
-        """Points of the grid over what the method searches for, at random if there are too many."""
-        values = [self.grid[name] for name in method.search]
+    def candidates(self, searched: tuple[str, ...]) -> list[dict[str, Any]]:
+        """Points of the grid over hyper-parameters, at random if there are too many."""
+        values = [self.grid[name] for name in searched]
         n, total = self.search.get("candidates", 1), math.prod(map(len, values))
         points = list(itertools.product(*values))
         if total > n:
             rng = np.random.default_rng(self.search["seed"])
             points = [points[k] for k in sorted(rng.choice(total, n, replace=False).tolist())]
-        return [dict(zip(method.search, point, strict=True)) for point in points]
+        return [dict(zip(searched, point, strict=True)) for point in points]
 
 
 def names() -> list[str]:

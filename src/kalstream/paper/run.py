@@ -18,7 +18,7 @@ from kalstream.paper.images import Images, Photographs
 from kalstream.paper.passes import Pass, Race
 from kalstream.paper.plan import Method, Plan, Setup
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 
 class Results:
@@ -31,7 +31,7 @@ class Results:
 
     Attributes
     ----------
-    searches : list of {method, stream, chosen, candidates}
+    searches : list of {method, stream, seed, chosen, log_prob, stages}
     runs : list of {method, stream, seed, options, accuracy, log_prob, pass}
     content : mapping
         The file: these, and what they are of; seconds is the time that all took.
@@ -76,12 +76,16 @@ class Results:
         return [run for run in self.runs if (run["method"], run["stream"]) == (method.key, stream)]
 
     def has(self, setup: Setup) -> bool:
-        """Whether a pass has been run."""
+        """Whether a pass has been run, with these very options."""
         return any(
-            (each["method"], each["stream"], each["seed"])
-            == (setup.method, setup.stream, setup.seed)
+            _key(each) == (setup.method, setup.stream, setup.seed)
+            and each["options"] == _kept(setup.options)
             for each in self.runs
         )
+
+    def add(self, run: dict[str, Any]) -> None:
+        """Keep a run, instead of one with other options."""
+        self.runs[:] = [each for each in self.runs if _key(each) != _key(run)] + [run]
 
     def part(self, cells: list[tuple[str, str]], path: Path) -> None:
         """Begin another file with what this one has of some cells."""
@@ -159,20 +163,22 @@ def run(
                 found = _search(plan, method, stream, begin, images, device)
                 results.searches.append(found)
                 results.save(**about)
-                say(f"{method.key}, {stream}: {found['chosen']} ({found['seconds']:.0f} s)")
+                seconds = sum(stage["seconds"] for stage in found["stages"])
+                say(f"{method.key}, {stream}: {found['chosen']} ({seconds:.0f} s)")
         todo = []
         for method, stream in these:
             for seed in plan.seeds:
-                setup = plan.setup(method, stream, seed).having(
-                    **results.chosen(method, stream) or {}
-                )
+                setup = plan.setup(method, stream, seed)
+                setup = setup.having(**results.chosen(method, stream) or {})
+                setup = _with_used(setup, others or {})
                 if not results.has(setup):
-                    todo.append(_with_used(setup, others or {}))
+                    todo.append(setup)
         for together in _groups(todo, plan.together):
             race = Race(together, images, device)
             race.advance(n_rows)
+            race.end()
             for setup, made in zip(together, race.passes, strict=True):
-                results.runs.append(_run_of(setup, made))
+                results.add(_run_of(setup, made))
                 say(
                     f"{setup.method}, {setup.stream}, seed {setup.seed}: {made.accuracy:.1f} %, "
                     f"log-probability {made.mean_log_prob:.3f} ({made.seconds:.0f} s)"
@@ -188,26 +194,48 @@ def _search(
     images: Images | Photographs,
     device: str,
 ) -> dict[str, Any]:
-    """The candidate with the highest cumulative log-probability; the worse half leaves early."""
-    about = plan.search
-    points = [{**begin, **point} for point in plan.candidates(method)]
-    first = plan.setup(method, stream, about["seed"])
+    """What has the highest cumulative log-probability, one tuple of names after the other."""
+    stages, chosen = [], begin
+    for searched in method.search:
+        points = [{**chosen, **point} for point in plan.candidates(searched)]
+        stages.append(_raced(plan, method, stream, points, images, device))
+        chosen = stages[-1]["chosen"]
+    return {
+        "method": method.key,
+        "stream": stream,
+        "seed": plan.search["seed"],
+        "chosen": chosen,
+        "log_prob": stages[-1]["log_prob"],
+        "stages": stages,
+    }
+
+
+def _raced(
+    plan: Plan,
+    method: Method,
+    stream: str,
+    points: list[dict[str, Any]],
+    images: Images | Photographs,
+    device: str,
+) -> dict[str, Any]:
+    """The best of some points; only so many go on at a rung, and if it is one the race is over."""
+    about, first = plan.search, plan.setup(method, stream, plan.search["seed"])
     race = Race([first.having(**point) for point in points], images, device)
     made = race.passes
-    for rung in about.get("rungs", ()) if method.halves else ():
-        race.advance(min(rung, images.n_rows))
+    n_rows = min(about["rows"] or images.n_rows, images.n_rows)
+    for rows, n_kept in (*(method.rungs or about["rungs"]), (n_rows, 1)):
+        race.advance(min(rows, n_rows))
+        if n_kept == 1:
+            break
         best = sorted(race.active, key=lambda n: made[n].mean_log_prob, reverse=True)
-        race.keep(sorted(best[: (len(best) + 1) // 2]))
-    race.advance(min(about["rows"], images.n_rows))
+        race.keep(sorted(best[:n_kept]))
+    race.end()
     last = max(each.rows for each in made)
     ended = [n for n, each in enumerate(made) if each.rows == last and each.failed is None]
     if not ended:
         raise InvalidInput(f"no hyper-parameters of {method.key} on {stream} ran to the end")
     chosen = max(ended, key=lambda n: made[n].mean_log_prob)
     return {
-        "method": method.key,
-        "stream": stream,
-        "seed": about["seed"],
         "chosen": points[chosen],
         "log_prob": round(made[chosen].mean_log_prob, 4),
         "seconds": round(sum(each.seconds for each in made), 1),
@@ -255,11 +283,21 @@ def _run_of(setup: Setup, made: Pass) -> dict[str, Any]:
         "stream": setup.stream,
         "seed": setup.seed,
         "chunk": setup.chunk,
-        "options": dict(setup.options),
+        "options": _kept(setup.options),
         "accuracy": round(made.accuracy, 3),
         "log_prob": None if made.failed else round(made.mean_log_prob, 5),
         "pass": made.to_json(),
     }
+
+
+def _key(run: Mapping[str, Any]) -> tuple[str, str, int]:
+    return run["method"], run["stream"], run["seed"]
+
+
+def _kept(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as a result file has them: of files only their names."""
+    weights = options.get("weights")
+    return {**options, "weights": Path(weights).name} if weights else dict(options)
 
 
 def _machine(device: str) -> dict[str, str]:
