@@ -342,6 +342,19 @@ def test_replay_streams_walk_over_the_past() -> None:
     assert [int(y) for _, y in again.chunks()] == [int(y) for _, y in streams.chunks()]
 
 
+def test_replay_streams_may_read_again_what_they_do_not_keep() -> None:
+    past = [(torch.tensor([[float(t)]]), torch.tensor([t])) for t in range(50)]
+    kept, read = ReplayStreams(3, seed=1), ReplayStreams(3, seed=1, again=past.__getitem__)
+    for chunk in past:
+        for streams in (kept, read):
+            streams.add(*chunk)
+        assert kept.chunks() == read.chunks()
+    assert read.past == []
+    resumed = ReplayStreams(3, again=past.__getitem__)
+    resumed.load_state_dict(read.state_dict())
+    assert resumed.chunks() == kept.chunks()
+
+
 @pytest.mark.parametrize("make", [lambda: RecentMemory(0), lambda: ReplayStreams(0)])
 def test_replay_of_nothing(make: Any) -> None:
     with pytest.raises(InvalidInput):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -75,6 +76,8 @@ class ReplayStreams:
     ----------
     n_streams : int
     seed : int
+    again : function, optional
+        Reads the k-th chunk, rows and labels, again; without it all chunks are kept in memory.
 
     Examples
     --------
@@ -84,25 +87,35 @@ class ReplayStreams:
     2
     """
 
-    def __init__(self, n_streams: int = 8, seed: int = 0) -> None:
+    def __init__(
+        self,
+        n_streams: int = 8,
+        seed: int = 0,
+        again: Callable[[int], tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
         if n_streams < 1:
             raise InvalidInput(f"n_streams must be 1 or more, got {n_streams}")
         self.pointers = [0] * n_streams
         self.generator = torch.Generator().manual_seed(seed)
+        self.again = again
         self.past: list[tuple[Tensor, Tensor]] = []
+        self.n_chunks = 0
 
     def add(self, rows: Tensor, labels: Tensor) -> None:
         """Take in a chunk."""
-        self.past.append((rows.clone(), labels.clone()))
+        self.n_chunks += 1
+        if self.again is None:
+            self.past.append((rows.clone(), labels.clone()))
 
     def chunks(self) -> list[tuple[Tensor, Tensor]]:
         """The next chunk of each stream; none before there is a past."""
-        if not self.past:
+        if not self.n_chunks:
             return []
-        found = [self.past[pointer] for pointer in self.pointers]
-        back = torch.rand(len(self.pointers), generator=self.generator) < 1 / (len(self.past) + 2)
+        read = self.again or self.past.__getitem__
+        found = [read(pointer) for pointer in self.pointers]
+        back = torch.rand(len(self.pointers), generator=self.generator) < 1 / (self.n_chunks + 2)
         self.pointers = [
-            0 if returns or pointer + 1 >= len(self.past) else pointer + 1
+            0 if returns or pointer + 1 >= self.n_chunks else pointer + 1
             for pointer, returns in zip(self.pointers, back.tolist(), strict=True)
         ]
         return found
@@ -110,10 +123,12 @@ class ReplayStreams:
     def state_dict(self) -> dict[str, Any]:
         """Everything, for a checkpoint."""
         past = [list(chunk) for chunk in self.past]
-        return {"pointers": self.pointers, "past": past, "rng": self.generator.get_state()}
+        place = {"pointers": self.pointers, "n_chunks": self.n_chunks}
+        return {**place, "past": past, "rng": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave."""
         self.pointers = list(state["pointers"])
         self.past = [(rows, labels) for rows, labels in state["past"]]
+        self.n_chunks = state.get("n_chunks", len(self.past))
         self.generator.set_state(state["rng"].cpu())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import time
+import signal
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
@@ -91,7 +92,7 @@ def shown(name: str, folder: Path) -> str:
         from kalstream.paper import pages
         from kalstream.paper.run import Results
 
-        pages.check(Plan.read(plan.of or name), Results(path, plan))
+        pages.check(Plan.read(plan.of or name), Results(path))
     made, _ = _opened(plan, folder)
     written = folder / f"{name}.md"
     if written.exists() and made not in written.read_text(encoding="utf-8"):
@@ -112,7 +113,6 @@ def _run(
     """Run what is missing, by groups and streams in processes of their own if there are several."""
     from kalstream.paper.run import Results
 
-    begun = time.perf_counter()
     if data is None and not plan.is_quick:
         name = {"cifar100": "CIFAR-100", "cloc": "CLOC"}[plan.source]
         raise InvalidInput(f"{plan.name} needs {name}: --data FOLDER, or try --quick")
@@ -123,10 +123,8 @@ def _run(
         raise InvalidInput("no cell has that in its name; they are 'group: method, stream'")
     keys = {method.key for method, _ in cells}
     methods = (_with_weights(m, weights) if m.key in keys else m for m in plan.methods)
-    plan, results = (
-        replace(plan, methods=tuple(methods)),
-        Results(folder / f"{plan.name}.json", plan),
-    )
+    plan = replace(plan, methods=tuple(methods))
+    results = _merged(plan.name, folder)
     before = [*results.searches], [*results.runs]
     parts: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for method, stream in cells:
@@ -134,24 +132,33 @@ def _run(
     if jobs == 1:
         every = [cell for part in parts.values() for cell in part]
         _run_cells(plan, every, results.path, folder, data, device, say)
-        results = Results(results.path, plan)
+        results = Results(results.path)
     else:
-        _run_parts(plan, list(parts.values()), results, folder, data, device, jobs)
+        _run_parts(plan, parts, results, folder, data, device, jobs)
     order = {(method.key, stream): n for n, (method, stream) in enumerate(plan.cells())}
     for found in (results.searches, results.runs):
         found.sort(key=lambda each: order.get((each["method"], each["stream"]), -1))
     if (results.searches, results.runs) != before:
-        seconds = results.content.get("seconds", 0.0) + time.perf_counter() - begun
-        results.save(seconds=round(seconds, 1))
+        results.save()
 
 
-def _print(line: str) -> None:
-    print(line, flush=True)
+def _merged(name: str, folder: Path) -> Results:
+    """The results, with those of parts that were left when a command was stopped."""
+    from kalstream.paper.run import Results
+
+    results, left = Results(folder / f"{name}.json"), sorted(folder.glob(f"{name}.*.*.json"))
+    for path in left:
+        results.take(Results(path))
+    if left:
+        results.save()
+    for path in left:
+        path.unlink()
+    return results
 
 
 def _run_parts(
     plan: Plan,
-    parts: list[list[tuple[str, str]]],
+    parts: dict[tuple[str, str], list[tuple[str, str]]],
     results: Results,
     folder: Path,
     data: Path | None,
@@ -162,18 +169,37 @@ def _run_parts(
     from kalstream.paper.run import Results
 
     context, waiting = multiprocessing.get_context("spawn"), {}
-    with ProcessPoolExecutor(jobs, context) as pool:
-        for number, cells in enumerate(parts):
-            path = folder / f"{plan.name}.{number}.json"
-            if not path.exists():
-                results.part(cells, path)
+    pool = ProcessPoolExecutor(jobs, context, initializer=_leave_to_parent)
+    try:
+        for (group, stream), cells in parts.items():
+            path = folder / f"{plan.name}.{group or 'all'}.{stream}.json"
+            results.part(cells, path)
             how = plan, cells, path, folder, data, device
             waiting[pool.submit(_run_cells, *how)] = path
         for done in as_completed(waiting):
             done.result()
-            results.take(Results(waiting[done], plan))
+            results.take(Results(waiting[done]))
             results.save()
             waiting[done].unlink()
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _leave_to_parent() -> None:
+    """Ctrl-C is for the parent, which ends its children."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _print(line: str) -> None:
+    """For a child; one whose parent is gone ends here."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        sys.exit("the process that shared out the work is gone")
+    print(line, flush=True)
 
 
 def _run_cells(
@@ -197,8 +223,8 @@ def _run_cells(
         images = Photographs(data, device)
     else:
         images = Images.cifar100(data, device, QUICK_ROWS if plan.is_quick else None)
-    others = {other: Results(folder / f"{other}.json", plan) for other in plan.needs()}
-    run(plan, images, Results(path, plan), device, say, set(cells), others)
+    others = {other: Results(folder / f"{other}.json") for other in plan.needs()}
+    run(plan, images, Results(path), device, say, set(cells), others)
 
 
 def _check_device(device: str) -> None:
@@ -230,7 +256,7 @@ def _opened(plan: Plan, folder: Path) -> tuple[str, Callable[[Path], None]]:
     from kalstream.paper import figures, pages
     from kalstream.paper.run import Results
 
-    results = Results(path, plan)
+    results = Results(path)
     return pages.table(plan, results), partial(figures.draw, plan, results)
 
 

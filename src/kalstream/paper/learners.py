@@ -30,7 +30,13 @@ _OF_FILTER: Final = ("gamma", "gamma_lr", "noise_var", "predictive", "n_samples"
 _OF_HEAD: Final = (*_OF_STREAM, *_OF_FILTER)
 
 
-def make(options: Mapping[str, Any], n_classes: int, seed: int, device: str) -> Learner:
+def make(
+    options: Mapping[str, Any],
+    n_classes: int,
+    seed: int,
+    device: str,
+    again: Callable[[int], tuple[Any, Any]] | None = None,
+) -> Learner:
     """A learner that has learnt nothing.
 
     Parameters
@@ -39,6 +45,8 @@ def make(options: Mapping[str, Any], n_classes: int, seed: int, device: str) -> 
         learner ("kalman", "sgd", "er", "ace"), backbone and what goes with them.
     n_classes, seed : int
     device : str
+    again : function, optional
+        Reads a chunk of the stream again, where all of them would not fit into memory.
     """
     options = dict(options)
     kind = options.pop("learner")
@@ -49,7 +57,7 @@ def make(options: Mapping[str, Any], n_classes: int, seed: int, device: str) -> 
     how: dict[str, Any] = {
         "batch_norm": options.pop("batch_norm", "eval"),
         "device": device,
-        "replay": _replay(options.pop("replay", None), seed),
+        "replay": _replay(kind, options, seed, again),
         "autocast": torch.bfloat16 if options.pop("autocast", False) and device != "cpu" else None,
         "optimizer": _optimizer(options),
     }
@@ -121,10 +129,12 @@ def _optimizer(options: dict[str, Any]) -> Callable[..., Any]:
     return partial({"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[name], **own)
 
 
-def _replay(name: str | None, seed: int) -> Any:
-    if name is None:
-        return None
-    return RecentMemory(seed=seed) if name == "recent" else ReplayStreams(8, seed=seed)
+def _replay(kind: str, options: dict[str, Any], seed: int, again: Any) -> Any:
+    name = options.pop("replay", "recent" if kind in ("er", "ace") else None)
+    size, draw = options.pop("memory", (100, 10))
+    if name == "streams":
+        return ReplayStreams(8, seed, again)
+    return None if name is None else RecentMemory(size, draw, seed)
 
 
 def _taken(options: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

@@ -91,8 +91,12 @@ class Race:
         self.setups, self.images, self.device = list(setups), images, device
         self.chunk, self.at = setups[0].chunk, 0
         self.window = max(self.chunk, window // self.chunk * self.chunk)
-        learners = [make(each.options, images.n_classes, each.seed, device) for each in setups]
+        learners = [
+            make(each.options, images.n_classes, each.seed, device, images.reader(self.chunk))
+            for each in setups
+        ]
         self.fleet = Fleet(learners)
+        torch.manual_seed(setups[0].seed)  # for samples of a Monte Carlo predictive
         self.passes = [Pass(self.window, [], [], [], []) for _ in setups]
         self.active = list(range(len(setups)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -196,6 +197,20 @@ class Plan:
         options = {**about.get("options", {}), **method.options}
         chunk = options.pop("chunk", self.chunk)
         return Setup(method.key, stream, about["order"], seed, chunk, options)
+
+    def how(self, method: Method, stream: str) -> dict[str, Any]:
+        """All that a search depends on, as a result file has it."""
+        names = {name for searched in method.search for name in searched}
+        found = {
+            "options": {**self.streams[stream].get("options", {}), **method.options},
+            "search": method.search,
+            "begin_with": method.begin_with,
+            "rungs": method.rungs or self.search["rungs"],
+            "rows": self.search["rows"],
+            "grid": {name: values for name, values in self.grid.items() if name in names},
+        }
+        found["options"].pop("weights", None)
+        return json.loads(json.dumps(found))
 
     def candidates(self, searched: tuple[str, ...]) -> list[dict[str, Any]]:
         """Points of the grid over hyper-parameters, at random if there are too many."""

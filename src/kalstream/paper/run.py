@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ class Results:
     Parameters
     ----------
     path : Path
-    plan : Plan
+        ``EXPERIMENT.json``, or ``EXPERIMENT.GROUP.STREAM.json`` for a part.
 
     Attributes
     ----------
@@ -37,32 +38,64 @@ class Results:
         The file: these, and what they are of; seconds is the time that all took.
     """
 
-    def __init__(self, path: Path, plan: Plan) -> None:
-        self.path = path
-        self.content: dict[str, Any] = {"format": FORMAT, "experiment": plan.name}
-        self.content |= {"searches": [], "runs": []}
+    def __init__(self, path: Path) -> None:
+        self.path, self.begun = path, time.perf_counter()
+        name = path.name.split(".")[0]
+        self.content: dict[str, Any] = {"format": FORMAT, "experiment": name}
+        self.content |= {"searches": [], "runs": [], "seconds": 0.0}
         if path.exists():
-            self.content = json.loads(path.read_text(encoding="utf-8"))
-            if self.content.get("format") != FORMAT:
-                raise InvalidInput(f"{path} is not a result file of this version; move it away")
+            self.content |= _read(path)
+            if (self.content["format"], self.content["experiment"]) != (FORMAT, name):
+                raise InvalidInput(f"{path} is not a result file of {name}; move it away")
+        self.seconds: float = self.content["seconds"]
         self.searches: list[dict[str, Any]] = self.content["searches"]
         self.runs: list[dict[str, Any]] = self.content["runs"]
 
-    def chosen(self, method: Method, stream: str) -> dict[str, Any] | None:
-        """The hyper-parameters of a cell, if they have been found."""
-        if not method.search and not method.begin_with:
+    def chosen(self, plan: Plan, method: Method, stream: str) -> dict[str, Any] | None:
+        """The hyper-parameters of a cell, if they have been found as the plan has it."""
+        if not method.search:
             return {}
-        return self.chosen_for(method.key, stream)
+        how, begin = plan.how(method, stream), self._best_of(method, stream)
+        for each in self.searches:
+            if (each["method"], each["stream"]) == (method.key, stream):
+                same = each.get("how") == how and (begin is None or each["begin"] == begin)
+                return each["chosen"] if same else None
+        return None
+
+    def differ(self, plan: Plan) -> list[str]:
+        """Cells that were run, but not with the options that the plan has."""
+        found = []
+        for method, stream in plan.cells():
+            chosen = self.chosen(plan, method, stream)
+            for run in self.of(method, stream):
+                expected = None
+                if chosen is not None:
+                    setup = plan.setup(method, stream, run["seed"]).having(**chosen)
+                    expected = _kept(setup.options)
+                    if "use" in expected:  # what another experiment has found
+                        expected.pop("use")
+                        expected = {**run["options"], **expected}
+                if expected is None or _unnamed(run["options"]) != _unnamed(expected):
+                    found.append(f"{method.key}, {stream}")
+        return list(dict.fromkeys(found))
 
     def begun_with(self, method: Method, stream: str) -> dict[str, Any]:
         """Those that a cell takes over from another method."""
-        if not method.begin_with:
-            return {}
-        wanted = {f"{method.group}: {name}" for name in method.begin_with}
+        found = self._best_of(method, stream)
+        if found is None:
+            raise InvalidInput(
+                f"{method.key} on {stream} begins with what was chosen for "
+                f"{' and '.join(method.begin_with)}, which is not there: run these too, with a "
+                "wider --only"
+            )
+        return found
+
+    def _best_of(self, method: Method, stream: str) -> dict[str, Any] | None:
+        wanted = [f"{method.group}: {name}" for name in method.begin_with]
         found = [f for f in self.searches if f["method"] in wanted and f["stream"] == stream]
         if len(found) < len(wanted):
-            raise InvalidInput(f"{method.key} on {stream} begins with {wanted}; run those first")
-        return max(found, key=lambda each: each["log_prob"])["chosen"]
+            return None
+        return max(found, key=lambda each: each["log_prob"])["chosen"] if found else {}
 
     def chosen_for(self, key: str, stream: str) -> dict[str, Any] | None:
         """What a search has found, by the key of its method."""
@@ -70,6 +103,11 @@ class Results:
             if (each["method"], each["stream"]) == (key, stream):
                 return each["chosen"]
         return None
+
+    def forget(self, method: Method, stream: str) -> None:
+        """Drop the search of a cell."""
+        cell = method.key, stream
+        self.searches[:] = [e for e in self.searches if (e["method"], e["stream"]) != cell]
 
     def of(self, method: Method, stream: str) -> list[dict[str, Any]]:
         """The runs of a cell."""
@@ -89,11 +127,12 @@ class Results:
 
     def part(self, cells: list[tuple[str, str]], path: Path) -> None:
         """Begin another file with what this one has of some cells."""
-        found = {
-            name: [e for e in self.content[name] if (e["method"], e["stream"]) in cells]
-            for name in ("searches", "runs")
-        }
-        path.write_text(json.dumps({**self.content, **found}), encoding="utf-8")
+        part = Results(path)
+        part.content |= {name: value for name, value in self.content.items() if name != "seconds"}
+        for name in ("searches", "runs"):
+            mine = [e for e in self.content[name] if (e["method"], e["stream"]) in cells]
+            part.content[name] = mine
+        part.save()
 
     def take(self, other: Results) -> None:
         """What another file has of its cells instead of what this one has of them."""
@@ -101,13 +140,13 @@ class Results:
         for mine, theirs in ((self.searches, other.searches), (self.runs, other.runs)):
             kept = [each for each in mine if (each["method"], each["stream"]) not in cells]
             mine[:] = kept + theirs
-        found = {"searches": self.searches, "runs": self.runs}
-        seconds = self.content.get("seconds", 0.0)
-        self.content |= {**other.content, **found, "seconds": seconds}
+        own = {"searches": self.searches, "runs": self.runs, "seconds": self.seconds}
+        self.content |= {**other.content, **own}
 
     def save(self, **about: Any) -> None:
         """Write the file."""
-        self.content |= about
+        spent = time.perf_counter() - self.begun
+        self.content |= {**about, "seconds": round(self.seconds + spent, 1)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_name(self.path.name + ".part")
         lines = json.dumps(self.content, indent=1, allow_nan=False)
@@ -153,14 +192,18 @@ def run(
     about |= {"data_name": images.name, "quick": plan.is_quick, "machine": _machine(device)}
     for other in (others or {}).values():
         if any(other.content.get(name) != about[name] for name in ("data", "quick")):
-            raise InvalidInput(f"{other.path} is of other pictures or quick; run it again as this")
+            raise InvalidInput(
+                f"{other.path} is of other pictures, or only one of it and this is quick; "
+                "give --out another folder"
+            )
     cells = [(method, stream) for method, stream in plan.cells() if (method.key, stream) in only]
     for group in dict.fromkeys(method.group for method, _ in cells):  # a session may be cut short
         these = [(method, stream) for method, stream in cells if method.group == group]
         for method, stream in these:
-            if results.chosen(method, stream) is None:
+            if results.chosen(plan, method, stream) is None:
                 begin = results.begun_with(method, stream)
                 found = _search(plan, method, stream, begin, images, device)
+                results.forget(method, stream)
                 results.searches.append(found)
                 results.save(**about)
                 seconds = sum(stage["seconds"] for stage in found["stages"])
@@ -169,7 +212,7 @@ def run(
         for method, stream in these:
             for seed in plan.seeds:
                 setup = plan.setup(method, stream, seed)
-                setup = setup.having(**results.chosen(method, stream) or {})
+                setup = setup.having(**results.chosen(plan, method, stream) or {})
                 setup = _with_used(setup, others or {})
                 if not results.has(setup):
                     todo.append(setup)
@@ -204,6 +247,8 @@ def _search(
         "method": method.key,
         "stream": stream,
         "seed": plan.search["seed"],
+        "how": plan.how(method, stream),
+        "begin": begin,
         "chosen": chosen,
         "log_prob": stages[-1]["log_prob"],
         "stages": stages,
@@ -230,11 +275,13 @@ def _raced(
         best = sorted(race.active, key=lambda n: made[n].mean_log_prob, reverse=True)
         race.keep(sorted(best[:n_kept]))
     race.end()
-    last = max(each.rows for each in made)
-    ended = [n for n, each in enumerate(made) if each.rows == last and each.failed is None]
-    if not ended:
-        raise InvalidInput(f"no hyper-parameters of {method.key} on {stream} ran to the end")
-    chosen = max(ended, key=lambda n: made[n].mean_log_prob)
+    sound = [n for n, each in enumerate(made) if each.failed is None]
+    if not sound:
+        raise InvalidInput(
+            f"all {len(points)} candidates of {method.key} on {stream} diverged; put lower rates "
+            "into the grid of the experiment"
+        )
+    chosen = max(sound, key=lambda n: (made[n].rows, made[n].mean_log_prob))
     return {
         "chosen": points[chosen],
         "log_prob": round(made[chosen].mean_log_prob, 4),
@@ -290,6 +337,16 @@ def _run_of(setup: Setup, made: Pass) -> dict[str, Any]:
     }
 
 
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidInput(f"{path} is damaged ({error}); move it away") from error
+    if not isinstance(found, dict) or not {"format", "experiment"} <= found.keys():
+        raise InvalidInput(f"{path} is not a result file of this version; move it away")
+    return found
+
+
 def _key(run: Mapping[str, Any]) -> tuple[str, str, int]:
     return run["method"], run["stream"], run["seed"]
 
@@ -298,6 +355,11 @@ def _kept(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as a result file has them: of files only their names."""
     weights = options.get("weights")
     return {**options, "weights": Path(weights).name} if weights else dict(options)
+
+
+def _unnamed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options without the name of the file of weights, which is the user's."""
+    return {name: value for name, value in options.items() if name != "weights"}
 
 
 def _machine(device: str) -> dict[str, str]:
