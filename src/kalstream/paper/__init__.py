@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import signal
-import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
@@ -169,7 +170,7 @@ def _run_parts(
     from kalstream.paper.run import Results
 
     context, waiting = multiprocessing.get_context("spawn"), {}
-    pool = ProcessPoolExecutor(jobs, context, initializer=_leave_to_parent)
+    pool = ProcessPoolExecutor(jobs, context, initializer=_end_with_parent)
     try:
         for (group, stream), cells in parts.items():
             path = folder / f"{plan.name}.{group or 'all'}.{stream}.json"
@@ -189,16 +190,20 @@ def _run_parts(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _leave_to_parent() -> None:
-    """Ctrl-C is for the parent, which ends its children."""
+def _end_with_parent() -> None:
+    """Have a child leave Ctrl-C to its parent, and end when that is gone, however it went."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _print(line: str) -> None:
-    """For a child; one whose parent is gone ends here."""
-    parent = multiprocessing.parent_process()
-    if parent is not None and not parent.is_alive():
-        sys.exit("the process that shared out the work is gone")
     print(line, flush=True)
 
 
