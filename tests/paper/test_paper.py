@@ -225,6 +225,13 @@ def test_what_was_left_of_a_stopped_command_is_taken_over(tmp_path: Path) -> Non
     assert len(said) == 4  # a search and a run each
     paper.reproduce("table1", tmp_path, **how, only="frozen: gamma = ", say=said.append)
     assert len(said) == 8  # the other stream
+    paper.reproduce("table1", tmp_path, **how, only="frozen: learnt gamma", jobs=2)
+    found = json.loads(whole.read_text())
+    assert {(each["method"], each["stream"]) for each in found["runs"]} == {
+        (f"frozen: {name}", stream)
+        for name in ("gamma = 1", "gamma = 0.999", "learnt gamma")
+        for stream in ("stationary", "tasks")
+    }
 
 
 def test_a_search_follows_its_plan(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def _run_parts(
     try:
         for (group, stream), cells in parts.items():
             path = folder / f"{plan.name}.{group or 'all'}.{stream}.json"
-            results.part(cells, path)
+            results.part(group, stream, path)
             how = plan, cells, path, folder, data, device
             waiting[pool.submit(_run_cells, *how)] = path
         for done in as_completed(waiting):

@@ -125,13 +125,13 @@ class Results:
         """Keep a run, instead of one with other options."""
         self.runs[:] = [each for each in self.runs if _key(each) != _key(run)] + [run]
 
-    def part(self, cells: list[tuple[str, str]], path: Path) -> None:
-        """Begin another file with what this one has of some cells."""
-        part = Results(path)
+    def part(self, group: str, stream: str, path: Path) -> None:
+        """Begin another file with what this one has of a group and a stream."""
+        part, own = Results(path), f"{group}: " if group else ""
         part.content |= {name: value for name, value in self.content.items() if name != "seconds"}
         for name in ("searches", "runs"):
-            mine = [e for e in self.content[name] if (e["method"], e["stream"]) in cells]
-            part.content[name] = mine
+            of_stream = (each for each in self.content[name] if each["stream"] == stream)
+            part.content[name] = [each for each in of_stream if each["method"].startswith(own)]
         part.save()
 
     def take(self, other: Results) -> None:
