@@ -155,8 +155,8 @@ def test_the_search_takes_the_highest_log_probability() -> None:
     data = images.Images.made(300, "cpu")
     found = run._search(plan, method, "tasks", {}, data, "cpu")
     first, second = found["stages"]
-    for stage, rows in ((first, [20, 30, 60, 60]), (second, [30, 60, 60])):
-        assert sorted(each["rows"] for each in stage["candidates"]) == rows
+    for stage in (first, second):
+        assert sorted(each["rows"] for each in stage["candidates"]) == [20, 30, 60, 60]
         best = max(each["log_prob"] for each in stage["candidates"] if each["rows"] == 60)
         chosen = next(e for e in stage["candidates"] if (e["log_prob"], e["rows"]) == (best, 60))
         assert stage["chosen"].items() <= chosen.items()
