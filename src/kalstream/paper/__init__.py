@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kalstream.errors import InvalidInput, MissingFile
 from kalstream.paper.plan import Method, Plan, names
-
-if TYPE_CHECKING:
-    from kalstream.paper.run import Results
 
 __all__ = ["Plan", "names", "reproduce", "shown"]
 
@@ -112,6 +103,7 @@ def _run(
     say: Callable[[str], None],
 ) -> None:
     """Run what is missing, by groups and streams in processes of their own if there are several."""
+    from kalstream.paper.jobs import merged, run_cells, run_parts
     from kalstream.paper.run import Results
 
     if data is None and not plan.is_quick:
@@ -125,111 +117,22 @@ def _run(
     keys = {method.key for method, _ in cells}
     methods = (_with_weights(m, weights) if m.key in keys else m for m in plan.methods)
     plan = replace(plan, methods=tuple(methods))
-    results = _merged(plan.name, folder)
+    results = merged(plan.name, folder)
     before = [*results.searches], [*results.runs]
     parts: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for method, stream in cells:
         parts.setdefault((method.group, stream), []).append((method.key, stream))
     if jobs == 1:
         every = [cell for part in parts.values() for cell in part]
-        _run_cells(plan, every, results.path, folder, data, device, say)
+        run_cells(plan, every, results.path, folder, data, device, say)
         results = Results(results.path)
     else:
-        _run_parts(plan, parts, results, folder, data, device, jobs)
+        run_parts(plan, parts, results, folder, data, device, jobs)
     order = {(method.key, stream): n for n, (method, stream) in enumerate(plan.cells())}
     for found in (results.searches, results.runs):
         found.sort(key=lambda each: order.get((each["method"], each["stream"]), -1))
     if (results.searches, results.runs) != before:
         results.save()
-
-
-def _merged(name: str, folder: Path) -> Results:
-    """The results, with those of parts that were left when a command was stopped."""
-    from kalstream.paper.run import Results
-
-    results, left = Results(folder / f"{name}.json"), sorted(folder.glob(f"{name}.*.*.json"))
-    for path in left:
-        results.take(Results(path))
-    if left:
-        results.save()
-    for path in left:
-        path.unlink()
-    return results
-
-
-def _run_parts(
-    plan: Plan,
-    parts: dict[tuple[str, str], list[tuple[str, str]]],
-    results: Results,
-    folder: Path,
-    data: Path | None,
-    device: str,
-    jobs: int,
-) -> None:
-    """Each part in a process and a file of its own, which is then put into the common one."""
-    from kalstream.paper.run import Results
-
-    context, waiting = multiprocessing.get_context("spawn"), {}
-    pool = ProcessPoolExecutor(jobs, context, initializer=_end_with_parent)
-    try:
-        for (group, stream), cells in parts.items():
-            path = folder / f"{plan.name}.{group or 'all'}.{stream}.json"
-            results.part(group, stream, path)
-            how = plan, cells, path, folder, data, device
-            waiting[pool.submit(_run_cells, *how)] = path
-        for done in as_completed(waiting):
-            done.result()
-            results.take(Results(waiting[done]))
-            results.save()
-            waiting[done].unlink()
-    except BaseException:
-        for process in multiprocessing.active_children():
-            process.terminate()
-        raise
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _end_with_parent() -> None:
-    """Have a child leave Ctrl-C to its parent, and end when that is gone, however it went."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _print(line: str) -> None:
-    print(line, flush=True)
-
-
-def _run_cells(
-    plan: Plan,
-    cells: list[tuple[str, str]],
-    path: Path,
-    folder: Path,
-    data: Path | None,
-    device: str,
-    say: Callable[[str], None] = _print,
-) -> None:
-    """Run cells, given by the keys of methods and streams, and keep them in a file."""
-    from kalstream.paper.images import Images, Photographs
-    from kalstream.paper.plan import QUICK_ROWS
-    from kalstream.paper.run import Results, run
-
-    images: Images | Photographs
-    if data is None:
-        images = Images.made(QUICK_ROWS, device)
-    elif plan.source == "cloc":
-        images = Photographs(data, device)
-    else:
-        images = Images.cifar100(data, device, QUICK_ROWS if plan.is_quick else None)
-    others = {other: Results(folder / f"{other}.json") for other in plan.needs()}
-    run(plan, images, Results(path), device, say, set(cells), others)
 
 
 def _check_device(device: str) -> None:

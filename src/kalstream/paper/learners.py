@@ -26,8 +26,7 @@ from kalstream.errors import InvalidInput
 BASELINES: Final = {"sgd": OnlineSGD, "er": ExperienceReplay, "ace": ACE}
 _OF_NETWORK: Final = ("stem", "init", "zero_residual")
 _OF_STREAM: Final = ("transition", "bias", "normalize")
-_OF_FILTER: Final = ("gamma", "gamma_lr", "noise_var", "predictive", "n_samples", "calibration")
-_OF_HEAD: Final = (*_OF_STREAM, *_OF_FILTER)
+_OF_HEAD: Final = (*_OF_STREAM, "gamma", "gamma_lr", "predictive", "n_samples", "calibration")
 
 
 def make(
@@ -51,9 +50,6 @@ def make(
     options = dict(options)
     kind = options.pop("learner")
     backbone = _backbone(options, seed)
-    if options.pop("compile", False) and device.startswith("cuda"):  # few kernels instead of many
-        torch._dynamo.config.recompile_limit = 64
-        backbone.compile(dynamic=False)
     how: dict[str, Any] = {
         "batch_norm": options.pop("batch_norm", "eval"),
         "device": device,

@@ -64,20 +64,21 @@ class Results:
 
     def differ(self, plan: Plan) -> list[str]:
         """Cells that were run, but not with the options that the plan has."""
-        found = []
-        for method, stream in plan.cells():
-            chosen = self.chosen(plan, method, stream)
-            for run in self.of(method, stream):
-                expected = None
-                if chosen is not None:
-                    setup = plan.setup(method, stream, run["seed"]).having(**chosen)
-                    expected = _kept(setup.options)
-                    if "use" in expected:  # what another experiment has found
-                        expected.pop("use")
-                        expected = {**run["options"], **expected}
-                if expected is None or _unnamed(run["options"]) != _unnamed(expected):
-                    found.append(f"{method.key}, {stream}")
-        return list(dict.fromkeys(found))
+        return [
+            f"{method.key}, {stream}"
+            for method, stream in plan.cells()
+            if not all(self._as_planned(plan, method, run) for run in self.of(method, stream))
+        ]
+
+    def _as_planned(self, plan: Plan, method: Method, run: dict[str, Any]) -> bool:
+        chosen = self.chosen(plan, method, run["stream"])
+        if chosen is None:
+            return False
+        expected = plan.setup(method, run["stream"], run["seed"]).having(**chosen).options
+        had = _unnamed(run["options"])
+        if "use" in expected:  # with what another experiment has found beside its own
+            return all(had.get(name) == value for name, value in _unnamed(expected).items())
+        return had == _unnamed(expected)
 
     def begun_with(self, method: Method, stream: str) -> dict[str, Any]:
         """Those that a cell takes over from another method."""
@@ -358,8 +359,8 @@ def _kept(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unnamed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options without the name of the file of weights, which is the user's."""
-    return {name: value for name, value in options.items() if name != "weights"}
+    """Options without the file of weights, which is the user's, and where others come from."""
+    return {name: value for name, value in options.items() if name not in ("weights", "use")}
 
 
 def _machine(device: str) -> dict[str, str]:
