@@ -34,9 +34,13 @@ def chunk(seed: int, n: int = 10) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("batch_norm", ["eval", "train"])
-@pytest.mark.parametrize("replayed", [False, True])
-def test_a_step_is_that_of_the_paper(batch_norm: str, replayed: bool) -> None:
-    made = learner(batch_norm=batch_norm, replay=RecentMemory(20, 5, seed=1) if replayed else None)
+@pytest.mark.parametrize("replayed", [None, "all", "network"])
+def test_a_step_is_that_of_the_paper(batch_norm: str, replayed: str | None) -> None:
+    made = learner(
+        batch_norm=batch_norm,
+        replay=RecentMemory(20, 5, seed=1) if replayed else None,
+        replay_head=replayed != "network",
+    )
     net = network()
     head = KalmanHead(6, 3, gamma=0.99, gamma_lr=0.05, bias=True, normalize=True)
     memory = RecentMemory(20, 5, seed=1)
@@ -61,6 +65,8 @@ def test_a_step_is_that_of_the_paper(batch_norm: str, replayed: bool) -> None:
             for parameter, gradient in zip(parameters, gradients[1:], strict=True):
                 parameter -= 0.05 * gradient
             net.train(batch_norm == "train")
+            if replayed == "network":
+                rows, labels = rows[:10], labels[:10]
             head.observe(net(rows), labels)
         memory.add(rows[:10], labels[:10])
         torch.testing.assert_close(outcome.log_prob, expected)
@@ -69,6 +75,18 @@ def test_a_step_is_that_of_the_paper(batch_norm: str, replayed: bool) -> None:
     for ours, plain in zip(made.backbone.parameters(), net.parameters(), strict=True):
         torch.testing.assert_close(ours, plain)
     assert outcome.gamma == made.head.gamma
+
+
+def test_a_memory_mirrors_half_of_the_images() -> None:
+    memory = RecentMemory(1, 400, seed=0, flip=True)
+    image = torch.arange(24.0).reshape(1, 2, 3, 4)
+    memory.add(image, torch.zeros(1, dtype=torch.int64))
+    rows, _ = memory.sample()
+    mirrored = (rows == image.flip(3)).flatten(1).all(1)
+    assert ((rows == image).flatten(1).all(1) | mirrored).all()
+    assert 150 < int(mirrored.sum()) < 250
+    with pytest.raises(InvalidInput, match="flip=False"):
+        memory.add(torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("how", [{"beta": 0.0}, {"lr": 0.0}])

@@ -350,8 +350,8 @@ def test_cloc_is_read_as_it_comes(tmp_path: Path) -> None:
 def test_the_page_shows_what_the_result_files_say() -> None:
     docs = Path(__file__).parents[2] / "docs"
     page = (docs / "paper.md").read_text(encoding="utf-8")
-    for name in ("table1", "initialisation"):
+    for name in ("table1", "figure5", "figure6", "initialisation"):
         assert paper.shown(name, docs / "paper").strip() in page
-    for name in ("figure1", "figure2", "figure4"):
+    for name in ("figure1", "figure2", "figure4", "figure5", "figure6"):
         paper.shown(name, docs / "paper")
         assert f"paper/{name}.png" in page

@@ -43,6 +43,9 @@ class OnlineLearner(Learner):
     replay : RecentMemory, optional
         Drawn rows are appended to the chunk: they enter the gradient and the filter, never a
         metric.
+    replay_head : bool
+        Whether the filter sees drawn rows, as in the paper; if not it learns each row once, and
+        they train the network and the calibration alone.
     batch_norm : "eval", "train", "running" or "fixed"
         With "eval" the running averages are used to predict and to filter, the chunk's own
         only in the gradient step; with "train" the chunk's own everywhere (and a row's features
@@ -83,6 +86,7 @@ class OnlineLearner(Learner):
         beta: float = 1.0,
         optimizer: Callable[[list[dict[str, Any]]], Any] = torch.optim.SGD,
         replay: RecentMemory | None = None,
+        replay_head: bool = True,
         **shared: Any,
     ) -> None:
         if not (0.0 <= lr < np.inf and 0.0 <= beta < np.inf):
@@ -95,6 +99,7 @@ class OnlineLearner(Learner):
             if not isinstance(value, kind):
                 raise InvalidInput(f"{name} must be a {kind}, got {type(value).__name__}")
         super().__init__(backbone, head, replay=replay, **shared)
+        self.replay_head = replay_head
         self.tunes = self.tunes and lr * beta > 0.0
         groups: list[dict[str, Any]] = [{"params": [self.head.log_calibration], "lr": lr}]
         if self.tunes:
@@ -110,13 +115,14 @@ class OnlineLearner(Learner):
         return rows, labels, *(again or ())
 
     def _train(self, rows: Tensor, labels: Tensor, *again: Tensor) -> Tensor:
+        n_shown = len(rows) + (len(again[0]) if again and self.replay_head else 0)
         if again:
             rows, labels = torch.cat([rows, again[0]]), torch.cat([labels, again[1]])
         if self.batch_norm == "running" and not self.tunes:
             self._features(rows, grad=False, train=True)
         if self.optimizer is not None:
             self._descend(self._loss, rows, labels)
-        return self._features(rows, grad=False)
+        return self._features(rows[:n_shown], grad=False)
 
     def _loss(self, rows: Tensor, labels: Tensor) -> Tensor:
         features = self._features(rows, grad=self.tunes)
@@ -129,4 +135,5 @@ class OnlineLearner(Learner):
         return loss
 
     def _finish(self, features: Tensor | None, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
-        return self.head.observing(features, torch.cat(inputs[1::2]))
+        labels = torch.cat(inputs[1::2]) if self.replay_head else inputs[1]
+        return self.head.observing(features, labels)

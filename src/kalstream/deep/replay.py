@@ -22,6 +22,8 @@ class RecentMemory:
     draw : int
         Rows of a drawn chunk.
     seed : int
+    flip : bool
+        Mirror half of the images (c, h, w) that are drawn, at random.
 
     Examples
     --------
@@ -33,16 +35,23 @@ class RecentMemory:
     [2, 3, 4]
     """
 
-    def __init__(self, size: int = 100, draw: int = 10, seed: int = 0) -> None:
+    def __init__(
+        self, size: int = 100, draw: int = 10, seed: int = 0, *, flip: bool = False
+    ) -> None:
         if size < 1 or draw < 1:
             raise InvalidInput(f"size and draw must be 1 or more, got {size} and {draw}")
-        self.size, self.draw = size, draw
+        self.size, self.draw, self.flip = size, draw, flip
         self.generator = torch.Generator().manual_seed(seed)
         self.rows: Tensor = None
         self.labels: Tensor = None
 
     def add(self, rows: Tensor, labels: Tensor) -> None:
         """Take in a chunk."""
+        if self.flip and rows.ndim != 4:
+            raise InvalidInput(
+                f"flip=True mirrors images (b, c, h, w), got rows {tuple(rows.shape)}; use "
+                "flip=False"
+            )
         if self.rows is not None:
             rows = torch.cat([self.rows, rows])
             labels = torch.cat([self.labels, labels])
@@ -54,7 +63,11 @@ class RecentMemory:
             return None
         index = torch.randint(len(self.rows), (self.draw,), generator=self.generator)
         index = index.to(self.rows.device)
-        return self.rows[index], self.labels[index]
+        rows = self.rows[index]
+        if self.flip:
+            mirrored = torch.rand(self.draw, generator=self.generator) < 0.5
+            rows = torch.where(mirrored.to(rows.device)[:, None, None, None], rows.flip(3), rows)
+        return rows, self.labels[index]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, for a checkpoint."""

@@ -130,7 +130,8 @@ def _replay(kind: str, options: dict[str, Any], seed: int, again: Any) -> Any:
     size, draw = options.pop("memory", (100, 10))
     if name == "streams":
         return ReplayStreams(8, seed, again)
-    return None if name is None else RecentMemory(size, draw, seed)
+    flip = kind == "kalman" and options.pop("flip", False)  # baselines mirror new rows too
+    return None if name is None else RecentMemory(size, draw, seed, flip=flip)
 
 
 def _taken(options: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
