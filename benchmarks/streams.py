@@ -74,13 +74,12 @@ def ours(rows: np.ndarray, labels: list[Any], score: Score, seed: int) -> Iterat
     for start in range(0, len(rows), TURN):
         begun, made = time.perf_counter(), []
         for i in range(start, min(start + TURN, len(rows))):
-            made.append(
-                (model.predict_proba(rows[i : i + 1])[0], model.classes_) if i else ((), ())
-            )
-            model.partial_fit(rows[i : i + 1], labels[i : i + 1])
+            said = model.predict_then_learn(rows[i : i + 1], labels[i : i + 1])[0]
+            made.append((said, model.classes_))
         score.seconds += time.perf_counter() - begun
         for i, (p, classes) in enumerate(made, start):
-            score.add(dict(zip(np.asarray(classes).tolist(), p, strict=True)), labels[i], i)
+            known = {c: q for c, q in zip(classes.tolist(), p.tolist(), strict=True) if q > 0.0}
+            score.add(known, labels[i], i)  # a class that was not known before has 0
         yield
 
 

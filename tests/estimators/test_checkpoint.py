@@ -571,16 +571,18 @@ def test_states_whose_parts_disagree_are_refused(
 
 def test_newer_formats_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "FORMAT", 2)
+        patch.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
         patch.setattr(checkpoint, "__version__", "9.1")
         checkpoint.write(path, "Thing", 1)
     message = reason(path, path.read_bytes())
-    assert "written by kalstream 9.1 in format 2" in message
-    assert f"kalstream {__version__} reads up to 1; upgrade kalstream" in message
+    assert f"written by kalstream 9.1 in format {checkpoint.FORMAT + 1}" in message
+    assert f"kalstream {__version__} reads up to {checkpoint.FORMAT}; upgrade" in message
 
 
 def test_older_formats_are_migrated_in_turn(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint.write(path, "Thing", [Fixed(0.5), np.arange(4)])
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "FORMAT", 1)
+        checkpoint.write(path, "Thing", [Fixed(0.5), np.arange(4)])
 
     def renamed(tree: Any) -> Any:
         """As if Fixed had been called with half-lives, and arrays halved."""

@@ -34,7 +34,8 @@ def one_by_one(model: Any, X: Any, y: Any, weight: Any, times: Any) -> list[dict
         else:
             out.append({})
         w = None if weight is None else weight[i : i + 1]
-        model.partial_fit(row, y[i : i + 1], sample_weight=w, **when)
+        learn = model.predict_then_learn if model.recent_labels else model.partial_fit
+        learn(row, y[i : i + 1], sample_weight=w, **when)
     return out
 
 
@@ -43,6 +44,7 @@ def one_by_one(model: Any, X: Any, y: Any, weight: Any, times: Any) -> list[dict
     policy=st.sampled_from(POLICIES),
     features=st.sampled_from(["raw", "scaled", "fourier"]),
     predictive=st.sampled_from(["exact", "probit", "plug-in"]),
+    recent=st.booleans(),
     n=st.integers(1, 90),
     n_classes=st.integers(1, 5),
     missing=st.sampled_from([0.0, 0.3]),
@@ -52,7 +54,7 @@ def one_by_one(model: Any, X: Any, y: Any, weight: Any, times: Any) -> list[dict
     seed=st.integers(0, 2**32 - 1),
 )
 def test_a_chunk_says_what_the_loop_says(
-    policy, features, predictive, n, n_classes, missing, weighted, timed, cut, seed
+    policy, features, predictive, recent, n, n_classes, missing, weighted, timed, cut, seed
 ) -> None:
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((n, 3))
@@ -60,7 +62,7 @@ def test_a_chunk_says_what_the_loop_says(
     y[rng.random(n) < missing] = None
     weight = rng.uniform(0.0, 2.0, n) if weighted else None
     times = np.cumsum(rng.exponential(size=n)) if timed else None
-    how = {"predictive": predictive, "n_components": 10, "random_state": 0}
+    how = {"predictive": predictive, "n_components": 10, "random_state": 0, "recent_labels": recent}
     loop, chunk = (KalmanClassifier(policy, features, **how) for _ in range(2))
     expected = one_by_one(loop, X, y, weight, times)
     for start in range(0, n, cut):
@@ -167,3 +169,43 @@ def test_bad_chunks_change_nothing() -> None:
         with pytest.raises(ValueError, match=r"infinity|features|targets for|labels for"):
             model.predict_then_learn(X, y)
     assert model.n_seen_ == 2
+
+
+def runs(n: int, seed: int = 0) -> tuple[Any, Any]:
+    """Rows that tell a little, and labels in runs of ten."""
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(rng.integers(3, size=n // 10), 10)
+    return rng.standard_normal((n, 2)) + 0.5 * np.eye(3)[labels, :2], labels
+
+
+def test_recent_labels_are_made_use_of() -> None:
+    X, y = runs(2000)
+    right = {}
+    for recent in (True, False):
+        model = KalmanClassifier(features="raw", recent_labels=recent)
+        said = model.predict_then_learn(X, y)
+        right[recent] = (model.classes_[said.argmax(axis=1)] == y)[500:].mean()
+    assert right[True] > right[False] + 0.05
+    assert right[True] > 0.9
+
+
+def test_labels_that_may_be_late_teach_nothing_about_their_order() -> None:
+    X, y = runs(500)
+    models = [KalmanClassifier(features="raw", recent_labels=each) for each in (True, False)]
+    for model in models:
+        for i in range(0, 500, 5):
+            model.partial_fit(X[i : i + 5], y[i : i + 5])
+    np.testing.assert_array_equal(models[0].predict_proba(X), models[1].predict_proba(X))
+
+
+def test_recent_labels_are_saved_and_classes_retire(tmp_path: Any) -> None:
+    X, y = runs(300)
+    model = KalmanClassifier(features="raw")
+    model.predict_then_learn(X[:200], y[:200])
+    model.save(tmp_path / "m.safetensors")
+    again = KalmanClassifier.load(tmp_path / "m.safetensors")
+    expected = model.predict_then_learn(X[200:], y[200:])
+    np.testing.assert_array_equal(again.predict_then_learn(X[200:], y[200:]), expected)
+    model.retire_class(y[-1])
+    assert model.predict_proba(X[:3]).shape == (3, 2)
+    np.testing.assert_allclose(model.predict_then_learn(X[:30], y[:30]).sum(axis=1), 1.0)

@@ -29,6 +29,7 @@ def models() -> dict[str, KalmanClassifier | KalmanRegressor]:
     for i in range(40):
         mixture.partial_fit(X[i : i + 1], [None if i % 7 == 3 else str(labels[i])])
         learned.partial_fit(X[i : i + 1], [int(i % 3)], time=[float(i * i)])
+    mixture.predict_then_learn(X, labels.tolist())
     learned.partial_fit(X[:1], ["late"], time=[1e4])
     return {"mixture": mixture, "learned": learned, "fixed": fixed.fit(X, X[:, 0])}
 

@@ -188,7 +188,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
     --------
     >>> from river import datasets, evaluate, metrics
     >>> model = KalmanClassifier(seed=1)
-    >>> evaluate.progressive_val_score(datasets.Phishing().take(300), model, metrics.Accuracy())
+    >>> evaluate.progressive_val_score(datasets.Phishing().take(600), model, metrics.Accuracy())
     Accuracy: 8...%
     >>> model.learn_one({"https": 1.0, "brand_new": 2}, "unsure")
     >>> sorted(map(str, model.predict_proba_one({"https": 1.0})))

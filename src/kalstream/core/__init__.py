@@ -23,6 +23,7 @@ from kalstream.core.recursion import (
     transition,
     update,
 )
+from kalstream.core.stack import Stack
 from kalstream.core.state import Posterior, Step, add_outputs
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "MixtureState",
     "MixtureStep",
     "Posterior",
+    "Stack",
     "Step",
     "add_outputs",
     "class_probabilities",

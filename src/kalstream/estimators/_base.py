@@ -567,9 +567,15 @@ class KalmanEstimator(BaseEstimator, ABC):
             donate=alone,
             **settings,
         )
-        if told is not None:
-            told.append((before, step))
-        return self._noted(model, state, step, weight, gap)
+        model = self._noted(model, state, step, weight, gap)
+        if told is None:
+            return self._stacked(model, step, y)
+        told.append((before, step))
+        return model
+
+    def _stacked(self, model: Model, step: Any, y: Any) -> Model:
+        """The model after whatever is on top of the filters has learnt too."""
+        return model
 
     def _in_pieces(
         self, X: Any, n: int, stop_of: Callable[[int], int], learn: Callable[[Any, slice], None]

@@ -54,8 +54,10 @@ from kalstream.features import OnlineScaler, RandomFourierFeatures
 Array = NDArray[Any]
 FilePath = str | os.PathLike[str]
 
-FORMAT: Final = 1
-_MIGRATIONS: Final[dict[int, Callable[[Any], Any]]] = {}
+FORMAT: Final = 2
+_MIGRATIONS: Final[dict[int, Callable[[Any], Any]]] = {
+    1: lambda tree: tree,  # Model.stack is newer, and None if it is not there
+}
 
 # Where the digest stands. A quote inside a string is escaped, so this occurs nowhere else.
 _MARK: Final = rb'"{\"sha256\":\"'

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kalstream.core.bank import BankStep
 from kalstream.core.mixture import MixtureState
+from kalstream.core.stack import Stack
 from kalstream.core.state import Posterior, Step
 from kalstream.estimators._labels import Labels
 from kalstream.estimators._representation import Representation
@@ -69,6 +70,8 @@ class Model:
         Of a regression: what is subtracted from targets, and the scale (see `KalmanRegressor`).
     seed : int
         Of sampled predictions.
+    stack : Stack or None
+        Of a classification by a mixture.
     """
 
     representation: Representation
@@ -82,6 +85,7 @@ class Model:
     offset: Array | None
     spread: Array
     seed: int
+    stack: Stack | None = None
 
     def but(self, **changes: Any) -> Model:
         """As `dataclasses.replace`, in a fraction of the time."""

@@ -12,6 +12,7 @@ import numpy as np
 from sklearn.base import clone
 
 from kalstream.core.bank import BankStep
+from kalstream.core.stack import HALF_LIVES, Stack
 from kalstream.core.state import Step
 from kalstream.errors import CheckpointError
 from kalstream.estimators import _checkpoint as checkpoint
@@ -25,7 +26,16 @@ from kalstream.estimators._watch import Watch
 T = TypeVar("T", bound=KalmanEstimator)
 
 checkpoint.REGISTERED.update(
-    {cls.__name__: cls for cls in (Model, Representation, Labels, Watch, BankStep, Step)}
+    {cls.__name__: cls for cls in (Model, Representation, Labels, Watch, BankStep, Step, Stack)}
+)
+checkpoint._CHECKS[Stack] = lambda s: (
+    s.counts.ndim == s.coef.ndim == 1
+    and s.recent.shape == (len(HALF_LIVES), len(s.counts))
+    and s.stays.shape == (len(s.counts), 2)
+    and s.precision.shape == 2 * s.coef.shape
+    and -1 <= s.last < len(s.counts)
+    and {each.dtype for each in (s.counts, s.recent, s.stays, s.coef, s.precision)}
+    == {np.dtype(np.float64)}
 )
 checkpoint._CHECKS[Watch] = lambda w: (
     w.now.shape == w.usual.shape == w.levels.shape

@@ -16,6 +16,7 @@ from sklearn.utils.validation import column_or_1d
 from kalstream.core import _checks as check
 from kalstream.core.mixture import MixtureStep, mixture_probabilities
 from kalstream.core.predictive import METHODS, class_probabilities
+from kalstream.core.stack import Stack
 from kalstream.errors import InvalidInput
 from kalstream.estimators._base import KalmanEstimator, _cut
 from kalstream.estimators._labels import as_array, read_labels
@@ -60,6 +61,12 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         Factor that multiplies logits: learnt ("auto"), fixed, or for a mixture a grid.
     class_weight : dict, "balanced" or None
         Weights of classes; "balanced" goes by the frequencies so far.
+    stacking : bool
+        Whether what the filters of a mixture say is also combined by a logistic regression that
+        learns online, see `kalstream.core.Stack`.
+    recent_labels : bool
+        Whether that also sees the labels before a row, once `predict_then_learn` has shown how they
+        follow each other. Not for labels that come late.
     intercept : bool
     time_unit : float or timedelta
         What ``time`` is counted in: half-lives, of 100 to 100,000, are in these units. Of dates a
@@ -131,6 +138,8 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         predictive: str = "exact",
         calibration: Any = "auto",
         class_weight: Mapping[Any, float] | str | None = None,
+        stacking: bool = True,
+        recent_labels: bool = True,
         intercept: bool = True,
         time_unit: Any = 1.0,
         dtype: Any = np.float64,
@@ -145,6 +154,8 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         self.predictive = predictive
         self.calibration = calibration
         self.class_weight = class_weight
+        self.stacking = stacking
+        self.recent_labels = recent_labels
         self.intercept = intercept
         self.time_unit = time_unit
         self.dtype = dtype
@@ -256,7 +267,8 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         """Predict each row before its label is seen, and learn it, row after row in one call.
 
         The same as `predict_proba` and `partial_fit` of one row at a time (of the chunk as a
-        whole, if transition is "chunk"), several times faster.
+        whole, if transition is "chunk"), several times faster; and since it is known here that
+        labels come at once, it also learns how they follow each other (``recent_labels``).
 
         Parameters
         ----------
@@ -283,7 +295,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
             known = self.__sklearn_is_fitted__()
             with self._shared().reading() if known else nullcontext() as model:
                 if model is not None:
-                    found.append(self._answer(model, self._ahead(model, X, time)[0]))
+                    found.append(self._corrected(model, self._ahead(model, X, time)[0]))
             self.partial_fit(X, y, sample_weight=sample_weight, time=time)
             return self._aligned(found, len(names))
 
@@ -294,10 +306,35 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
             self._learn_labels(rows, names[piece], [], weight, when, first=first, told=told)
             for model, step in told:
                 n_known = 0 if model.state is None else len(model.labels.names)
-                found.append(self._answer(model, _among(step, n_known)))
+                said = self._answer(model, _among(step, n_known))
+                found.append(self._learn_stack(step, names[piece], said))
 
         self._in_pieces(X, len(names), lambda start: self._next_new_class(names, start), learn)
         return self._aligned(found, len(names))
+
+    def _learn_stack(self, step: Any, names: list[Any], said: Array) -> Array:
+        """Have the stack learn rows that were just predicted; returns what it makes of that."""
+        model = self._model
+        if not (self.stacking and isinstance(step, MixtureStep)):
+            return said
+        codes = model.labels.codes(names)
+        stack, said = self._stack_after(model, step, codes, plain=said, ordered=self.recent_labels)
+        self._shared().update(lambda now, alone: now.but(stack=stack), short=True)
+        return said
+
+    def _stacked(self, model: Model, step: Any, y: Any) -> Model:
+        if not (self.stacking and isinstance(step, MixtureStep)):
+            return model
+        return model.but(stack=self._stack_after(model, step, y.labels)[0])
+
+    def _stack_after(
+        self, model: Model, step: MixtureStep, codes: Array, **how: Any
+    ) -> tuple[Stack, Array]:
+        """The stack after rows with labels, and what it makes of the filters' probabilities."""
+        n_filters, _, n_classes = step.logit_mean.shape
+        stack = (model.stack or Stack.start(n_filters, n_classes)).grown(n_classes)
+        weight = self._policy_and_settings()[1]["noise_var"] / step.told.noise_var
+        return stack.learnt(step, np.where(weight > 0.0, codes, -1), weight, **how)
 
     def _next_new_class(self, names: list[Any], start: int) -> int:
         """Number of the row after the next one whose label is new."""
@@ -366,7 +403,15 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         """Probabilities (b, K), and the classes they are of, from one and the same model."""
         with self._shared().reading() as model:
             ahead, _ = self._ahead(model, X, time)
-        return self._answer(model, ahead)[:, model.labels.order], model.labels.classes
+        said = self._corrected(model, ahead)
+        return said[:, model.labels.order], model.labels.classes
+
+    def _corrected(self, model: Model, ahead: Any) -> Array:
+        """Probabilities (b, K) in the order of the filter's outputs, after the stack."""
+        said = self._answer(model, ahead)
+        if not self.stacking or model.stack is None:
+            return said
+        return model.stack.corrected(ahead, said, ordered=self.recent_labels)
 
     def _answer(self, model: Model, ahead: Any) -> Array:
         """Probabilities (b, K) in the order of the filter's outputs."""
@@ -385,7 +430,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         --------
         >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
         >>> model.predict_log_proba([[1.0]]).round(2)
-        array([[-4.12, -0.02]])
+        array([[-4.19, -0.02]])
         """
         with np.errstate(divide="ignore"):
             return np.log(self.predict_proba(X, time))
@@ -474,6 +519,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
                 model,
                 labels=model.labels.without(label),
                 counts=model.counts[kept],
+                stack=model.stack and model.stack.keep_classes(kept),
                 state=self._state(model).keep_outputs(kept),
             )
 

@@ -1,0 +1,169 @@
+"""A regression on top of filters and labels, against the same written down plainly."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kalstream.core import Mixture, MixtureStep, Stack, mixture_probabilities
+from kalstream.core.bank import BankStep
+from kalstream.core.stack import HALF_LIVES
+
+CALIBRATIONS = (0.5, 2.0, 10.0)
+
+
+def told(rng: Any, n: int, n_filters: int, n_classes: int) -> MixtureStep:
+    """What rows might tell."""
+    moments = rng.standard_normal((n_filters, n, n_classes)), rng.exponential(size=(n_filters, n))
+    nothing = np.ones((n_filters, n))
+    weights = rng.dirichlet(np.ones(n_filters * 3), size=n).reshape(n, n_filters, 3)
+    step = BankStep(*moments, nothing, np.ones(n), nothing)
+    half_lives = tuple(10.0 ** (j + 1) for j in range(n_filters))
+    return MixtureStep(
+        step, weights, np.zeros(n), np.ones((n, n_filters)), half_lives, CALIBRATIONS
+    )
+
+
+def part_of(step: MixtureStep, rows: slice) -> MixtureStep:
+    parts = (getattr(step.told, name)[:, rows] for name in ("logit_mean", "logit_var"))
+    bank = BankStep(*parts, step.told.gamma[:, rows], step.told.noise_var[rows], step.told.nis)
+    return replace(step, told=bank, weights=step.weights[rows])
+
+
+def softmax(z: Any) -> Any:
+    return np.exp(z - z.max()) / np.exp(z - z.max()).sum()
+
+
+def described(step: MixtureStep, i: int, past: list[int], ordered: bool) -> tuple[Any, Any]:
+    """Classes that were seen (A,), and what is known of them (A, D)."""
+    seen = np.unique(past)
+    columns, p = [], np.zeros(len(seen))
+    for j in range(len(step.half_lives)):
+        mean, var, weight = step.logit_mean[j, i, seen], step.logit_var[j, i], step.weights[i, j]
+        for c, alpha in enumerate(CALIBRATIONS):
+            p += weight[c] * softmax(alpha * mean / np.sqrt(1 + np.pi / 8 * alpha**2 * var))
+        alpha = np.exp(weight @ np.log(CALIBRATIONS) / weight.sum())
+        logits = alpha * mean / np.sqrt(1 + np.pi / 8 * alpha**2 * var)
+        columns.append(logits - logits.max())
+    columns.insert(0, np.log(np.maximum(p, 1e-9)))
+    counts = np.array([past.count(k) for k in seen])
+    usual = (counts + 0.5) / (len(past) + 0.5 * len(seen))
+    age, last = np.arange(len(past))[::-1], past[-1]
+    for h in HALF_LIVES:
+        late = np.array([0.5 ** (age[np.array(past) == k] / h).astype(float) @ np.ones(c)
+                         for k, c in zip(seen, counts, strict=True)])  # fmt: skip
+        late = (late + usual) / (late.sum() + 1.0)
+        columns.append(np.log(late / usual))
+    after = [b for a, b in pairwise(past) if a == last]
+    often = usual[seen == last][0]
+    stay = (after.count(last) + often) / (len(after) + 1.0)
+    goes = np.log(max(1 - stay, 1e-9) / max(1 - often, 1e-9))
+    columns.append(np.where(seen == last, np.log(stay / often), goes))
+    x = np.stack(columns, axis=1)
+    if not ordered:
+        x[:, -5:] = 0.0
+    return seen, x
+
+
+def plainly(step: MixtureStep, plain: Any, labels: Any, weight: Any, ordered: bool) -> Any:
+    """Corrected probabilities (b, K), with sums over all that came before."""
+    n_filters = len(step.half_lives)
+    prior = np.diag([40.0] * (1 + n_filters) + [10.0] * 5)
+    start = np.zeros(len(prior))
+    start[0] = 1.0
+    coef, precision, belief, out = start, prior, 0.5, plain.copy()
+    for i, label in enumerate(labels):
+        past = [int(k) for k in labels[:i] if k >= 0]
+        if not past:
+            continue
+        seen, x = described(step, i, past, ordered)
+        own, now = softmax(x @ coef), 0.999 * belief + 0.0005
+        out[i, seen] = (1 - now) * plain[i, seen] + now * own * plain[i, seen].sum()
+        if label in seen:
+            w, place = weight[i], int(np.flatnonzero(seen == label)[0])
+            ours, theirs = now * own[place] ** w, (1 - now) * np.exp(w * x[place, 0])
+            belief = ours / (ours + theirs)
+            centred = x - own @ x
+            spread = (centred.T * own) @ centred
+            precision = 0.9995 * precision + 0.0005 * prior + w * spread
+            pull = 0.0005 * prior @ (coef - start)
+            coef = coef + np.linalg.solve(precision, w * centred[place] - pull)
+    return out
+
+
+@settings(max_examples=60)
+@given(
+    n=st.integers(1, 50),
+    n_filters=st.integers(1, 4),
+    n_classes=st.integers(1, 5),
+    runs=st.booleans(),
+    missing=st.sampled_from([0.0, 0.3]),
+    weighted=st.booleans(),
+    ordered=st.booleans(),
+    cut=st.integers(1, 50),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_it_is_what_is_written_down(
+    n, n_filters, n_classes, runs, missing, weighted, ordered, cut, seed
+) -> None:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(n_classes, size=n)
+    if runs:
+        labels = np.repeat(labels, 4)[:n]
+    labels = np.where(rng.random(n) < missing, -1, labels)
+    step, plain = told(rng, n, n_filters, n_classes), rng.dirichlet(np.ones(n_classes), size=n)
+    weight = rng.uniform(0.1, 3.0, n) if weighted else np.ones(n)
+    expected = plainly(step, plain, labels, weight, ordered)
+    stack = blind = Stack.start(n_filters, n_classes)
+    found = []
+    for start in range(0, n, cut):  # however they are cut
+        rows = slice(start, start + cut)
+        here = part_of(step, rows)
+        ahead = stack.corrected(here, plain[rows], ordered=ordered)[0]
+        np.testing.assert_allclose(ahead, expected[start], rtol=1e-6, atol=1e-12)
+        how = {"plain": plain[rows], "ordered": ordered}
+        stack, said = stack.learnt(here, labels[rows], weight[rows], **how)
+        found.append(said)
+        blind, _ = blind.learnt(here, labels[rows], weight[rows])
+    np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-6, atol=1e-12)
+    # What is not predicted is noted all the same, and teaches nothing about the order.
+    np.testing.assert_array_equal(blind.recent, stack.recent)
+    np.testing.assert_array_equal(blind.stays, stack.stays)
+    assert blind.last == stack.last
+    assert not blind.coef[-5:].any()
+
+
+def test_labels_without_order_cost_next_to_nothing() -> None:
+    rng = np.random.default_rng(0)
+    rows, weights = rng.standard_normal((10_000, 3)), rng.standard_normal((3, 4))
+    noisy = 2.0 * rows @ weights + rng.gumbel(size=(10_000, 4))
+    labels, policy = noisy.argmax(axis=1), Mixture()
+    state = policy.start(3, 4, prior_var=1.0)
+    _, step = policy.step_chunk(state, rows, labels, noise_var=0.03, prior_var=1.0)
+    plain, every = mixture_probabilities(step, method="probit"), np.arange(10_000)
+    _, said = Stack.start(5, 4).learnt(step, labels, plain=plain, ordered=True)
+    gain = np.log(np.maximum(said, 1e-9) / np.maximum(plain, 1e-9))[every, labels]
+    assert gain[1000:].mean() > -1e-3
+
+
+def test_classes_come_and_go() -> None:
+    rng = np.random.default_rng(0)
+    labels, step = np.repeat([0, 1, 2, 0, 2, 1], 5), told(rng, 30, 2, 3)
+    whole, _ = Stack.start(2, 3).learnt(step, labels)
+    first, _ = Stack.start(2, 2).learnt(part_of(step, slice(0, 10)), labels[:10])
+    grown, _ = first.grown(3).learnt(part_of(step, slice(10, 30)), labels[10:])
+    np.testing.assert_allclose(grown.coef, whole.coef)
+    assert whole.keep_classes(np.array([0, 2])).last == -1
+    left = whole.keep_classes(np.array([1, 2]))
+    assert left.last == 0
+    np.testing.assert_array_equal(left.counts, whole.counts[1:])
+    some = told(rng, 3, 2, 2)
+    said = left.corrected(some, np.full((3, 2), 0.5))
+    assert said.sum(axis=1) == pytest.approx(np.ones(3))
+    without = whole.keep_classes(np.array([0, 2]))
+    assert np.isfinite(without.corrected(some, np.full((3, 2), 0.5))).all()
+    assert np.isfinite(without.learnt(some, np.array([0, 1, 0]), ordered=True)[0].coef).all()
