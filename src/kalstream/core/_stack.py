@@ -98,6 +98,31 @@ def softmax_of(described: Array, coef: Array, out: Array) -> None:
 
 
 @jit
+def add_solution(matrix: Array, right: Array, out: Array) -> None:
+    """Add the solution (D,) of a small positive definite system, by Cholesky, to out.
+
+    LAPACK would take longer to compile than all the rest.
+    """
+    n = len(right)
+    factor, found = np.empty((n, n)), np.empty(n)
+    for i in range(n):
+        for j in range(i + 1):
+            rest = matrix[i, j]
+            for k in range(j):
+                rest -= factor[i, k] * factor[j, k]
+            factor[i, j] = np.sqrt(rest) if i == j else rest / factor[j, j]
+        found[i] = right[i]
+        for k in range(i):
+            found[i] -= factor[i, k] * found[k]
+        found[i] /= factor[i, i]
+    for i in range(n - 1, -1, -1):
+        for k in range(i + 1, n):
+            found[i] -= factor[k, i] * found[k]
+        found[i] /= factor[i, i]
+        out[i] += found[i]
+
+
+@jit
 def improve(
     described: Array,
     own: Array,
@@ -126,7 +151,7 @@ def improve(
         precision[d, d] += (1.0 - KEEP) * prior[d]
         pull = (1.0 - KEEP) * prior[d] * (coef[d] - (1.0 if d == 0 else 0.0))
         gradient[d] = weight * (described[label, d] - mean[d]) - pull
-    coef += np.linalg.solve(precision, gradient)
+    add_solution(precision, gradient, coef)
 
 
 @jit
