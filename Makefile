@@ -20,13 +20,18 @@ export MKL_NUM_THREADS := 1
 export NUMBA_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help run test test-slow bench format clean
+# peers of the benchmarks, in an environment of their own
+PEERS := .venv-peers
+PEERS_STAMP := $(PEERS)/.stamp
+
+.PHONY: help run test test-slow bench bench-peers bench-quick format clean
 
 help:
 	@echo "make run        set up $(VENV) and run the main job"
 	@echo "make test       format, lint, types, layers, tests"
 	@echo "make test-slow  the tests that take minutes"
-	@echo "make bench      make test, then the benchmarks"
+	@echo "make bench      make test, then the benchmarks; KALSTREAM_DATA=FOLDER for more streams"
+	@echo "make bench-quick  kalstream beside its peers, in minutes"
 	@echo "make format     rewrite the sources in the project's format"
 	@echo "make clean      remove $(VENV), caches and build outputs"
 
@@ -50,14 +55,32 @@ bench: test
 	$(BIN)/python benchmarks/streams.py
 	$(BIN)/python benchmarks/features.py
 	$(BIN)/python benchmarks/run.py
+	$(MAKE) bench-peers
+
+bench-peers: $(PEERS_STAMP)
+	$(PEERS)/bin/python benchmarks/peers/quality.py
+	$(PEERS)/bin/python benchmarks/peers/detect.py
+	$(PEERS)/bin/python benchmarks/peers/speed.py
+	$(PEERS)/bin/python benchmarks/peers/page.py
+
+bench-quick: $(PEERS_STAMP)
+	$(PEERS)/bin/python benchmarks/peers/quality.py --quick
+	$(PEERS)/bin/python benchmarks/peers/detect.py --quick
+	$(PEERS)/bin/python benchmarks/peers/speed.py --quick
 
 format: $(TEST_STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .numba_cache
+	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .numba_cache
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(PEERS_STAMP): pyproject.toml constraints.txt benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv --clear $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --constraint constraints.txt --editable . \
+	    --requirement benchmarks/peers/requirements.txt
+	@touch $@
 
 # An environment of another Python version, or a broken one, is made anew; a good one is kept.
 $(PYTHON_STAMP):

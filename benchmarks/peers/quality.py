@@ -1,0 +1,146 @@
+"""Every method on every stream, one example at a time, each predicted before it is learnt.
+
+    python benchmarks/peers/quality.py [FILE ...] [--quick] [--jobs 2]
+
+Without files: those of the folder KALSTREAM_DATA/streams (elec2.csv, weather.csv, outdoor.parquet,
+covtype.parquet), else the two that are packaged. The label is the last column. A cell (stream,
+method, seed) is one process; what is in the result file is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import platform
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from importlib.metadata import version
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.csv
+import pyarrow.parquet
+from methods import METHODS
+from threadpoolctl import threadpool_limits
+
+from kalstream.evaluate import prequential
+from kalstream.streams import ArrayStream
+from kalstream.streams.packaged import path_of
+
+RESULTS = Path(__file__).parent / "results"
+TARGETS = {"elec2": "target", "weather": "target", "outdoor": "label", "covtype": "Cover_Type"}
+SEEDS = (0, 1, 2)
+LONG = 60_000  # rows of a long stream that all methods see
+ONCE = ("ARF, 50 trees", "SRP, 10 trees")  # one seed: minutes each
+WHOLE = ("kalstream", "kalstream, scaled", "Hoeffding adaptive tree")
+
+
+def name_of(path: Path) -> str:
+    """Of a stream."""
+    return path.name.split(".")[0]
+
+
+def read(path: Path, limit: int | None) -> ArrayStream:
+    """A file as a stream of numbers."""
+    read_file = pyarrow.parquet.read_table if path.suffix == ".parquet" else pyarrow.csv.read_csv
+    found = read_file(path).slice(0, limit)
+    target = TARGETS.get(name_of(path), found.column_names[-1])
+    columns = [name for name in found.column_names if name != target]
+    rows = np.stack([found[c].to_numpy().astype(np.float64) for c in columns], axis=1)
+    return ArrayStream(rows, np.array(found[target].to_pylist()))
+
+
+def run(path: Path, method: str, seed: int, limit: int | None) -> dict[str, Any]:
+    """One cell, in a process of its own."""
+    stream = read(path, limit)
+    classes = sorted(set(stream.targets.tolist()))
+    with threadpool_limits(1):
+        # so that compiling, which is done once and kept on disk, is not counted
+        warm = ArrayStream(stream.rows[:300], stream.targets[:300])
+        prequential(METHODS[method].make(seed), warm, together=1, classes=classes)
+        learner, begun = METHODS[method].make(seed), time.process_time()
+        found = prequential(learner, stream, together=1, classes=classes)
+    keys = ("accuracy", "log_loss", "brier", "ece", "macro_f1", "kappa_no_change")
+    return {
+        "stream": name_of(path),
+        "method": method,
+        "seed": seed,
+        "rows": found.n_rows,
+        "whole": limit is None,
+        **{key: found.total.get(key) for key in keys},
+        "us": 1e6 * found.seconds / found.n_rows,
+        "cpu_seconds": time.process_time() - begun,
+        "kb": len(pickle.dumps(learner)) / 1024,
+        "baselines": found.baselines,
+    }
+
+
+def known_files() -> list[Path]:
+    """Streams that are there."""
+    folder = Path(os.environ.get("KALSTREAM_DATA", "data")) / "streams"
+    if folder.is_dir():
+        return sorted(path for path in folder.iterdir() if path.suffix in (".csv", ".parquet"))
+    return [path_of(name) for name in ("elec2", "weather")]
+
+
+def cells(files: list[Path], quick: bool) -> Iterator[tuple[Path, str, int, int | None]]:
+    """All that is to be run, the longest first."""
+    for name, method in sorted(METHODS.items(), key=lambda each: not each[1].is_slow):
+        seeds = SEEDS if method.is_random and name not in ONCE and not quick else SEEDS[:1]
+        for path in files:
+            for seed in seeds:
+                yield path, name, seed, 2000 if quick else LONG
+            if name_of(path) == "covtype" and name in WHOLE and not quick:
+                yield path, name, 0, None
+
+
+def main() -> None:
+    """Run what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", type=Path, nargs="*")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", default="", help="methods with this in their names")
+    options = parser.parse_args()
+    only = {name for name in METHODS if options.only in name}
+    files = options.files or known_files()
+    target = RESULTS / ("quality-quick.json" if options.quick else "quality.json")
+    found = json.loads(target.read_text()) if target.exists() else {"cells": []}
+    have = {(c["stream"], c["method"], c["seed"], c["whole"]) for c in found["cells"]}
+    todo = [
+        cell
+        for cell in cells(files, options.quick)
+        if cell[1] in only and (name_of(cell[0]), *cell[1:3], cell[3] is None) not in have
+    ]
+    found |= {
+        "python": platform.python_version(),
+        "machine": platform.processor() or platform.machine(),
+        "versions": {name: version(name) for name in ("kalstream", "river", "scikit-learn")},
+    }
+    # longest first, so that no core waits at the end
+    pool = ProcessPoolExecutor(options.jobs, get_context("spawn"), max_tasks_per_child=1)
+    waiting = [pool.submit(run, *cell) for cell in todo]
+    RESULTS.mkdir(exist_ok=True)
+    for n, done in enumerate(as_completed(waiting), 1):
+        cell = done.result()
+        found["cells"].append(cell)
+        target.write_text(json.dumps(found, indent=1) + "\n")
+        scores = f"{cell['accuracy']:.4f}", f"{cell['log_loss'] or float('nan'):.4f}"
+        print(
+            n,
+            len(todo),
+            cell["stream"],
+            cell["method"],
+            *scores,
+            f"{cell['us']:.0f} us",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

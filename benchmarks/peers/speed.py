@@ -1,0 +1,138 @@
+"""Time of predicting and learning a row against columns, classes and the size of chunks.
+
+    python benchmarks/peers/speed.py [--quick]
+
+Each point is a process of its own with one thread: rows are predicted and learnt for some seconds,
+and the median over blocks is kept. Also import time, and the size of models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from methods import METHODS
+from threadpoolctl import threadpool_limits
+
+from kalstream import KalmanClassifier
+from kalstream.evaluate import prequential
+from kalstream.streams import ArrayStream
+
+RESULTS = Path(__file__).parent / "results"
+COLUMNS = (8, 32, 128, 512, 1024, 2048, 4096)
+CLASSES = (2, 10, 100, 1000, 3000)
+CHUNKS = (1, 10, 100, 1000)
+# Raw columns, so that the number of features is that of the columns.
+LEARNERS = {
+    "kalstream": lambda seed: KalmanClassifier(features="raw"),
+    "kalstream, gamma = 1": lambda seed: KalmanClassifier(1.0, "raw"),
+    **{
+        name: METHODS[name].make
+        for name in (
+            "ARF, 10 trees",
+            "Hoeffding adaptive tree",
+            "softmax regression",
+            "SGD, log loss",
+            "Gaussian naive Bayes",
+            "streaming LDA",
+            "RLS, forgetting 0.999",
+        )
+    },
+}
+SECONDS, LIMIT = 3.0, 60.0
+PACKAGES = ("kalstream", "river", "sklearn")
+
+
+def rows_of(columns: int, classes: int, n: int) -> ArrayStream:
+    """Rows of norm about 1 and labels by a linear rule."""
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((n, columns))
+    labels = (rows @ rng.standard_normal((columns, classes))).argmax(axis=1)
+    labels[:classes] = np.arange(classes)[:n]
+    return ArrayStream(rows, labels)
+
+
+def measure(method: str, columns: int, classes: int, chunk: int) -> dict[str, Any]:
+    """Microseconds a row; None if the first blocks take too long."""
+    size = max(20, chunk)
+    stream, learner = rows_of(columns, classes, 2 * classes + 300 * size), LEARNERS[method](0)
+    begun, times, start = time.perf_counter(), [], 0
+    with threadpool_limits(1):
+        while (start < len(stream.rows) and time.perf_counter() - begun < SECONDS) or start == 0:
+            stop = start + size + (classes if start == 0 else 0)
+            part = ArrayStream(stream.rows[start:stop], stream.targets[start:stop])
+            how = {"chunk": chunk} if chunk > 1 else {"together": 1}
+            found = prequential(learner, part, classes=list(range(classes)), **how)
+            times.append(1e6 * found.seconds / found.n_rows)
+            start = stop
+    return {
+        "method": method,
+        "columns": columns,
+        "classes": classes,
+        "chunk": chunk,
+        "us": float(np.median(times[1:] or times)),
+        "blocks": len(times),
+        "kb": len(pickle.dumps(learner)) / 1024,
+    }
+
+
+def points(quick: bool) -> list[tuple[str, int, int, int]]:
+    """What is measured: one thing is changed at a time."""
+    columns, classes, chunks = (
+        (each[:2] for each in (COLUMNS, CLASSES, CHUNKS)) if quick else (COLUMNS, CLASSES, CHUNKS)
+    )
+    found = []
+    for name in LEARNERS:
+        found += [(name, d, 2, 1) for d in columns]
+        found += [(name, 64, k, 1) for k in classes]
+        if "kalstream" in name or METHODS[name].family == "scikit-learn":
+            found += [(name, 256, 10, b) for b in chunks]
+    return list(dict.fromkeys(found))
+
+
+def import_seconds(package: str) -> float:
+    """Least of three imports in a fresh interpreter, less that of an empty one."""
+    least = []
+    for code in ("pass", f"import {package}"):
+        runs = []
+        for _ in range(3):
+            begun = time.perf_counter()
+            subprocess.run([sys.executable, "-c", code], check=True)
+            runs.append(time.perf_counter() - begun)
+        least.append(min(runs))
+    return least[1] - least[0]
+
+
+def main() -> None:
+    """Measure everything."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    cells = []
+    for point in points(options.quick):
+        pool = ProcessPoolExecutor(1, get_context("spawn"))
+        try:
+            cells.append(pool.submit(measure, *point).result(timeout=LIMIT))
+            print(*point, f"{cells[-1]['us']:.0f} us", flush=True)
+        except TimeoutError:
+            print(*point, "takes too long", flush=True)
+            for process in list(pool._processes.values()):
+                process.kill()
+        pool.shutdown(wait=False, cancel_futures=True)
+    RESULTS.mkdir(exist_ok=True)
+    name = "speed-quick.json" if options.quick else "speed.json"
+    found = {"cells": cells, "import_seconds": {p: import_seconds(p) for p in PACKAGES}}
+    (RESULTS / name).write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
