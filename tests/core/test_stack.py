@@ -84,7 +84,7 @@ def plainly(step: MixtureStep, plain: Any, labels: Any, weight: Any, ordered: bo
         own, now = softmax(x @ coef), 0.999 * belief + 0.0005
         out[i, seen] = (1 - now) * plain[i, seen] + now * own * plain[i, seen].sum()
         if label in seen:
-            w, place = weight[i], int(np.flatnonzero(seen == label)[0])
+            w, place = min(weight[i], 10.0), int(np.flatnonzero(seen == label)[0])
             ours, theirs = now * own[place] ** w, (1 - now) * np.exp(w * x[place, 0])
             belief = ours / (ours + theirs)
             centred = x - own @ x
@@ -116,7 +116,7 @@ def test_it_is_what_is_written_down(
         labels = np.repeat(labels, 4)[:n]
     labels = np.where(rng.random(n) < missing, -1, labels)
     step, plain = told(rng, n, n_filters, n_classes), rng.dirichlet(np.ones(n_classes), size=n)
-    weight = rng.uniform(0.1, 3.0, n) if weighted else np.ones(n)
+    weight = rng.uniform(0.1, 20.0, n) if weighted else np.ones(n)
     expected = plainly(step, plain, labels, weight, ordered)
     stack = blind = Stack.start(n_filters, n_classes)
     found = []

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kalstream import KalmanClassifier, KalmanRegressor
 from kalstream.core import Calibration, Fixed, Learned, Mixture
-from kalstream.errors import NumericalError
+from kalstream.errors import InvalidInput, NumericalError
 
 POLICIES = (
     "mixture",
@@ -28,14 +28,17 @@ def one_by_one(model: Any, X: Any, y: Any, weight: Any, times: Any) -> list[dict
     out = []
     for i in range(len(X)):
         row, when = X[i : i + 1], {} if times is None else {"time": times[i : i + 1]}
+        w = None if weight is None else weight[i : i + 1]
+        if model.recent_labels:
+            p = model.predict_then_learn(row, y[i : i + 1], sample_weight=w, **when)[0]
+            out.append(dict(zip(model.classes_.tolist() if len(p) else [], p, strict=True)))
+            continue
         if model.__sklearn_is_fitted__():
             p = model.predict_proba(row, **when)[0]
             out.append(dict(zip(model.classes_.tolist(), p, strict=True)))
         else:
             out.append({})
-        w = None if weight is None else weight[i : i + 1]
-        learn = model.predict_then_learn if model.recent_labels else model.partial_fit
-        learn(row, y[i : i + 1], sample_weight=w, **when)
+        model.partial_fit(row, y[i : i + 1], sample_weight=w, **when)
     return out
 
 
@@ -189,13 +192,42 @@ def test_recent_labels_are_made_use_of() -> None:
     assert right[True] > 0.9
 
 
-def test_labels_that_may_be_late_teach_nothing_about_their_order() -> None:
+def test_rows_that_need_not_be_the_next_are_predicted_without_recent_labels() -> None:
     X, y = runs(500)
     models = [KalmanClassifier(features="raw", recent_labels=each) for each in (True, False)]
     for model in models:
-        for i in range(0, 500, 5):
+        model.predict_then_learn(X[:200], y[:200])
+        for i in range(200, 500, 5):
             model.partial_fit(X[i : i + 5], y[i : i + 5])
     np.testing.assert_array_equal(models[0].predict_proba(X), models[1].predict_proba(X))
+
+
+@pytest.mark.parametrize(
+    "how", [{"sample_weight": 100.0}, {"sample_weight": 1e6}, {"class_weight": {0: 1e4}}]
+)
+def test_heavy_rows_leave_probabilities_that_are_some(how: dict[str, Any]) -> None:
+    X, y = runs(600)
+    model = KalmanClassifier(features="scaled", class_weight=how.get("class_weight"))
+    weight = np.full(600, how.get("sample_weight", 1.0))
+    weight[::7] = 1.0
+    for said in (
+        model.predict_then_learn(X, y, sample_weight=weight)[10:],
+        model.partial_fit(X, 2 - y, sample_weight=weight).predict_proba(X),
+    ):
+        np.testing.assert_allclose(said.sum(axis=1), 1.0)
+    assert np.abs(model._model.stack.coef).max() < 20.0
+
+
+def test_a_stack_that_was_off_begins_anew_and_classes_still_retire() -> None:
+    X, y = runs(300)
+    model = KalmanClassifier(features="scaled").partial_fit(X[:100], np.minimum(y[:100], 1))
+    model.set_params(stacking=False).partial_fit(X[100:], y[100:])
+    assert model._model.stack is None
+    model.set_params(stacking=True).retire_class(0).partial_fit(X[:50], y[:50])
+    assert np.isfinite(model.predict_proba(X)).all()
+    for name in ("stacking", "recent_labels"):
+        with pytest.raises(InvalidInput, match=f"{name} must be True or False"):
+            KalmanClassifier(**{name: "False"}).partial_fit(X, y)
 
 
 def test_recent_labels_are_saved_and_classes_retire(tmp_path: Any) -> None:

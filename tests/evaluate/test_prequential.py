@@ -117,13 +117,14 @@ def plain_scores(said: list[dict[Any, float]], labels: list[Any]) -> tuple[float
 @pytest.mark.parametrize("n_classes", [1, 2, 6])
 def test_metrics_against_plain_ones(together: int, n_classes: int) -> None:
     stream = labelled(150, n_classes=n_classes)
-    learner, said = KalmanClassifier(features="scaled"), []
+    how = {"features": "scaled", "recent_labels": False}  # which the loop cannot learn from
+    learner, said = KalmanClassifier(**how), []
     for row, label in zip(stream.rows, stream.targets, strict=True):
         known = learner.__sklearn_is_fitted__()
         p = learner.predict_proba([row])[0] if known else []
         said.append(dict(zip(learner.classes_ if known else [], p, strict=True)))
-        learner.predict_then_learn([row], [label])
-    found = prequential(KalmanClassifier(features="scaled"), stream, together=together).total
+        learner.partial_fit([row], [label])
+    found = prequential(KalmanClassifier(**how), stream, together=together).total
     expected = plain_scores(said, stream.targets.tolist())
     keys = ("accuracy", "log_loss", "brier")
     assert [found[k] for k in keys] == pytest.approx(expected, rel=1e-6)

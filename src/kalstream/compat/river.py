@@ -156,6 +156,8 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         Factor that multiplies logits: learnt ("auto"), fixed, or for a mixture a grid.
     class_weight : dict, "balanced" or None
         Weights of classes; "balanced" goes by the frequencies so far.
+    stacking : bool
+        Whether what the filters of a mixture say is also combined by a logistic regression.
     intercept : bool
     dtype : float64 or float32
     seed : int or None
@@ -217,6 +219,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         predictive: str = "exact",
         calibration: Any = "auto",
         class_weight: Mapping[Any, float] | str | None = None,
+        stacking: bool = True,
         intercept: bool = True,
         dtype: Any = np.float64,
         seed: int | None = None,
@@ -230,6 +233,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         self.predictive = predictive
         self.calibration = calibration
         self.class_weight = class_weight
+        self.stacking = stacking
         self.intercept = intercept
         self.dtype = dtype
         self.seed = seed

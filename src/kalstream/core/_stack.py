@@ -16,6 +16,10 @@ LEAST = 1e-9
 SMOOTH = 1.0
 # What is learnt about coefficients is forgotten with a half-life of some 1,400 rows.
 KEEP = 0.9995
+# A row counts for no more than so many: one of weight 1,000 would decide all coefficients.
+HEAVIEST = 10.0
+# Log-odds beyond this would be probabilities of 0 and 1, from which there is no way back.
+MOST_SURE = 30.0
 # Precision of coefficients before any data: of filters, and of labels.
 FILTERS = 40.0
 LABELS = 10.0
@@ -234,10 +238,11 @@ def scan(
             continue
         if counts[label] > 0.0:
             place = np.searchsorted(active, label)
-            before = max(np.exp(described[place, 0]), LEAST) ** weight[i]
-            after = max(own[place], LEAST) ** weight[i]
-            belief = now * after / (now * after + (1.0 - now) * before)
-            improve(described, own, place, weight[i], prior, coef, precision)
+            w = min(weight[i], HEAVIEST)
+            odds = np.log(now / (1.0 - now))
+            odds += w * (np.log(max(own[place], LEAST)) - described[place, 0])
+            belief = 1.0 / (1.0 + np.exp(-min(max(odds, -MOST_SURE), MOST_SURE)))
+            improve(described, own, place, w, prior, coef, precision)
             note(label, last, keep, counts, recent, stays)
         else:
             note(label, last, keep, counts, recent, stays)

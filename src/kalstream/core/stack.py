@@ -42,7 +42,8 @@ class Stack:
     forget with a half-life of some 1,400 rows. The answer mixes p and what is corrected, weighed by
     how well each has predicted.
 
-    Those of labels only learn from rows that were predicted when the label before them was known.
+    Those of labels only learn where ``ordered`` says that the label before each row was known when
+    it was predicted; elsewhere the terms are 0. A weight above 10 counts as 10.
 
     Attributes
     ----------

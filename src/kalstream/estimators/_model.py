@@ -70,8 +70,9 @@ class Model:
         Of a regression: what is subtracted from targets, and the scale (see `KalmanRegressor`).
     seed : int
         Of sampled predictions.
-    stack : Stack or None
-        Of a classification by a mixture.
+    stack, ordered : Stack or None
+        Of a classification by a mixture: for any row, and for the next one of rows whose labels
+        are known in time.
     """
 
     representation: Representation
@@ -86,6 +87,7 @@ class Model:
     spread: Array
     seed: int
     stack: Stack | None = None
+    ordered: Stack | None = None
 
     def but(self, **changes: Any) -> Model:
         """As `dataclasses.replace`, in a fraction of the time."""

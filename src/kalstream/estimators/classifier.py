@@ -63,10 +63,10 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         Weights of classes; "balanced" goes by the frequencies so far.
     stacking : bool
         Whether what the filters of a mixture say is also combined by a logistic regression that
-        learns online, see `kalstream.core.Stack`.
+        learns online, see `kalstream.core.Stack`. Without a mixture there is nothing to combine.
     recent_labels : bool
-        Whether that also sees the labels before a row, once `predict_then_learn` has shown how they
-        follow each other. Not for labels that come late.
+        Whether that also sees the labels before a row in `predict_then_learn`, where they are
+        known. `predict_proba` is for any row, not the next one, and makes no use of them.
     intercept : bool
     time_unit : float or timedelta
         What ``time`` is counted in: half-lives, of 100 to 100,000, are in these units. Of dates a
@@ -235,6 +235,8 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         told: list[tuple[Model, Any]] | None = None,
     ) -> Self:
         check.choice("predictive", self.predictive, METHODS)
+        check.flag("stacking", self.stacking)
+        check.flag("recent_labels", self.recent_labels)
 
         def targets(
             model: Model, n: int, weight: Array | None
@@ -266,9 +268,10 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
     ) -> Array:
         """Predict each row before its label is seen, and learn it, row after row in one call.
 
-        The same as `predict_proba` and `partial_fit` of one row at a time (of the chunk as a
-        whole, if transition is "chunk"), several times faster; and since it is known here that
-        labels come at once, it also learns how they follow each other (``recent_labels``).
+        As `predict_proba` and `partial_fit` of one row at a time (of the chunk as a whole, if
+        transition is "chunk"), several times faster. Since the label of a row is known here before
+        the next one is predicted, it also learns how labels follow each other, and predicts with
+        that; with ``recent_labels=False``, or transition "chunk", it is the same as the two calls.
 
         Parameters
         ----------
@@ -313,26 +316,36 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         return self._aligned(found, len(names))
 
     def _learn_stack(self, step: Any, names: list[Any], said: Array) -> Array:
-        """Have the stack learn rows that were just predicted; returns what it makes of that."""
+        """Have the stacks learn rows that were just predicted; returns what they make of that."""
         model = self._model
         if not (self.stacking and isinstance(step, MixtureStep)):
+            if model.stack is not None:  # it was on before: what it knows is out of date
+                self._shared().update(lambda now, alone: self._stacked(now, step, None), short=True)
             return said
         codes = model.labels.codes(names)
-        stack, said = self._stack_after(model, step, codes, plain=said, ordered=self.recent_labels)
-        self._shared().update(lambda now, alone: now.but(stack=stack), short=True)
+        if self.recent_labels:
+            stack, _ = self._stack_after(model.stack, step, codes)
+            ordered, said = self._stack_after(model.ordered, step, codes, plain=said, ordered=True)
+        else:
+            ordered = None
+            stack, said = self._stack_after(model.stack, step, codes, plain=said)
+        self._shared().update(lambda now, alone: now.but(stack=stack, ordered=ordered), short=True)
         return said
 
     def _stacked(self, model: Model, step: Any, y: Any) -> Model:
         if not (self.stacking and isinstance(step, MixtureStep)):
-            return model
-        return model.but(stack=self._stack_after(model, step, y.labels)[0])
+            return model if model.stack is None else model.but(stack=None, ordered=None)
+        ordered = None
+        if self.recent_labels and model.ordered is not None:
+            ordered, _ = self._stack_after(model.ordered, step, y.labels)
+        return model.but(stack=self._stack_after(model.stack, step, y.labels)[0], ordered=ordered)
 
     def _stack_after(
-        self, model: Model, step: MixtureStep, codes: Array, **how: Any
+        self, stack: Stack | None, step: MixtureStep, codes: Array, **how: Any
     ) -> tuple[Stack, Array]:
-        """The stack after rows with labels, and what it makes of the filters' probabilities."""
+        """A stack after rows with labels, and what it makes of the filters' probabilities."""
         n_filters, _, n_classes = step.logit_mean.shape
-        stack = (model.stack or Stack.start(n_filters, n_classes)).grown(n_classes)
+        stack = (stack or Stack.start(n_filters, n_classes)).grown(n_classes)
         weight = self._policy_and_settings()[1]["noise_var"] / step.told.noise_var
         return stack.learnt(step, np.where(weight > 0.0, codes, -1), weight, **how)
 
@@ -411,7 +424,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         said = self._answer(model, ahead)
         if not self.stacking or model.stack is None:
             return said
-        return model.stack.corrected(ahead, said, ordered=self.recent_labels)
+        return model.stack.corrected(ahead, said, ordered=False)
 
     def _answer(self, model: Model, ahead: Any) -> Array:
         """Probabilities (b, K) in the order of the filter's outputs."""
@@ -519,12 +532,18 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
                 model,
                 labels=model.labels.without(label),
                 counts=model.counts[kept],
-                stack=model.stack and model.stack.keep_classes(kept),
+                stack=_kept(model.stack, kept),
+                ordered=_kept(model.ordered, kept),
                 state=self._state(model).keep_outputs(kept),
             )
 
         self._shared().update(change, short=True)
         return self
+
+
+def _kept(stack: Stack | None, columns: Array) -> Stack | None:
+    """A stack with these classes only."""
+    return None if stack is None else stack.grown(len(columns) + 1).keep_classes(columns)
 
 
 def _among(step: Any, n_known: int) -> Any:
