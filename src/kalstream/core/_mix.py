@@ -263,13 +263,19 @@ def log_sum_exp(x: Array) -> float:
 
 
 @jit
+def shrunk(alpha: float, var: float) -> float:
+    """The factor of a logit's mean in the probit approximation to eq. (13)."""
+    return alpha / np.sqrt(1.0 + np.pi / 8.0 * alpha * alpha * var)
+
+
+@jit
 def probit_log_prob(mean: Array, var: float, alpha: float, label: int, active: Array) -> float:
     """Log of the probit approximation to eq. (13): the softmax of logits shrunk by their spread."""
-    shrunk = alpha / np.sqrt(1.0 + np.pi / 8.0 * alpha * alpha * var)
+    factor = shrunk(alpha, var)
     top = mean[label]
     for k in active:
         top = max(top, mean[k])
     total = 0.0
     for k in active:
-        total += np.exp(shrunk * (mean[k] - top))
-    return shrunk * (mean[label] - top) - np.log(total)
+        total += np.exp(factor * (mean[k] - top))
+    return factor * (mean[label] - top) - np.log(total)

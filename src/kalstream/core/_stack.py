@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from kalstream.core._jit import jit
+from kalstream.core._mix import shrunk
 
 Array = Any
 
@@ -59,12 +60,6 @@ def describe_filters(
 
 
 @jit
-def shrunk(calibration: float, var: float) -> float:
-    """The factor of a logit's mean in the probit approximation to eq. (13)."""
-    return calibration / np.sqrt(1.0 + np.pi / 8.0 * calibration * calibration * var)
-
-
-@jit
 def describe_labels(
     counts: Array, recent: Array, stays: Array, last: int, active: Array, first: int, out: Array
 ) -> None:
@@ -99,6 +94,16 @@ def softmax_of(described: Array, coef: Array, out: Array) -> None:
         total += out[a]
     for a in range(n_active):
         out[a] /= total
+
+
+@jit
+def blend(own: Array, belief: float, active: Array, out: Array) -> None:
+    """Move probabilities (K,) of the active classes, which keep their sum, towards own (A,)."""
+    whole = 0.0
+    for k in active:
+        whole += out[k]
+    for a in range(len(active)):
+        out[active[a]] += belief * (whole * own[a] - out[active[a]])
 
 
 @jit
@@ -228,24 +233,19 @@ def scan(
             softmax_of(described, coef, own)
             now = belief + share * (0.5 - belief)
             if n_said:
-                whole = 0.0
-                for k in active:
-                    whole += plain[i, k]
-                for a in range(len(active)):
-                    k = active[a]
-                    out[i, k] += now * (whole * own[a] - out[i, k])
+                blend(own, now, active, out[i])
         if label < 0:
             continue
-        if counts[label] > 0.0:
+        is_new = counts[label] == 0.0
+        if not is_new:
             place = np.searchsorted(active, label)
             w = min(weight[i], HEAVIEST)
             odds = np.log(now / (1.0 - now))
             odds += w * (np.log(max(own[place], LEAST)) - described[place, 0])
             belief = 1.0 / (1.0 + np.exp(-min(max(odds, -MOST_SURE), MOST_SURE)))
             improve(described, own, place, w, prior, coef, precision)
-            note(label, last, keep, counts, recent, stays)
-        else:
-            note(label, last, keep, counts, recent, stays)
+        note(label, last, keep, counts, recent, stays)
+        if is_new:
             active = np.flatnonzero(counts > 0.0)
             described = np.zeros((len(active), coef.shape[0]))
             own = np.empty(len(active))
@@ -277,10 +277,5 @@ def correct(
     for i in range(n):
         describe_filters(means[:, i], variances[:, i], weights[i], calibrations, active, described)
         softmax_of(described, coef, own)
-        whole = 0.0
-        for k in active:
-            whole += plain[i, k]
-        for a in range(len(active)):
-            k = active[a]
-            out[i, k] += belief * (whole * own[a] - out[i, k])
+        blend(own, belief, active, out[i])
     return out
