@@ -19,7 +19,6 @@ def table(plan: Plan, results: Results) -> str:
     head = ["method"]
     for stream in plan.streams:
         head += [f"{stream}, accuracy (%)", *(["paper"] if has_paper else []), "log-probability"]
-        head += ["ms a chunk"] if plan.together == 1 else []
     lines, group = [head, ["---"] * len(head)], None
     for method in plan.methods:
         if method.group and method.group != group:
@@ -28,10 +27,7 @@ def table(plan: Plan, results: Results) -> str:
             lines.append([f"**{title}**", *([""] * (len(head) - 1))])
         line = [method.name]
         for stream in plan.streams:
-            runs = results.of(method, stream)
-            line += _cell(method, stream, runs, has_paper)
-            if plan.together == 1:
-                line.append(_spread([run["pass"] for run in runs], "step_ms", 2) if runs else "")
+            line += _cell(method, stream, results.of(method, stream), has_paper)
         lines.append(line)
     made = f"{_lines(lines)}\n\n{_note(plan, results)}\n"
     return f"{made}\n{_chosen(plan, results)}\n" if plan.search and results.searches else made

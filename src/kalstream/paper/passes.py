@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from kalstream.deep import Fleet, Outcome
@@ -39,8 +38,6 @@ class Pass:
         Why it could not go on.
     seconds : float
         Of the whole group, divided by its size.
-    step_ms : float
-        Milliseconds of a chunk, likewise: the median over windows.
     """
 
     window: int
@@ -51,7 +48,6 @@ class Pass:
     rows: int = 0
     failed: str | None = None
     seconds: float = 0.0
-    step_ms: float = 0.0
 
     @property
     def accuracy(self) -> float:
@@ -68,8 +64,7 @@ class Pass:
         rounded = {"log_prob": [round(each, 3) for each in self.log_prob]}
         for name in ("gamma", "lowest"):
             rounded[name] = [round(each, 6) for each in getattr(self, name)]
-        spent = {"seconds": round(self.seconds, 2), "step_ms": round(self.step_ms, 3)}
-        return {**asdict(self), **rounded, **spent}
+        return {**asdict(self), **rounded, "seconds": round(self.seconds, 2)}
 
 
 class Race:
@@ -103,9 +98,7 @@ class Race:
     def advance(self, until: int) -> None:
         """Run all that are still there up to a row."""
         begun, n_active = time.perf_counter(), max(len(self.active), 1)
-        step_ms = []
         while self.at < until:
-            start, first = time.perf_counter(), self.at
             end = min(self.at + self.window, until)
             held: list[list[tuple[Outcome, Tensor]]] = [[] for _ in self.active]
             while self.at < end:
@@ -120,12 +113,9 @@ class Race:
                 self.at += len(chunks[0][1])
             for number, mine in zip(self.active, held, strict=True):
                 self._close(self.passes[number], mine)
-            n_steps = -(-(self.at - first) // self.chunk) * n_active
-            step_ms.append(1e3 * (time.perf_counter() - start) / max(n_steps, 1))
         spent = (time.perf_counter() - begun) / n_active
         for place, number in enumerate(self.active):
             self.passes[number].seconds += spent
-            self.passes[number].step_ms = float(np.median(step_ms or [0.0]))
             if place in self.fleet.failed:
                 self.passes[number].failed = str(self.fleet.failed[place])
 
