@@ -199,17 +199,22 @@ def _naive_bayes(seed: int) -> Any:
     return SeenOnly(GaussianNB())
 
 
+# Other settings of kalstream have one seed: they are there to show what a part does.
 METHODS: dict[str, Method] = {
     "kalstream": Method(lambda s: KalmanClassifier(random_state=s), "kalstream", True),
-    "kalstream, scaled": Method(lambda s: KalmanClassifier(features="scaled"), "kalstream"),
+    "kalstream, without the labels before": Method(
+        lambda s: KalmanClassifier(recent_labels=False, random_state=s), "kalstream"
+    ),
+    "kalstream, scaled columns": Method(lambda s: KalmanClassifier(features="scaled"), "kalstream"),
     "kalstream, plain mixture": Method(
-        lambda s: KalmanClassifier(stacking=False, random_state=s), "kalstream", True
+        lambda s: KalmanClassifier(stacking=False, random_state=s), "kalstream"
     ),
     "kalstream, learned gamma": Method(
-        lambda s: KalmanClassifier("learned", random_state=s), "kalstream", True
+        lambda s: KalmanClassifier("learned", random_state=s), "kalstream"
     ),
-    "kalstream, gamma = 1": Method(
-        lambda s: KalmanClassifier(1.0, random_state=s), "kalstream", True
+    "kalstream, gamma = 1": Method(lambda s: KalmanClassifier(1.0, random_state=s), "kalstream"),
+    "kalstream, not calibrated": Method(
+        lambda s: KalmanClassifier(stacking=False, calibration=1.0, random_state=s), "kalstream"
     ),
     "ARF, 10 trees": Method(_forest(10), "river", True, True, True),
     "ARF, 50 trees": Method(_forest(50), "river", True, True, True),

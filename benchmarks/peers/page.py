@@ -7,41 +7,53 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
+import figures
 import numpy as np
 from methods import METHODS
-from scipy.stats import rankdata, studentized_range
+from scipy.stats import rankdata
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from page import table
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parents[2] / "docs"
 OURS = "kalstream"
-WORST = {"accuracy": -np.inf, "log_loss": np.inf}
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from page import table  # noqa: E402
+SIMPLE = {"no-change": "no_change", "majority": "majority"}
+KEYS = {"accuracy": -1.0, "log_loss": 1.0}  # sign of what is worse
 
 
 class Quality:
-    """What quality.py has found; every number is a mean over seeds."""
+    """What quality.py has found; every number is a mean over seeds.
+
+    Attributes
+    ----------
+    streams, methods : list of str
+        methods are kalstream's default, its peers, and what needs no learning; variants are other
+        settings of kalstream, which have no rank.
+    """
 
     def __init__(self, cells: list[dict[str, Any]]) -> None:
-        self.cells = [cell for cell in cells if not cell["whole"]]
         self.whole = [cell for cell in cells if cell["whole"]]
+        self.cells = [cell for cell in cells if not cell["whole"]]
+        for cell in [c for c in self.cells if c["method"] == OURS and c["seed"] == 0]:
+            for name, key in SIMPLE.items():
+                self.cells.append(
+                    cell["baselines"][key] | {"stream": cell["stream"], "method": name}
+                )
         self.streams = sorted({cell["stream"] for cell in self.cells})
         there = {cell["method"] for cell in self.cells}
-        self.methods = [name for name in METHODS if name in there]
+        ours = [name for name, each in METHODS.items() if each.family == OURS and name in there]
+        self.variants = [name for name in ours if name != OURS]
+        peers = [name for name in (*METHODS, *SIMPLE) if name in there and name not in ours]
+        self.methods = [OURS, *peers]
 
     def of(self, method: str, stream: str, key: str) -> list[float]:
         """Values of all seeds."""
         mine = (c for c in self.cells if (c["method"], c["stream"]) == (method, stream))
-        return [c[key] for c in mine if c[key] is not None]
+        return [c[key] for c in mine if c.get(key) is not None]
 
     def mean(self, method: str, stream: str, key: str) -> float:
         """NaN where there is none."""
@@ -50,139 +62,191 @@ class Quality:
 
     def ranks(self, key: str) -> dict[str, float]:
         """Mean rank over streams of those that have the number, 1 the best."""
-        sign = -1.0 if key == "accuracy" else 1.0
         names = [m for m in self.methods if not np.isnan(self.mean(m, self.streams[0], key))]
-        each = [rankdata([sign * self.mean(m, s, key) for m in names]) for s in self.streams]
+        each = [rankdata([KEYS[key] * self.mean(m, s, key) for m in names]) for s in self.streams]
         return dict(zip(names, np.mean(each, axis=0).tolist(), strict=True))
 
-    def losses(self) -> list[str]:
-        """Where the default is not the best one."""
-        found = []
-        for key, word, sign in (("accuracy", "accuracy", 1.0), ("log_loss", "log-loss", -1.0)):
-            for stream in self.streams:
-                own = self.mean(OURS, stream, key)
-                for name in self.methods:
-                    other = self.mean(name, stream, key)
-                    if sign * (other - own) > 0.0:
-                        found.append(
-                            f"{stream}: {name} has {word} {other:.4f}, kalstream {own:.4f}"
-                        )
-        return found
+    def average(self, method: str, key: str) -> float:
+        """Mean over streams."""
+        return float(np.mean([self.mean(method, stream, key) for stream in self.streams]))
 
-    def faster(self) -> list[list[str]]:
-        """The best ensemble of trees on each stream, and how much longer it takes."""
-        lines = []
+    def line(self, method: str) -> list[str]:
+        """Accuracy and log-loss on each stream."""
+        cells = []
         for stream in self.streams:
-            trees = [m for m in self.methods if METHODS[m].is_ensemble]
-            best = max(trees, key=lambda m: self.mean(m, stream, "accuracy"))
-            own, theirs = (self.mean(m, stream, "us") for m in (OURS, best))
-            shown = f"{theirs / own:.1f}x"
-            lines.append([stream, best, f"{own:.0f} us", f"{theirs:.0f} us", shown])
-        return lines
+            accuracy, loss = (self.mean(method, stream, key) for key in KEYS)
+            shown = f"{accuracy:.4f}" + ("" if np.isnan(loss) else f" / {loss:.4f}")
+            cells.append(shown)
+        return cells
+
+
+def wins_section(quality: Quality) -> list[str]:
+    """Where a peer is better than kalstream's default."""
+    lines = []
+    for key, word in (("accuracy", "accuracy"), ("log_loss", "log-loss"), ("ece", "ECE")):
+        for stream in quality.streams:
+            own = quality.mean(OURS, stream, key)
+            for name in quality.methods[1:]:
+                other = quality.mean(name, stream, key)
+                if KEYS.get(key, 1.0) * (own - other) > 0.0:
+                    lines.append(f"{word} on {stream}: {name} {other:.4f}, kalstream {own:.4f}")
+    for key, word in (("us", "us a row"), ("kb", "KB of memory")):
+        own = quality.average(OURS, key)
+        better = {m: quality.average(m, key) for m in quality.methods[1:]}
+        named = [f"{name} {value:,.0f}" for name, value in better.items() if value < own]
+        if named:
+            lines.append(f"{word}, mean over streams: {', '.join(named)}; kalstream {own:,.0f}")
+    for key, word in (("accuracy", "accuracy"), ("log_loss", "log-loss")):
+        best = [
+            s
+            for s in quality.streams
+            if all(
+                KEYS[key] * (quality.mean(m, s, key) - quality.mean(OURS, s, key)) > 0.0
+                for m in quality.methods[1:]
+                if quality.of(m, s, key)
+            )
+        ]
+        lines.append(
+            f"kalstream is first in {word} on {len(best)} of {len(quality.streams)} streams"
+        )
+    return ["## Where a peer wins", "\n".join(f"- {each}" for each in lines)]
 
 
 def quality_section(quality: Quality) -> list[str]:
     """Tables of accuracy and log-loss, of the other metrics, and of time."""
-    ranks = {key: quality.ranks(key) for key in WORST}
+    ranks = {key: quality.ranks(key) for key in KEYS}
     rows = []
-    for name in sorted(quality.methods, key=lambda m: ranks["accuracy"].get(m, np.inf)):
-        cells = []
-        for stream in quality.streams:
-            spread = np.std(quality.of(name, stream, "accuracy"))
-            accuracy = f"{quality.mean(name, stream, 'accuracy'):.4f}"
-            accuracy += f" ± {spread:.4f}" if len(quality.of(name, stream, "accuracy")) > 1 else ""
-            loss = quality.mean(name, stream, "log_loss")
-            cells.append(accuracy + ("" if np.isnan(loss) else f" / {loss:.4f}"))
-        shown = [f"{ranks[k][name]:.1f}" if name in ranks[k] else "" for k in WORST]
-        rows.append([f"**{name}**" if name == OURS else name, *cells, *shown])
-    other = []
-    for name in quality.methods:
-        means = {
-            key: np.mean([quality.mean(name, s, key) for s in quality.streams])
-            for key in ("brier", "ece", "kappa_no_change", "us", "kb")
-        }
-        shown = [f"{means[k]:.3f}" for k in ("brier", "ece", "kappa_no_change")]
-        shown = ["" if each == "nan" else each for each in shown]
-        other.append([name, *shown, f"{means['us']:.0f}", f"{means['kb']:,.0f}"])
+    for name in sorted(quality.methods, key=lambda m: ranks["accuracy"][m]):
+        shown = [f"{ranks[k][name]:.1f}" if name in ranks[k] else "" for k in KEYS]
+        rows.append([f"**{name}**" if name == OURS else name, *quality.line(name), *shown])
     names = ["method", *quality.streams, "rank, accuracy", "rank, log-loss"]
-    most = {s: max(c["rows"] for c in quality.cells if c["stream"] == s) for s in quality.streams}
-    parts = [
+    most = {
+        s: max(c.get("rows", 0) for c in quality.cells if c["stream"] == s) for s in quality.streams
+    }
+    return [
         "## Accuracy and log-loss",
         table(names, rows),
-        "Accuracy / log-loss; mean ± standard deviation over seeds where a method is random. Rows: "
+        "Accuracy / log-loss in nats, means over seeds where a method is random. Rows: "
         + ", ".join(f"{s} {n:,}" for s, n in most.items())
-        + ". One default setting each. A label never seen before has probability 1/(n+1) for all.",
+        + ". A label never seen before has probability 1/(n+1) for all. kalstream also learns how "
+        "labels follow each other, where each is known before the next row comes; the table of its "
+        "variants has it without.",
         "![mean ranks](benchmarks/ranks.png)",
         "![accuracy against time](benchmarks/time.png)",
         "### Against the best ensemble of trees",
-        table(["stream", "best", "kalstream", "it", "kalstream is faster"], quality.faster()),
+        table(["stream", "best", "kalstream", "it", "kalstream is faster"], _faster(quality)),
+        *_seeds(quality),
+        "### Variants of kalstream",
+        table(
+            ["method", *quality.streams],
+            [[name, *quality.line(name)] for name in (OURS, *quality.variants)],
+        ),
         "### Other metrics, averaged over streams",
-        table(["method", "Brier", "ECE", "kappa against no-change", "us a row", "KB"], other),
+        table(
+            ["method", "Brier", "ECE", "kappa against no-change", "us a row", "KB"],
+            _others(quality),
+        ),
+        "Time is that of predicting and learning a row, memory that of the pickled learner.",
+        *_whole(quality),
     ]
-    if quality.whole:
-        lines = [
-            [c["method"], f"{c['rows']:,}", f"{c['accuracy']:.4f}", f"{c['log_loss']:.4f}",
-             f"{c['baselines']['no_change']['accuracy']:.4f}", f"{c['us']:.0f}"]
-            for c in quality.whole
-        ]  # fmt: skip
-        names = ["all of covtype", "rows", "accuracy", "log-loss", "no-change", "us a row"]
-        parts += ["### All of covtype", table(names, lines)]
-    return parts
 
 
-def draw_ranks(quality: Quality, path: Path) -> None:
-    """Mean ranks with the critical difference of Nemenyi's test."""
-    figure, axes = plt.subplots(1, 2, figsize=(11, 5), layout="constrained")
-    for axis, key in zip(axes, WORST, strict=True):
-        ranks = quality.ranks(key)
-        names = sorted(ranks, key=ranks.__getitem__, reverse=True)
-        k, n = len(names), len(quality.streams)
-        critical = (
-            studentized_range.ppf(0.95, k, np.inf) / np.sqrt(2) * np.sqrt(k * (k + 1) / 6 / n)
-        )
-        colours = ["tab:blue" if METHODS[m].family == "kalstream" else "0.6" for m in names]
-        axis.barh(names, [ranks[m] for m in names], color=colours)
-        axis.axvline(min(ranks.values()) + critical, color="tab:red", ls=":", lw=1)
-        axis.set_xlabel(f"mean rank, {key.replace('_', '-')} (dotted: critical difference, 5 %)")
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
-
-
-def draw_time(quality: Quality, path: Path) -> None:
-    """Accuracy against time, for each stream."""
-    n = len(quality.streams)
-    figure, axes = plt.subplots(1, n, figsize=(4 * n, 4), layout="constrained", squeeze=False)
-    marks = dict(zip(METHODS, "osDvP^<>Xhdp*8+x", strict=False))
-    for axis, stream in zip(axes[0], quality.streams, strict=True):
-        for name in quality.methods:
-            colour = "tab:blue" if METHODS[name].family == "kalstream" else "0.45"
-            at = quality.mean(name, stream, "us"), quality.mean(name, stream, "accuracy")
-            axis.plot(*at, marks[name], color=colour, label=name)
-        axis.set(xscale="log", xlabel="microseconds a row", title=stream)
-    axes[0][0].set_ylabel("accuracy")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=6, fontsize=7)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
-
-
-def detect_section(cells: list[dict[str, Any]]) -> list[str]:
-    """Who notices changes, and the regret."""
+def _faster(quality: Quality) -> list[list[str]]:
+    """The most accurate ensemble of trees on each stream, and how much longer it takes."""
     lines = []
+    trees = [m for m in quality.methods if m in METHODS and METHODS[m].is_ensemble]
+    for stream in quality.streams:
+        best = max(trees, key=lambda m: quality.mean(m, stream, "accuracy"))
+        own, theirs = (quality.mean(m, stream, "us") for m in (OURS, best))
+        lines.append([stream, best, f"{own:.0f} us", f"{theirs:.0f} us", f"{theirs / own:.1f}x"])
+    return lines
+
+
+def _seeds(quality: Quality) -> list[str]:
+    """How much seeds matter."""
+    spread = []
+    for name in quality.methods:
+        each = [np.std(quality.of(name, s, "accuracy")) for s in quality.streams]
+        if len(quality.of(name, quality.streams[0], "accuracy")) > 1:
+            spread.append(f"{name} {max(each):.4f}")
+    return [
+        f"Largest standard deviation of accuracy over three seeds: {', '.join(spread)}."
+    ] * bool(spread)
+
+
+def _others(quality: Quality) -> list[list[str]]:
+    lines = []
+    for name in (*quality.methods, *quality.variants):
+        means = {
+            k: quality.average(name, k) for k in ("brier", "ece", "kappa_no_change", "us", "kb")
+        }
+        shown = [f"{means[k]:.3f}" for k in ("brier", "ece", "kappa_no_change")]
+        shown += [f"{means['us']:.0f}", f"{means['kb']:,.0f}"]
+        lines.append([name, *("" if each == "nan" else each for each in shown)])
+    return [line for line in lines if line[0] not in SIMPLE]
+
+
+def _whole(quality: Quality) -> list[str]:
+    """All rows of the longest stream, for who is fast enough."""
+    if not quality.whole:
+        return []
+    lines = [
+        [c["method"], f"{c['accuracy']:.4f}", f"{c['log_loss']:.4f}", f"{c['us']:.0f}"]
+        for c in quality.whole
+    ]
+    first = quality.whole[0]
+    simple = first["baselines"]["no_change"]
+    lines.append(["no-change", f"{simple['accuracy']:.4f}", f"{simple['log_loss']:.4f}", ""])
+    title = f"{first['stream']}, all {first['rows']:,} rows"
+    return [f"### {title}", table(["method", "accuracy", "log-loss", "us a row"], lines)]
+
+
+def calibration_section(quality: Quality) -> list[str]:
+    """Log-loss and ECE as they are and after online calibration."""
+    lines, bins = [], {}
+    for name in (*quality.methods, *quality.variants):
+        mine = [
+            c["calibration"] for c in quality.cells if c["method"] == name and c.get("calibration")
+        ]
+        if not mine:
+            continue
+        shown = [
+            f"{np.mean([each[when][key] for each in mine]):.4f}"
+            for key in ("log_loss", "ece")
+            for when in ("before", "after")
+        ]
+        lines.append([name, *shown])
+        bins[name] = {
+            when: np.sum([list(each[when]["bins"].values()) for each in mine], axis=0)
+            for when in ("before", "after")
+        }
+    figures.reliability(bins, DOCS / "benchmarks" / "reliability.png")
+    names = ["method", "log-loss", "calibrated", "ECE", "calibrated"]
+    return [
+        "## Calibration",
+        table(names, lines),
+        "Means over streams. Calibrated: the probabilities of a method raised to a power that is "
+        "learnt online, as kalstream's filters do inside; kalstream, not calibrated is its plain "
+        "mixture without that.",
+        "![reliability](benchmarks/reliability.png)",
+    ]
+
+
+def detect_section(found: dict[str, Any]) -> list[str]:
+    """Who notices changes, and the regret."""
+    cells, lines, regrets = found["cells"], [], []
     for kind in dict.fromkeys(cell["kind"] for cell in cells):
         mine = [cell for cell in cells if cell["kind"] == kind]
         for name in mine[0]["detectors"]:
-            found = [cell["detectors"][name] for cell in mine]
-            delays = [delay for each in found for delay in each["delays"]]
+            judged = [cell["detectors"][name] for cell in mine]
+            delays = [delay for each in judged for delay in each["delays"]]
             n_changes = sum(cell["changes"] for cell in mine)
             noticed = f"{len(delays)} of {n_changes}" if n_changes else ""
             median = f"{np.median(delays):.0f}" if delays else ""
-            rate = 1e4 * sum(each["false"] for each in found) / sum(cell["rows"] for cell in mine)
+            rate = 1e4 * sum(each["false"] for each in judged) / sum(cell["rows"] for cell in mine)
             lines.append([kind, name, noticed, median, f"{rate:.1f}"])
-    regrets = []
-    for kind in dict.fromkeys(cell["kind"] for cell in cells):
-        mine = [cell["regret"] for cell in cells if cell["kind"] == kind]
-        regrets.append([kind, *(f"{np.mean([m[k] for m in mine]):+.4f}" for k in mine[0])])
+        each = [cell["regret"] for cell in mine]
+        regrets.append([kind, *(f"{np.mean([one[k] for one in each]):+.4f}" for k in each[0])])
     return [
         "## Changes that are known",
         table(["change", "detector", "noticed", "median delay", "false in 10,000"], lines),
@@ -195,31 +259,59 @@ def detect_section(cells: list[dict[str, Any]]) -> list[str]:
     ]
 
 
+def speed_section(found: dict[str, Any]) -> list[str]:
+    """How time grows, and what it costs to begin."""
+    exponents = figures.speed(found["cells"], DOCS / "benchmarks" / "speed.png")
+    axes = list(dict.fromkeys(axis for _, axis in exponents))
+    names = list(dict.fromkeys(name for name, _ in exponents))
+    grown = [
+        [n, *(f"{exponents[n, a]:.2f}" if (n, a) in exponents else "" for a in axes)] for n in names
+    ]
+    at = [c for c in found["cells"] if (c["columns"], c["classes"], c["chunk"]) == (64, 100, 1)]
+    sizes = [[c["method"], f"{c['us']:.0f} us", f"{c['kb']:,.0f} KB"] for c in at]
+    begun = [
+        [name, f"{imported:.2f} s", f"{ready:.2f} s"]
+        for name, (imported, ready) in found["begin"].items()
+    ]
+    return [
+        "## Speed",
+        "![time of a row](benchmarks/speed.png)",
+        "A row is predicted and learnt; kalstream on raw columns, so that features are columns. "
+        "A point that is missing took more than half a minute for its first rows.",
+        table(["exponent of the time in", *axes], grown),
+        "Fitted to the upper half of the points: 1 is linear, 2 quadratic.",
+        table(["64 columns, 100 classes", "a row", "model"], sizes),
+        table(["to begin", "import", "import and the first ten rows"], begun),
+    ]
+
+
 def main() -> None:
     """Write the page from whatever result files there are."""
     folder = DOCS / "benchmarks"
     folder.mkdir(exist_ok=True)
     found = json.loads((RESULTS / "quality.json").read_text())
     quality = Quality(found["cells"])
-    draw_ranks(quality, folder / "ranks.png")
-    draw_time(quality, folder / "time.png")
-    losses = [f"- {each}" for each in quality.losses()] or ["- nowhere on these streams"]
+    figures.ranks(
+        {key: quality.ranks(key) for key in KEYS}, len(quality.streams), folder / "ranks.png"
+    )
+    figures.times(quality, folder / "time.png")
     versions = ", ".join(f"{name} {value}" for name, value in found["versions"].items())
     body = [
         "# kalstream against its peers",
-        "Made by `make bench` from the result files in `benchmarks/peers/results`; one example at "
-        "a time, each predicted before it is learnt, every method with its documented defaults. "
-        f"{versions}, Python {found['python']}, {found['machine']}.",
-        "## Where a peer wins",
-        "\n".join(losses),
+        "Made by `make bench-peers` from the result files in "
+        "[`benchmarks/peers/results`](../benchmarks/peers/results); one example at a time, each "
+        "predicted before it is learnt, every method with its documented defaults. "
+        f"{versions}, Python {found['python']}, {found['machine']}, two processes.",
+        *wins_section(quality),
         *quality_section(quality),
+        *calibration_section(quality),
     ]
-    sections: dict[str, Callable[[Any], list[str]]] = {"detect": detect_section}
-    for name, section in sections.items():
+    for name, section in {"detect": detect_section, "speed": speed_section}.items():
         path = RESULTS / f"{name}.json"
         if path.exists():
-            body += section(json.loads(path.read_text())["cells"])
-    (DOCS / "benchmarks.md").write_text("\n\n".join(body) + "\n", encoding="utf-8")
+            body += section(json.loads(path.read_text()))
+    tried = Path(__file__).with_name("tried.md").read_text(encoding="utf-8").strip()
+    (DOCS / "benchmarks.md").write_text("\n\n".join([*body, tried]) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

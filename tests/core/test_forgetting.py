@@ -321,7 +321,7 @@ def test_figure_1_gamma_drops_at_every_change(seed):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_figure_1_mixture_moves_after_every_change(seed):
-    policy = Mixture(half_lives=(3.0, 30.0, 300.0, math.inf), calibrations=(1.0,))
+    policy = Mixture(half_lives=(3.0, 30.0, 300.0, math.inf), share=0.01, calibrations=(1.0,))
     y, seen = on_figure_1(policy, seed)
     weights = seen.half_life_weights
     np.testing.assert_allclose(weights.sum(axis=1), 1.0)

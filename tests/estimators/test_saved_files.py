@@ -1,5 +1,7 @@
 """Files that earlier versions wrote are still read, and still give the same answers.
 
+A default that has changed since (the share of a mixture) is that of the version that reads.
+
 Run as a script, this writes those of the current format; files of past formats are
 never written again.
 """

@@ -12,7 +12,7 @@ import torch
 
 from kalstream import paper
 from kalstream.errors import InvalidInput, MissingFile
-from kalstream.paper import Plan, images, run
+from kalstream.paper import Plan, images, pages, run
 from kalstream.paper.passes import Race
 
 torch.set_num_threads(1)
@@ -105,6 +105,13 @@ def is_found_out_if_touched(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "table1.md").write_text("# Table 1\n\n| method | 99.9 |\n")
     with pytest.raises(InvalidInput, match="is not what"):
         paper.shown("table1", tmp_path)
+    (tmp_path / "table1.md").unlink()
+    with pytest.raises(InvalidInput, match="is not what"):
+        paper.shown("table1", tmp_path)
+    part = {**content, "runs": [run for run in content["runs"] if run["stream"] == "tasks"]}
+    (tmp_path / "table1.json").write_text(json.dumps(part))
+    table = pages.table(Plan.read("table1"), run.Results(tmp_path / "table1.json"))
+    assert f"not run yet: {len(content['runs']) - len(part['runs'])} cells" in table
 
 
 def test_errors_name_the_remedy(tmp_path: Path) -> None:
@@ -118,6 +125,15 @@ def test_errors_name_the_remedy(tmp_path: Path) -> None:
         paper.reproduce("table1", tmp_path, quick=True, device="nonsense")
     with pytest.raises(MissingFile, match="no result file"):
         paper.shown("table1", tmp_path)
+    for damaged in ("{bad", "{}"):
+        (tmp_path / "figure1.json").write_text(damaged)
+        with pytest.raises(InvalidInput, match="is damaged"):
+            paper.shown("figure1", tmp_path)
+    (tmp_path / "weights.pth").write_text("none")
+    with pytest.raises(InvalidInput, match="without running code"):
+        paper.reproduce(
+            "figure3", tmp_path, data=tmp_path, weights=tmp_path / "weights.pth", only="scratch"
+        )
 
 
 # ---- the parts ----------------------------------------------------------------------------

@@ -230,7 +230,7 @@ class Mixture:
     """
 
     half_lives: Sequence[float] = (1e2, 1e3, 1e4, 1e5, math.inf)
-    share: float = 0.01
+    share: float = 0.001
     calibrations: Sequence[float] = (3.0, 7.0, 15.0, 35.0, 80.0)
     predictive: str = "exact"
     learn_scale: bool = False

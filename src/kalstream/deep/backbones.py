@@ -301,7 +301,7 @@ def load_weights(backbone: nn.Module, path: str | os.PathLike[str]) -> nn.Module
         (``num_batches_tracked``) may be missing, as in old files.
     """
     path = Path(path)
-    found, wanted = _read(path), backbone.state_dict()
+    found, wanted = read_weights(path), backbone.state_dict()
     found = {k: v for k, v in found.items() if k in wanted or not str(k).startswith(_CLASSIFIER)}
     problems = {
         "missing": [
@@ -333,7 +333,8 @@ def _shape(tensor: torch.Tensor) -> str:
     return "×".join(map(str, tensor.shape)) or "one number"
 
 
-def _read(path: Path) -> dict[str, torch.Tensor]:
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Tensors by name, from a state dict or a ``.safetensors``; no code in the file is run."""
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -345,10 +346,9 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
     except SafetensorError as error:
         raise InvalidInput(f"{path} is not a safetensors file: {error}") from error
     except Exception as error:  # a damaged pickle can raise anything
-        reason = str(error).partition("\n")[0]
-        raise InvalidInput(
-            f"{path} is not a state dict that can be loaded without running code: {reason}; "
-            "save one with torch.save(model.state_dict(), path)"
+        raise InvalidInput(  # torch's own message says to run the code in it
+            f"{path} is not a state dict that can be loaded without running code "
+            f"({type(error).__name__}); save one with torch.save(model.state_dict(), path)"
         ) from error
     if not isinstance(found, dict) or not all(isinstance(v, torch.Tensor) for v in found.values()):
         got = ", ".join(map(str, found)) if isinstance(found, dict) else type(found).__name__

@@ -87,7 +87,7 @@ def shown(name: str, folder: Path) -> str:
         pages.check(Plan.read(plan.of or name), Results(path))
     made, _ = _opened(plan, folder)
     written = folder / f"{name}.md"
-    if written.exists() and made not in written.read_text(encoding="utf-8"):
+    if not written.exists() or written.read_text(encoding="utf-8") != _page(plan, made):
         raise InvalidInput(f"{written} is not what {path} says; run: kalstream paper {name}")
     return made
 
@@ -103,14 +103,15 @@ def _run(
     say: Callable[[str], None],
 ) -> None:
     """Run what is missing, by groups and streams in processes of their own if there are several."""
+    from kalstream.deep.backbones import read_weights
     from kalstream.paper.jobs import merged, run_cells, run_parts
     from kalstream.paper.run import Results
 
     if data is None and not plan.is_quick:
         name = {"cifar100": "CIFAR-100", "cloc": "CLOC"}[plan.source]
         raise InvalidInput(f"{plan.name} needs {name}: --data FOLDER, or try --quick")
-    if weights is not None and not weights.is_file():
-        raise MissingFile(f"no file {weights} for --weights")
+    if weights is not None and not plan.is_quick:
+        read_weights(weights)  # now, not after an hour
     cells = [(m, stream) for m, stream in plan.cells() if only in f"{m.key}, {stream}"]
     if not cells:
         raise InvalidInput("no cell has that in its name; they are 'group: method, stream'")
@@ -159,8 +160,11 @@ def _opened(plan: Plan, folder: Path) -> tuple[str, Callable[[Path], None]]:
     if plan.kind == "series":
         from kalstream.paper import series
 
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return series.table(found), partial(series.draw, plan, found)
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return series.table(found), partial(series.draw, plan, found)
+        except (ValueError, KeyError) as error:
+            raise InvalidInput(f"{path} is damaged ({error}); move it away") from error
     from kalstream.paper import figures, pages
     from kalstream.paper.run import Results
 
@@ -168,11 +172,15 @@ def _opened(plan: Plan, folder: Path) -> tuple[str, Callable[[Path], None]]:
     return pages.table(plan, results), partial(figures.draw, plan, results)
 
 
+def _page(plan: Plan, made: str) -> str:
+    return f"# {plan.title}\n\n{made}"
+
+
 def _write(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Path]:
     """The table and the figure; returns all files."""
     made, draw = _opened(plan, folder)
     files = [folder / f"{plan.of or plan.name}.json", folder / f"{plan.name}.md"]
-    files[1].write_text(f"# {plan.title}\n\n{made}", encoding="utf-8")
+    files[1].write_text(_page(plan, made), encoding="utf-8")
     if plan.figure:
         try:
             draw(folder / f"{plan.name}.png")

@@ -84,18 +84,21 @@ def _note(plan: Plan, results: Results) -> str:
         stages = [stage for found in results.searches for stage in found["stages"]]
         trial = max(each["rows"] for stage in stages for each in stage["candidates"])
         parts.append(
-            f"hyper-parameters by log-probability on the first {trial:,} rows of seed "
+            f"hyper-parameters by log-probability on up to {trial:,} rows of seed "
             f"{results.searches[0]['seed']}"
         )
     if results.content.get("quick"):
         parts.append("a quick version, whose numbers say nothing about the method")
     elif any(method.paper for method in plan.methods):
-        parts.append("bold where the paper's number is reached")
-    seconds = results.content.get("seconds", 0.0)
+        parts.append("bold where the paper's number is reached, to a tenth of a percent")
+    missing = sum(not results.of(*cell) for cell in plan.cells())
+    if missing:
+        parts.append(f"not run yet: {missing} cells")
+    minutes = f"{results.content.get('seconds', 0.0) / 60:.0f}"
     differ = results.differ(Plan.read(plan.of) if plan.of else plan)
     if differ and not results.content.get("quick"):
         parts.append(f"run with other options than the plan has now: {len(differ)} cells")
-    parts.append(f"{seconds / 60:.0f} minutes on {machine.get('device', '?')}")
+    parts.append(f"{minutes} minute{'s' * (minutes != '1')} on {machine.get('device', '?')}")
     return "; ".join(parts) + "."
 
 
@@ -121,7 +124,7 @@ def check(plan: Plan, results: Results) -> None:
             raise InvalidInput(f"{what}: that is the seed of the search")
     for found in results.searches:
         _check_search(plan, found)
-    seeds = plan.seeds[:1] if results.content["quick"] else plan.seeds
+    seeds = plan.seeds[:1] if results.content.get("quick") else plan.seeds
     for method, stream in plan.cells():
         runs = results.of(method, stream)
         if runs and sorted(run["seed"] for run in runs) != sorted(seeds):

@@ -343,7 +343,7 @@ def _read(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InvalidInput(f"{path} is damaged ({error}); move it away") from error
-    if not isinstance(found, dict) or not {"format", "experiment"} <= found.keys():
+    if not isinstance(found, dict) or not {"format", "experiment", "runs"} <= found.keys():
         raise InvalidInput(f"{path} is not a result file of this version; move it away")
     return found
 

@@ -1,0 +1,62 @@
+"""Reliability of predictions as they are, and after a calibration that is learnt online."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kalstream.core import Calibration
+from kalstream.evaluate.metrics import LabelScore, Scored
+from kalstream.evaluate.prequential import Record
+
+LEAST = 1e-6  # a probability of 0 says what no power of it can take back
+
+
+class Calibrated:
+    """Probabilities raised to a power alpha and normalised; alpha is learnt after each row.
+
+    It is the calibration of kalstream's own filters (`kalstream.core.Calibration`), put behind a
+    learner of any kind.
+    """
+
+    def __init__(self) -> None:
+        self.rule = Calibration()
+        self.alpha, self.before, self.after = self.rule.start(), LabelScore(), LabelScore()
+
+    def add(self, record: Record) -> None:
+        """Score the rows of a record, then learn from them."""
+        scored, said = record.scored, record.answer.probabilities
+        if scored is None or said is None or not len(scored.codes):
+            return
+        self.before.add(scored)
+        columns = {label: k for k, label in enumerate(record.answer.labels or [])}
+        for i, label in enumerate(record.batch.targets.tolist()):
+            one = Scored(*(getattr(scored, name)[i : i + 1] for name in Scored.__slots__))
+            if label in columns and said[i].sum() > 0.0:
+                one = self._learn(one, said[i], columns[label])
+            self.after.add(one)
+
+    def _learn(self, one: Scored, said: Any, k: int) -> Scored:
+        logs = np.log(np.maximum(said / said.sum(), LEAST))
+        p = np.exp(self.alpha.value * (logs - logs.max()))
+        p /= p.sum()
+        # d log p_k / d log alpha
+        gradient = self.alpha.value * (logs[k] - p @ logs)
+        self.alpha = self.rule.learn(self.alpha, float(gradient))
+        own = np.log(np.maximum(p[k], LEAST))
+        brier = p @ p + 1.0 - 2.0 * p[k]
+        return Scored(one.codes, one.predicted, *(np.array([v]) for v in (own, p.max(), brier)))
+
+    def result(self) -> dict[str, Any] | None:
+        """Log-loss, ECE and bins of the reliability diagram, before and after."""
+        if not self.before.n:
+            return None
+        return {
+            name: {
+                "log_loss": score.values()["log_loss"],
+                "ece": score.values()["ece"],
+                "bins": score.reliability(),
+            }
+            for name, score in (("before", self.before), ("after", self.after))
+        }

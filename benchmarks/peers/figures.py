@@ -1,0 +1,109 @@
+"""Figures of docs/benchmarks.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from methods import METHODS
+from scipy.stats import studentized_range
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+OURS = "kalstream"
+MARKS = dict(zip(METHODS, "os<>dDvP^hXp*8+x1234", strict=False))
+
+
+def ranks(found: dict[str, dict[str, float]], n_streams: int, path: Path) -> None:
+    """Mean ranks on a line each, with the critical difference of Nemenyi's test."""
+    figure, axes = plt.subplots(1, len(found), figsize=(11, 4.5), layout="constrained")
+    for axis, (key, mine) in zip(axes, found.items(), strict=True):
+        names = sorted(mine, key=mine.__getitem__, reverse=True)
+        k = len(names)
+        spread = studentized_range.ppf(0.95, k, np.inf) / np.sqrt(2.0)
+        critical = spread * np.sqrt(k * (k + 1) / (6.0 * n_streams))
+        at = [mine[name] for name in names]
+        axis.hlines(names, 1.0, at, color="0.85", zorder=0)
+        axis.scatter(at, names, color=["tab:blue" if name == OURS else "0.4" for name in names])
+        axis.plot([at[-1], at[-1] + critical], [names[-1]] * 2, color="tab:red", lw=3, alpha=0.5)
+        axis.set_xlabel(f"mean rank, {key.replace('_', '-')} (red: critical difference, 5 %)")
+    _save(figure, path)
+
+
+def times(quality: Any, path: Path) -> None:
+    """Accuracy against time, for each stream."""
+    n = len(quality.streams)
+    figure, axes = plt.subplots(1, n, figsize=(4 * n, 4), layout="constrained", squeeze=False)
+    for axis, stream in zip(axes[0], quality.streams, strict=True):
+        for name in (*quality.methods, *quality.variants):
+            if name in METHODS:
+                colour = "tab:blue" if METHODS[name].family == OURS else "0.45"
+                at = quality.mean(name, stream, "us"), quality.mean(name, stream, "accuracy")
+                axis.plot(*at, MARKS[name], color=colour, label=name)
+        simple = quality.mean("no-change", stream, "accuracy")
+        axis.axhline(simple, color="tab:red", ls=":", lw=1, label="no-change")
+        axis.set(xscale="log", xlabel="microseconds a row", title=stream)
+    axes[0][0].set_ylabel("accuracy")
+    shown = axes[0][0].get_legend_handles_labels()
+    figure.legend(*shown, loc="outside lower center", ncols=5, fontsize=7)
+    _save(figure, path)
+
+
+def reliability(found: dict[str, dict[str, Any]], path: Path) -> None:
+    """How often the most probable class was right against its probability; bins (3, 15)."""
+    lines = -(-len(found) // 5)
+    how = {"figsize": (12, 2.4 * lines), "layout": "constrained"}
+    figure, axes = plt.subplots(lines, 5, sharex=True, sharey=True, squeeze=False, **how)
+    for axis in axes.flat[len(found) :]:
+        axis.set_axis_off()
+    for axis, (name, when) in zip(axes.flat, found.items(), strict=False):
+        axis.plot([0, 1], [0, 1], color="0.8", lw=1)
+        for label, (count, confidence, right) in when.items():
+            there = count > 0.001 * count.sum()
+            axis.plot(
+                confidence[there] / count[there], right[there] / count[there], ".-", label=label
+            )
+        axis.set_title(name, fontsize=8)
+    axes.flat[0].legend(fontsize=7)
+    figure.supxlabel("probability of the most probable class")
+    figure.supylabel("how often it came")
+    _save(figure, path)
+
+
+def speed(cells: list[dict[str, Any]], path: Path) -> dict[tuple[str, str], float]:
+    """Time of a row against columns, classes and chunks; the exponents that were fitted."""
+    names = list(dict.fromkeys(cell["method"] for cell in cells))
+    fixed = {
+        "columns": {"classes": 2, "chunk": 1},
+        "classes": {"columns": 64, "chunk": 1},
+        "chunk": {"columns": 256, "classes": 10},
+    }
+    figure, axes = plt.subplots(1, 3, figsize=(15, 5.5), layout="constrained")
+    exponents = {}
+    for axis, (along, others) in zip(axes, fixed.items(), strict=True):
+        for name in names:
+            mine = [c for c in cells if c["method"] == name and others.items() <= c.items()]
+            x, y = (np.array([cell[key] for cell in mine]) for key in (along, "us"))
+            if len(x) < 2:
+                continue
+            label = name
+            if along != "chunk":
+                upper = slice(len(x) // 2 - (len(x) < 4), None)
+                slope = float(np.polyfit(np.log(x[upper]), np.log(y[upper]), 1)[0])
+                exponents[name, along] = slope
+                label = f"{name} ({slope:.1f})"
+            colour = {"color": "tab:blue"} if name == OURS else {}
+            axis.plot(x, y, ".-", label=label, lw=2.5 if name == OURS else 1.2, **colour)
+        axis.set(xscale="log", yscale="log", xlabel=along, ylabel="microseconds a row")
+        axis.set_title(", ".join(f"{value} {key}" for key, value in others.items()))
+        axis.legend(fontsize=7, title="" if along == "chunk" else "(exponent)")
+    _save(figure, path)
+    return exponents
+
+
+def _save(figure: Any, path: Path) -> None:
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
