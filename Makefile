@@ -52,7 +52,7 @@ test-slow: $(TEST_STAMP)
 bench: test
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/predictive.py
-	$(BIN)/python benchmarks/streams.py
+	$(BIN)/python benchmarks/embeddings.py
 	$(BIN)/python benchmarks/features.py
 	$(BIN)/python benchmarks/run.py
 	$(MAKE) bench-peers

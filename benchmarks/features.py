@@ -1,6 +1,6 @@
 """Which features should be the default: raw, scaled or Fourier, on tables and on embeddings.
 
-Writes its section. Chunks of ten, predicted before they are learnt; data as in streams.py.
+Writes its section. Chunks of ten, predicted before they are learnt; data as in embeddings.py.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 
 import numpy as np
+from embeddings import EMBEDDINGS, FOLDER, ORDERS, STREAMS, Score, embeddings, stream
 from page import alone, machine, table, write_section
 
 from kalstream import KalmanClassifier
-from streams import EMBEDDINGS, FOLDER, ORDERS, STREAMS, Score, embeddings, stream
 
 LIMIT = 20_000  # rows of a table: enough to tell them apart
 
@@ -20,7 +20,7 @@ LIMIT = 20_000  # rows of a table: enough to tell them apart
 def run(name: str, features: str) -> tuple[float, float, float]:
     """Accuracy, log-loss and microseconds an example."""
     if name in STREAMS:
-        rows, labels, _ = stream(name)
+        rows, labels = stream(name)
         rows, labels = rows[:LIMIT], labels[:LIMIT]
     else:
         rows, found = embeddings(name, 0)

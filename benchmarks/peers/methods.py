@@ -36,13 +36,31 @@ class Method:
     is_ensemble: bool = False
 
 
+class Scaler:
+    """What scikit-learn's StandardScaler learns from rows, in microseconds instead of 1 ms each."""
+
+    def __init__(self) -> None:
+        self.n, self.mean, self.spread = 0, 0.0, 0.0
+
+    def partial_fit(self, X: Any) -> None:
+        """Learn rows."""
+        for x in X:
+            self.n += 1
+            gap = x - self.mean
+            self.mean = self.mean + gap / self.n
+            self.spread = self.spread + gap * (x - self.mean)
+
+    def transform(self, X: Any) -> Any:
+        """Rows (b, d) in standard deviations; columns that never changed stay as they are."""
+        std = np.sqrt(self.spread / self.n)
+        return (X - self.mean) / np.where(std > 0.0, std, 1.0)
+
+
 class Scaled:
     """Columns in standard deviations learnt online, and a learner of scikit-learn's."""
 
     def __init__(self, learner: Any) -> None:
-        from sklearn.preprocessing import StandardScaler
-
-        self.learner, self.scaler = learner, StandardScaler()
+        self.learner, self.scaler = learner, Scaler()
 
     @property
     def classes_(self) -> Any:
@@ -199,7 +217,8 @@ def _naive_bayes(seed: int) -> Any:
     return SeenOnly(GaussianNB())
 
 
-# Other settings of kalstream have one seed: they are there to show what a part does.
+# Other settings of kalstream have one seed: they are there to show what a part does. The seed of
+# scikit-learn's SGD is for shuffling, and a single row cannot be shuffled.
 METHODS: dict[str, Method] = {
     "kalstream": Method(lambda s: KalmanClassifier(random_state=s), "kalstream", True),
     "kalstream, without the labels before": Method(
@@ -222,8 +241,8 @@ METHODS: dict[str, Method] = {
     "Hoeffding adaptive tree": Method(_hoeffding, "river", True),
     "softmax regression": Method(_softmax, "river"),
     "kNN": Method(_neighbours, "river", is_slow=True),
-    "SGD, log loss": Method(_sgd, "scikit-learn", True),
-    "passive-aggressive": Method(_passive_aggressive, "scikit-learn", True),
+    "SGD, log loss": Method(_sgd, "scikit-learn"),
+    "passive-aggressive": Method(_passive_aggressive, "scikit-learn"),
     "Gaussian naive Bayes": Method(_naive_bayes, "scikit-learn"),
     "streaming LDA": Method(lambda s: ScaledProbabilities(StreamingLDA()), "plain"),
     "RLS, forgetting 0.999": Method(

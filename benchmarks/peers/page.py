@@ -61,8 +61,8 @@ class Quality:
         return float(np.mean(values)) if values else np.nan
 
     def ranks(self, key: str) -> dict[str, float]:
-        """Mean rank over streams of those that have the number, 1 the best."""
-        names = [m for m in self.methods if not np.isnan(self.mean(m, self.streams[0], key))]
+        """Mean rank over streams of those that have the number on all of them, 1 the best."""
+        names = [m for m in self.methods if all(self.of(m, s, key) for s in self.streams)]
         each = [rankdata([KEYS[key] * self.mean(m, s, key) for m in names]) for s in self.streams]
         return dict(zip(names, np.mean(each, axis=0).tolist(), strict=True))
 
@@ -80,35 +80,25 @@ class Quality:
         return cells
 
 
-def wins_section(quality: Quality) -> list[str]:
+def wins_section(quality: Quality, detected: list[str]) -> list[str]:
     """Where a peer is better than kalstream's default."""
-    lines = []
-    for key, word in (("accuracy", "accuracy"), ("log_loss", "log-loss"), ("ece", "ECE")):
+    lines = [*detected]
+    for key, word in {"accuracy": "accuracy", "log_loss": "log-loss", "ece": "ECE"}.items():
+        won = 0
         for stream in quality.streams:
             own = quality.mean(OURS, stream, key)
-            for name in quality.methods[1:]:
-                other = quality.mean(name, stream, key)
-                if KEYS.get(key, 1.0) * (own - other) > 0.0:
-                    lines.append(f"{word} on {stream}: {name} {other:.4f}, kalstream {own:.4f}")
-    for key, word in (("us", "us a row"), ("kb", "KB of memory")):
+            others = {m: quality.mean(m, stream, key) for m in quality.methods[1:]}
+            better = {m: v for m, v in others.items() if KEYS.get(key, 1.0) * (own - v) > 0.0}
+            won += not better
+            if better:
+                named = ", ".join(f"{name} {value:.4f}" for name, value in better.items())
+                lines.append(f"{word} on {stream}: {named}; kalstream {own:.4f}")
+        lines.append(f"{word}: kalstream is first on {won} of {len(quality.streams)} streams")
+    for key, word in {"us": "microseconds a row", "kb": "KB of memory"}.items():
         own = quality.average(OURS, key)
         better = {m: quality.average(m, key) for m in quality.methods[1:]}
         named = [f"{name} {value:,.0f}" for name, value in better.items() if value < own]
-        if named:
-            lines.append(f"{word}, mean over streams: {', '.join(named)}; kalstream {own:,.0f}")
-    for key, word in (("accuracy", "accuracy"), ("log_loss", "log-loss")):
-        best = [
-            s
-            for s in quality.streams
-            if all(
-                KEYS[key] * (quality.mean(m, s, key) - quality.mean(OURS, s, key)) > 0.0
-                for m in quality.methods[1:]
-                if quality.of(m, s, key)
-            )
-        ]
-        lines.append(
-            f"kalstream is first in {word} on {len(best)} of {len(quality.streams)} streams"
-        )
+        lines.append(f"{word}, mean over streams: {', '.join(named) or '-'}; kalstream {own:,.0f}")
     return ["## Where a peer wins", "\n".join(f"- {each}" for each in lines)]
 
 
@@ -116,7 +106,7 @@ def quality_section(quality: Quality) -> list[str]:
     """Tables of accuracy and log-loss, of the other metrics, and of time."""
     ranks = {key: quality.ranks(key) for key in KEYS}
     rows = []
-    for name in sorted(quality.methods, key=lambda m: ranks["accuracy"][m]):
+    for name in sorted(quality.methods, key=lambda m: ranks["accuracy"].get(m, np.inf)):
         shown = [f"{ranks[k][name]:.1f}" if name in ranks[k] else "" for k in KEYS]
         rows.append([f"**{name}**" if name == OURS else name, *quality.line(name), *shown])
     names = ["method", *quality.streams, "rank, accuracy", "rank, log-loss"]
@@ -232,6 +222,28 @@ def calibration_section(quality: Quality) -> list[str]:
     ]
 
 
+def noticed(cells: list[dict[str, Any]], kind: str, name: str) -> tuple[int, float]:
+    """How many changes of a kind a detector has noticed, and after how many rows."""
+    mine = [cell["detectors"][name]["delays"] for cell in cells if cell["kind"] == kind]
+    delays = [delay for each in mine for delay in each]
+    return len(delays), float(np.median(delays)) if delays else np.inf
+
+
+def detect_wins(found: dict[str, Any]) -> list[str]:
+    """Where a detector notices more changes than kalstream's alarm, or notices them sooner."""
+    cells, lines = found["cells"], []
+    for kind in dict.fromkeys(cell["kind"] for cell in cells if cell["changes"]):
+        own = noticed(cells, kind, OURS)
+        for name in cells[0]["detectors"]:
+            count, delay = noticed(cells, kind, name)
+            if count > own[0] or delay < own[1]:
+                lines.append(
+                    f"{kind} changes: {name} notices {count}, after {delay:.0f} rows; "
+                    f"kalstream {own[0]}, after {own[1]:.0f}"
+                )
+    return lines
+
+
 def detect_section(found: dict[str, Any]) -> list[str]:
     """Who notices changes, and the regret."""
     cells, lines, regrets = found["cells"], [], []
@@ -239,12 +251,12 @@ def detect_section(found: dict[str, Any]) -> list[str]:
         mine = [cell for cell in cells if cell["kind"] == kind]
         for name in mine[0]["detectors"]:
             judged = [cell["detectors"][name] for cell in mine]
-            delays = [delay for each in judged for delay in each["delays"]]
+            count, delay = noticed(cells, kind, name)
             n_changes = sum(cell["changes"] for cell in mine)
-            noticed = f"{len(delays)} of {n_changes}" if n_changes else ""
-            median = f"{np.median(delays):.0f}" if delays else ""
+            shown = f"{count} of {n_changes}" if n_changes else ""
+            median = f"{delay:.0f}" if count else ""
             rate = 1e4 * sum(each["false"] for each in judged) / sum(cell["rows"] for cell in mine)
-            lines.append([kind, name, noticed, median, f"{rate:.1f}"])
+            lines.append([kind, name, shown, median, f"{rate:.1f}"])
         each = [cell["regret"] for cell in mine]
         regrets.append([kind, *(f"{np.mean([one[k] for one in each]):+.4f}" for k in each[0])])
     return [
@@ -290,6 +302,8 @@ def main() -> None:
     folder = DOCS / "benchmarks"
     folder.mkdir(exist_ok=True)
     found = json.loads((RESULTS / "quality.json").read_text())
+    paths = {name: RESULTS / f"{name}.json" for name in ("detect", "speed")}
+    extra = {n: json.loads(path.read_text()) for n, path in paths.items() if path.exists()}
     quality = Quality(found["cells"])
     figures.ranks(
         {key: quality.ranks(key) for key in KEYS}, len(quality.streams), folder / "ranks.png"
@@ -302,14 +316,12 @@ def main() -> None:
         "[`benchmarks/peers/results`](../benchmarks/peers/results); one example at a time, each "
         "predicted before it is learnt, every method with its documented defaults. "
         f"{versions}, Python {found['python']}, {found['machine']}, two processes.",
-        *wins_section(quality),
+        *wins_section(quality, detect_wins(extra["detect"]) if "detect" in extra else []),
         *quality_section(quality),
         *calibration_section(quality),
     ]
     for name, section in {"detect": detect_section, "speed": speed_section}.items():
-        path = RESULTS / f"{name}.json"
-        if path.exists():
-            body += section(json.loads(path.read_text()))
+        body += section(extra[name]) if name in extra else []
     tried = Path(__file__).with_name("tried.md").read_text(encoding="utf-8").strip()
     (DOCS / "benchmarks.md").write_text("\n\n".join([*body, tried]) + "\n", encoding="utf-8")
 

@@ -39,7 +39,7 @@ TARGETS = {"elec2": "target", "weather": "target", "outdoor": "label", "covtype"
 SEEDS = (0, 1, 2)
 LONG = 40_000  # rows of a long stream that all methods see
 ONCE = ("ARF, 50 trees", "SRP, 10 trees")  # one seed: minutes each
-WHOLE = ("kalstream", "kalstream, without the labels before", "Hoeffding adaptive tree")
+WHOLE = ("kalstream", "kalstream, without the labels before")
 
 
 def name_of(path: Path) -> str:
@@ -138,7 +138,7 @@ def main() -> None:
     ]
     found |= {
         "python": platform.python_version(),
-        "machine": platform.processor() or platform.machine(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "versions": {name: version(name) for name in ("kalstream", "river", "scikit-learn")},
     }
     # longest first, so that no core waits at the end

@@ -16,6 +16,7 @@ from sklearn.metrics import accuracy_score, f1_score
 from kalstream import KalmanClassifier, KalmanRegressor
 from kalstream.errors import InvalidInput
 from kalstream.evaluate import Evaluation, iter_prequential, prequential, select
+from kalstream.evaluate.metrics import LabelScore, score_labels
 from kalstream.streams import ArrayStream
 
 
@@ -503,3 +504,12 @@ def test_select_needs_probabilities_and_candidates() -> None:
         select({}, labelled(10))
     with pytest.raises(InvalidInput, match="'hinge' gives no probabilities"):
         select({"hinge": Hinge()}, labelled(50), classes=["c0", "c1", "c2"])
+
+
+def test_probabilities_that_are_hardly_numbers() -> None:
+    """A learner that is sure of a class not seen yet: the rest adds up to less than 1 / inf."""
+    said = np.array([[5e-324, 1e-323, 1.0]])
+    scored = score_labels(np.array([1]), said, np.arange(3), np.array([3]), np.array([2]))
+    np.testing.assert_allclose(np.exp(scored.log_prob), 0.75 * 2.0 / 3.0)
+    np.testing.assert_allclose(scored.confidence, 0.5)
+    LabelScore().add(scored)

@@ -26,7 +26,7 @@ _RECENT: Final = 200.0
 # No alarm before the average means something.
 _WARM_UP: Final = 200.0
 # An alarm begins above the first and ends below the second. A change of the rule passes 0.9; on
-# streams without one 0.5 is passed once or twice in a thousand rows, 0.85 once in ten thousand.
+# streams without one 0.5 is passed a few times in ten thousand rows, 0.85 once in fifty thousand.
 _ALARM: Final = (0.85, 0.25)
 
 # Half-lives into which a learned gamma is sorted, for the drift alarm.

@@ -63,7 +63,8 @@ def score_labels(
     if silent.any():
         p[silent] = known[silent]
         total[silent] = np.maximum(n_known[silent], 1)
-    p *= (n_seen / (n_seen + 1.0) / total)[:, None]
+    p /= total[:, None]  # by itself: the inverse of a total that is hardly a number overflows
+    p *= (n_seen / (n_seen + 1.0))[:, None]
     new = 1.0 / (n_seen + 1.0)
     own = np.where(ranks[codes] >= n_known, new, p[np.arange(b), codes])
     predicted = np.where(silent, -1, p.argmax(axis=1)) if n_columns else np.full(b, -1)
