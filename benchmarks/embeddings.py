@@ -1,69 +1,27 @@
 """KalmanClassifier on frozen embeddings and with many classes. Writes its section.
 
-The data are not part of the project: set KALSTREAM_DATA to the folder that holds embeddings/, and
-streams/ for features.py. What is missing is left out, and the page says so. Streams one example at
-a time, beside other libraries: peers/.
+What data are missing (data.py) is left out, and the page says so. Streams one example at a time,
+beside other libraries: peers/.
 """
 
 from __future__ import annotations
 
-import math
-import os
 import time
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow.csv
-import pyarrow.parquet
 from page import alone, machine, table, write_section
 from safetensors.numpy import load_file
 
+from data import FOLDER
 from kalstream import KalmanClassifier
+from kalstream.evaluate import prequential
+from kalstream.streams import ArrayStream
 
-FOLDER = Path(os.environ.get("KALSTREAM_DATA", "data"))
-# name: file, target, rows
-STREAMS = {
-    "elec2": ("elec2.csv", "target", None),
-    "weather": ("weather.csv", "target", None),
-    "outdoor": ("outdoor.parquet", "label", None),
-    "covtype": ("covtype.parquet", "Cover_Type", 60_000),
-}
 EMBEDDINGS = "cifar100-train-mobilenetv2-pca256.safetensors"
 ORDERS = {"shuffled": (0.573, 1.715), "ten tasks": (0.825, 0.845)}
 
 
-class Score:
-    """Accuracy and log-loss; a label never seen before has probability 1 / (n + 1)."""
-
-    def __init__(self) -> None:
-        self.n, self.right, self.loss, self.seconds = 0, 0, 0.0, 0.0
-
-    def add(self, probabilities: dict[Any, float], label: Any, n_seen: int) -> None:
-        """Score one prediction, made after n_seen labels."""
-        self.n += 1
-        if probabilities:
-            self.right += max(probabilities, key=probabilities.__getitem__) == label
-        known = probabilities.get(label, 0.0) * n_seen / (n_seen + 1)
-        self.loss -= math.log(max(known, 1e-15) if label in probabilities else 1 / (n_seen + 1))
-
-    def row(self) -> tuple[float, float, float]:
-        """Accuracy, log-loss, microseconds an example."""
-        return self.right / self.n, self.loss / self.n, 1e6 * self.seconds / self.n
-
-
-def stream(name: str) -> tuple[np.ndarray, list[Any]]:
-    """Rows (n, d) and labels."""
-    file, target, limit = STREAMS[name]
-    path = FOLDER / "streams" / file
-    read = pyarrow.csv.read_csv if path.suffix == ".csv" else pyarrow.parquet.read_table
-    found = read(path).slice(0, limit)
-    columns = [c for c in found.column_names if c != target]
-    rows = np.stack([found[c].to_numpy().astype(np.float64) for c in columns], axis=1)
-    return rows, found[target].to_pylist()
-
-
-def embeddings(order: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def embeddings(order: str, seed: int = 0) -> ArrayStream:
     """Frozen embeddings (50000, 256) and labels, shuffled or in ten tasks of ten classes."""
     found = load_file(FOLDER / "embeddings" / EMBEDDINGS)
     rows, labels = found["features"].astype(np.float64), found["labels"].astype(np.int64)
@@ -73,26 +31,18 @@ def embeddings(order: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
         task = np.empty(100, np.int64)
         task[rng.permutation(100)] = np.arange(100) // 10
         index = index[np.argsort(task[labels[index]], kind="stable")]
-    return rows[index], labels[index]
+    return ArrayStream(rows[index], labels[index])
 
 
 @alone
-def run_embeddings(order: str, seed: int) -> tuple[float, float, float]:
-    """Scores on frozen embeddings, in chunks of 10 predicted before they are learnt."""
-    rows, labels = embeddings(order, seed)
-    KalmanClassifier(features="raw").partial_fit(rows[:10], labels[:10]).predict_proba(rows[:10])
-    model, score = KalmanClassifier(features="raw"), Score()
-    for start in range(0, len(rows), 10):
-        x, y = rows[start : start + 10], labels[start : start + 10]
-        begun = time.perf_counter()
-        p, classes = (
-            (model.predict_proba(x), model.classes_) if start else (np.zeros((10, 0)), y[:0])
-        )
-        model.partial_fit(x, y)
-        score.seconds += time.perf_counter() - begun
-        for each, label in zip(p, y.tolist(), strict=True):
-            score.add(dict(zip(classes.tolist(), each, strict=True)), label, start)
-    return score.row()
+def run_chunks(stream: ArrayStream, features: str) -> tuple[float, float, float]:
+    """Accuracy, log-loss and microseconds an example, in chunks of 10."""
+    warm = ArrayStream(stream.rows[:20], stream.targets[:20])
+    for each in (warm, stream):  # compiles first
+        model = KalmanClassifier(features=features, random_state=0)
+        found = prequential(model, each, chunk=10)
+    scores = found.total["accuracy"], found.total["log_loss"]
+    return *scores, 1e6 * found.seconds / found.n_rows
 
 
 @alone
@@ -128,7 +78,7 @@ def main() -> None:
     if (FOLDER / "embeddings" / EMBEDDINGS).exists():
         lines = []
         for order, (accuracy, loss) in ORDERS.items():
-            found = run_embeddings(order, 0)
+            found = run_chunks(embeddings(order), "raw")
             lines.append(
                 [
                     order,

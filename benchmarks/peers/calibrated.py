@@ -22,14 +22,13 @@ class Calibrated:
 
     def __init__(self) -> None:
         self.rule = Calibration()
-        self.alpha, self.before, self.after = self.rule.start(), LabelScore(), LabelScore()
+        self.alpha, self.after = self.rule.start(), LabelScore()
 
     def add(self, record: Record) -> None:
         """Score the rows of a record, then learn from them."""
         scored, said = record.scored, record.answer.probabilities
         if scored is None or said is None or not len(scored.codes):
             return
-        self.before.add(scored)
         columns = {label: k for k, label in enumerate(record.answer.labels or [])}
         for i, label in enumerate(record.batch.targets.tolist()):
             one = Scored(*(getattr(scored, name)[i : i + 1] for name in Scored.__slots__))
@@ -48,9 +47,9 @@ class Calibrated:
         brier = p @ p + 1.0 - 2.0 * p[k]
         return Scored(one.codes, one.predicted, *(np.array([v]) for v in (own, p.max(), brier)))
 
-    def result(self) -> dict[str, Any] | None:
+    def result(self, before: LabelScore) -> dict[str, Any] | None:
         """Log-loss, ECE and bins of the reliability diagram, before and after."""
-        if not self.before.n:
+        if not self.after.n:
             return None
         return {
             name: {
@@ -58,5 +57,5 @@ class Calibrated:
                 "ece": score.values()["ece"],
                 "bins": score.reliability(),
             }
-            for name, score in (("before", self.before), ("after", self.after))
+            for name, score in (("before", before), ("after", self.after))
         }

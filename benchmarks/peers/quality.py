@@ -14,58 +14,37 @@ import json
 import os
 import pickle
 import platform
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow.csv
-import pyarrow.parquet
 from calibrated import Calibrated
 from methods import METHODS
 from threadpoolctl import threadpool_limits
 
-from kalstream.evaluate import prequential
-from kalstream.evaluate.prequential import Evaluation
-from kalstream.streams import ArrayStream, Batch
+from kalstream.evaluate import Evaluation, prequential
+from kalstream.streams import ArrayStream
 from kalstream.streams.packaged import path_of
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from data import name_of, read, stream_files
+
 RESULTS = Path(__file__).parent / "results"
-TARGETS = {"elec2": "target", "weather": "target", "outdoor": "label", "covtype": "Cover_Type"}
 SEEDS = (0, 1, 2)
 LONG = 40_000  # rows of a long stream that all methods see
 ONCE = ("ARF, 50 trees", "SRP, 10 trees")  # one seed: minutes each
 WHOLE = ("kalstream", "kalstream, without the labels before")
 
 
-def name_of(path: Path) -> str:
-    """Of a stream."""
-    return path.name.split(".")[0]
-
-
-def read(path: Path, limit: int | None) -> ArrayStream:
-    """A file as a stream of numbers."""
-    read_file = pyarrow.parquet.read_table if path.suffix == ".parquet" else pyarrow.csv.read_csv
-    found = read_file(path).slice(0, limit)
-    target = TARGETS.get(name_of(path), found.column_names[-1])
-    columns = [name for name in found.column_names if name != target]
-    rows = np.stack([found[c].to_numpy().astype(np.float64) for c in columns], axis=1)
-    return ArrayStream(rows, np.array(found[target].to_pylist()))
-
-
 class OnCpu(Evaluation):
     """Times are those of the processor, whatever else the machine does meanwhile."""
 
-    def _timed(self, do: Callable[[Batch], Any], batch: Batch) -> Any:
-        begun = time.process_time()
-        try:
-            return do(batch)
-        finally:
-            self.seconds += time.process_time() - begun
+    clock = staticmethod(time.process_time)
 
 
 def run(path: Path, method: str, seed: int, limit: int | None) -> dict[str, Any]:
@@ -91,17 +70,14 @@ def run(path: Path, method: str, seed: int, limit: int | None) -> dict[str, Any]
         **{key: total.get(key) for key in keys},
         "us": 1e6 * found.seconds / found.n_rows,
         "kb": len(pickle.dumps(learner)) / 1024,
-        "calibration": calibrated.result(),
+        "calibration": calibrated.result(found.judge.total),
         "baselines": found.judge.simple.values(),
     }
 
 
 def known_files() -> list[Path]:
     """Streams that are there."""
-    folder = Path(os.environ.get("KALSTREAM_DATA", "data")) / "streams"
-    if folder.is_dir():
-        return sorted(path for path in folder.iterdir() if path.suffix in (".csv", ".parquet"))
-    return [path_of(name) for name in ("elec2", "weather")]
+    return stream_files() or [path_of(name) for name in ("elec2", "weather")]
 
 
 def cells(files: list[Path], quick: bool) -> Iterator[tuple[Path, str, int, int | None]]:

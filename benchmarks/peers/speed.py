@@ -78,7 +78,7 @@ def rows_of(columns: int, classes: int, n: int) -> ArrayStream:
 
 
 def measure(method: str, columns: int, classes: int, chunk: int) -> dict[str, Any]:
-    """Microseconds a row; None if the first blocks take too long."""
+    """Microseconds a row, and the size of the model."""
     size = max(20, chunk)
     stream, learner = rows_of(columns, classes, 2 * classes + 300 * size), LEARNERS[method](0)
     begun, times, start = time.perf_counter(), [], 0
