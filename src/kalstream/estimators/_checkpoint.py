@@ -54,9 +54,24 @@ from kalstream.features import OnlineScaler, RandomFourierFeatures
 Array = NDArray[Any]
 FilePath = str | os.PathLike[str]
 
-FORMAT: Final = 2
+FORMAT: Final = 3
+
+
+def _with_average(tree: Any) -> Any:
+    """Format 3: Watch.numbers has an average at its end."""
+    if isinstance(tree, list):
+        return [_with_average(each) for each in tree]
+    if not isinstance(tree, dict):
+        return tree
+    tree = {key: _with_average(each) for key, each in tree.items()}
+    if "Watch" in tree:
+        tree["Watch"]["numbers"] = np.append(tree["Watch"]["numbers"], 0.0)
+    return tree
+
+
 _MIGRATIONS: Final[dict[int, Callable[[Any], Any]]] = {
     1: lambda tree: tree,  # Model.stack is newer, and None if it is not there
+    2: _with_average,
 }
 
 # Where the digest stands. A quote inside a string is escaped, so this occurs nowhere else.

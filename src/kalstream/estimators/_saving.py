@@ -39,7 +39,7 @@ checkpoint._CHECKS[Stack] = lambda s: (
 )
 checkpoint._CHECKS[Watch] = lambda w: (
     w.now.shape == w.usual.shape == w.levels.shape
-    and w.numbers.shape == (6,)
+    and w.numbers.shape == (7,)
     and w.usual.dtype == w.levels.dtype == w.numbers.dtype == np.float64
 )
 _FITTED = ("n_features_in_", "feature_names_in_", "_flat")

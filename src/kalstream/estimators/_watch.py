@@ -17,7 +17,7 @@ from kalstream.core.state import Step
 Array = NDArray[Any]
 
 # Where each number stands in `Watch.numbers`.
-N, DISTANCE, ON, BEGAN, PEAK, ALARMS = range(6)
+N, DISTANCE, ON, BEGAN, PEAK, ALARMS, LATELY = range(7)
 
 # The usual posterior over half-lives is an average over some this many rows.
 _SLOW: Final = 1000.0
@@ -25,9 +25,11 @@ _SLOW: Final = 1000.0
 _RECENT: Final = 200.0
 # No alarm before the average means something.
 _WARM_UP: Final = 200.0
-# An alarm begins above the first and ends below the second. A change of the rule passes 0.9; on
-# streams without one 0.5 is passed a few times in ten thousand rows, 0.85 once in fifty thousand.
-_ALARM: Final = (0.85, 0.25)
+# An alarm begins above the first, or when the average over some _LATELY rows passes the second; it
+# ends when both are below the third. A sudden change passes 0.9; a slow one stays at 0.5 to 0.8 for
+# hundreds of rows, where a stream without any is above 0.5 for ten rows at a time.
+_ALARM: Final = (0.9, 0.45, 0.25)
+_LATELY: Final = 50.0
 
 # Half-lives into which a learned gamma is sorted, for the drift alarm.
 GRID: Final = np.array([3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0, math.inf])
@@ -45,8 +47,8 @@ class Drift:
         Whether there is an alarm now.
     confidence : float in [0, 1]
         How much of the posterior has moved: the largest difference between the probability
-        that the half-life is at most h, now and usually, over h. An alarm begins above 0.85 and
-        ends below 0.25.
+        that the half-life is at most h, now and usually, over h. An alarm begins above 0.9, or
+        when the average over some 50 rows passes 0.45; it ends when both are below 0.25.
     since : int or None
         Number of the row (counted from 0) at which the last alarm began.
     peak : float
@@ -85,7 +87,7 @@ class Watch:
         Posterior over half-lives, shortest first: of the last row, and on average.
     levels : (J,)
         Logarithm of each filter's usual variance of the outputs, before a row is learnt.
-    numbers : (6,)
+    numbers : (7,)
         See the names above.
     """
 
@@ -97,7 +99,7 @@ class Watch:
     @classmethod
     def start(cls, n_filters: int) -> Watch:
         """Nothing seen yet."""
-        numbers = np.zeros(6)
+        numbers = np.zeros(7)
         numbers[BEGAN] = -1.0
         nothing = np.zeros(n_filters)
         return cls(nothing, nothing, nothing, numbers)
@@ -107,7 +109,7 @@ class Watch:
         from kalstream.estimators._watch_scan import watch_rows
 
         usual, levels, numbers = self.usual.copy(), self.levels.copy(), self.numbers.copy()
-        how = _SLOW, _WARM_UP, *_ALARM, _RECENT
+        how = _SLOW, _WARM_UP, *_ALARM, _LATELY, _RECENT
         watch_rows(weights, variance, *how, usual, levels, numbers)
         return Watch(weights[-1].copy(), usual, levels, numbers)
 

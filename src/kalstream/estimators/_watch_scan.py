@@ -34,7 +34,9 @@ def watch_rows(
     slow: float,
     warm_up: float,
     begin: float,
+    begin_average: float,
     end: float,
+    lately: float,
     recent: float,
     usual: Array,
     levels: Array,
@@ -51,12 +53,13 @@ def watch_rows(
         if n < warm_up:
             distance = 0.0
         numbers[1] = distance
-        if numbers[2] == 0.0 and distance > begin:
+        numbers[6] += (distance - numbers[6]) / lately
+        if numbers[2] == 0.0 and (distance > begin or numbers[6] > begin_average):
             numbers[2], numbers[3], numbers[4] = 1.0, n, distance
             numbers[5] += 1.0
         elif numbers[2] == 1.0:
             numbers[4] = max(numbers[4], distance)
-            if distance < end:
+            if max(distance, numbers[6]) < end:
                 numbers[2] = 0.0
         rate = 1.0 / min(n + 1.0, slow)
         for j in range(weights.shape[1]):
