@@ -30,7 +30,9 @@ help:
 	@echo "make run        set up $(VENV) and run the main job"
 	@echo "make test       format, lint, types, layers, tests"
 	@echo "make test-slow  the tests that take minutes"
-	@echo "make bench      make test, then the benchmarks; KALSTREAM_DATA=FOLDER for more streams"
+	@echo "make bench      make test, then the benchmarks; KALSTREAM_DATA=FOLDER and"
+	@echo "                STREAMS='my.csv ...' for more streams"
+	@echo "make bench-peers  of these, kalstream beside its peers: an hour, writes docs/benchmarks.md"
 	@echo "make bench-quick  kalstream beside its peers, in minutes"
 	@echo "make format     rewrite the sources in the project's format"
 	@echo "make clean      remove $(VENV), caches and build outputs"
@@ -58,13 +60,13 @@ bench: test
 	$(MAKE) bench-peers
 
 bench-peers: $(PEERS_STAMP)
-	$(PEERS)/bin/python benchmarks/peers/quality.py
+	$(PEERS)/bin/python benchmarks/peers/quality.py $(STREAMS)
 	$(PEERS)/bin/python benchmarks/peers/detect.py
 	$(PEERS)/bin/python benchmarks/peers/speed.py
-	$(PEERS)/bin/python benchmarks/peers/page.py
+	$(PEERS)/bin/python benchmarks/peers/write_page.py
 
 bench-quick: $(PEERS_STAMP)
-	$(PEERS)/bin/python benchmarks/peers/quality.py --quick
+	$(PEERS)/bin/python benchmarks/peers/quality.py --quick $(STREAMS)
 	$(PEERS)/bin/python benchmarks/peers/detect.py --quick
 	$(PEERS)/bin/python benchmarks/peers/speed.py --quick
 

@@ -73,35 +73,17 @@ def reliability(found: dict[str, dict[str, Any]], path: Path) -> None:
     _save(figure, path)
 
 
-def speed(cells: list[dict[str, Any]], path: Path) -> dict[tuple[str, str], float]:
-    """Time of a row against columns, classes and chunks; the exponents that were fitted."""
-    names = list(dict.fromkeys(cell["method"] for cell in cells))
-    fixed = {
-        "columns": {"classes": 2, "chunk": 1},
-        "classes": {"columns": 64, "chunk": 1},
-        "chunk": {"columns": 256, "classes": 10},
-    }
-    figure, axes = plt.subplots(1, 3, figsize=(15, 5.5), layout="constrained")
-    exponents = {}
-    for axis, (along, others) in zip(axes, fixed.items(), strict=True):
-        for name in names:
-            mine = [c for c in cells if c["method"] == name and others.items() <= c.items()]
-            x, y = (np.array([cell[key] for cell in mine]) for key in (along, "us"))
-            if len(x) < 2:
-                continue
-            label = name
-            if along != "chunk":
-                upper = slice(len(x) // 2 - (len(x) < 4), None)
-                slope = float(np.polyfit(np.log(x[upper]), np.log(y[upper]), 1)[0])
-                exponents[name, along] = slope
-                label = f"{name} ({slope:.1f})"
-            colour = {"color": "tab:blue"} if name == OURS else {}
-            axis.plot(x, y, ".-", label=label, lw=2.5 if name == OURS else 1.2, **colour)
+def speed(curves: dict[str, dict[str, tuple[Any, Any, float]]], path: Path) -> None:
+    """Microseconds of a row against columns, classes and chunks, with the fitted exponents."""
+    figure, axes = plt.subplots(1, len(curves), figsize=(15, 5.5), layout="constrained")
+    colours = {name: f"C{k}" for k, name in enumerate(next(iter(curves.values())))}
+    for axis, (along, mine) in zip(axes, curves.items(), strict=True):
+        for name, (x, us, exponent) in mine.items():
+            how = {"color": colours[name], "lw": 2.5 if name == OURS else 1.2}
+            axis.plot(x, us, ".-", label=f"{name} ({exponent:.1f})", **how)
         axis.set(xscale="log", yscale="log", xlabel=along, ylabel="microseconds a row")
-        axis.set_title(", ".join(f"{value} {key}" for key, value in others.items()))
-        axis.legend(fontsize=7, title="" if along == "chunk" else "(exponent)")
+        axis.legend(fontsize=7, title="(exponent)")
     _save(figure, path)
-    return exponents
 
 
 def _save(figure: Any, path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,15 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.special import softmax
 
 from kalstream import KalmanClassifier
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from page import machine
+
+
+def about() -> dict[str, Any]:
+    """For a result file: on what it was measured."""
+    names = ("kalstream", "river", "scikit-learn", "numba")
+    return {"machine": machine(), "versions": {name: version(name) for name in names}}
 
 
 @dataclass(frozen=True)
@@ -149,7 +161,9 @@ class RecursiveLeastSquares:
         for x, k in zip(X, np.searchsorted(self.classes_, y), strict=True):
             spread = self.cov @ x
             gain = spread / (self.forgetting + x @ spread)
-            self.coef += np.outer(gain, np.eye(len(self.classes_))[k] - x @ self.coef)
+            error = -(x @ self.coef)
+            error[k] += 1.0
+            self.coef += np.outer(gain, error)
             self.cov = (self.cov - np.outer(gain, spread)) / self.forgetting
 
     def predict_proba(self, X: Any) -> Any:

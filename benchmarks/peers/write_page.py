@@ -1,6 +1,6 @@
 """docs/benchmarks.md and its figures, made from the result files of this folder.
 
-python benchmarks/peers/page.py
+python benchmarks/peers/write_page.py
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parents[2] / "docs"
 OURS = "kalstream"
 SIMPLE = {"no-change": "no_change", "majority": "majority"}
+# What is changed in the measurements of speed, and what is fixed meanwhile.
+AXES = {
+    "columns": {"classes": 2, "chunk": 1},
+    "classes": {"columns": 64, "chunk": 1},
+    "chunk": {"columns": 256, "classes": 10},
+}
 KEYS = {"accuracy": -1.0, "log_loss": 1.0}  # sign of what is worse
 
 
@@ -70,6 +76,23 @@ class Quality:
         """Mean over streams."""
         return float(np.mean([self.mean(method, stream, key) for stream in self.streams]))
 
+    def calibrations(self, method: str) -> list[dict[str, Any]]:
+        """What `calibrated` has found, of every run."""
+        mine = (cell for cell in self.cells if cell["method"] == method)
+        return [cell["calibration"] for cell in mine if cell.get("calibration")]
+
+    def bins(self) -> dict[str, dict[str, Any]]:
+        """Rows, sum of probabilities and rows that were right, in 15 bins (3, 15), all runs."""
+        there = {name: self.calibrations(name) for name in (*self.methods, *self.variants)}
+        return {
+            name: {
+                when: np.sum([list(each[when]["bins"].values()) for each in mine], axis=0)
+                for when in ("before", "after")
+            }
+            for name, mine in there.items()
+            if mine
+        }
+
     def line(self, method: str) -> list[str]:
         """Accuracy and log-loss on each stream."""
         cells = []
@@ -80,9 +103,9 @@ class Quality:
         return cells
 
 
-def wins_section(quality: Quality, detected: list[str]) -> list[str]:
-    """Where a peer is better than kalstream's default."""
-    lines = [*detected]
+def wins_section(quality: Quality, *more: list[str]) -> list[str]:
+    """Where a peer is better than kalstream's default; more: lines of other sections."""
+    lines = []
     for key, word in {"accuracy": "accuracy", "log_loss": "log-loss", "ece": "ECE"}.items():
         won = 0
         for stream in quality.streams:
@@ -93,12 +116,14 @@ def wins_section(quality: Quality, detected: list[str]) -> list[str]:
             if better:
                 named = ", ".join(f"{name} {value:.4f}" for name, value in better.items())
                 lines.append(f"{word} on {stream}: {named}; kalstream {own:.4f}")
-        lines.append(f"{word}: kalstream is first on {won} of {len(quality.streams)} streams")
+        if won == len(quality.streams):
+            lines.append(f"{word}: on none of the {won} streams")
     for key, word in {"us": "microseconds a row", "kb": "KB of memory"}.items():
         own = quality.average(OURS, key)
         better = {m: quality.average(m, key) for m in quality.methods[1:]}
         named = [f"{name} {value:,.0f}" for name, value in better.items() if value < own]
         lines.append(f"{word}, mean over streams: {', '.join(named) or '-'}; kalstream {own:,.0f}")
+    lines += [line for each in more for line in each]
     return ["## Where a peer wins", "\n".join(f"- {each}" for each in lines)]
 
 
@@ -188,16 +213,18 @@ def _whole(quality: Quality) -> list[str]:
     simple = first["baselines"]["no_change"]
     lines.append(["no-change", f"{simple['accuracy']:.4f}", f"{simple['log_loss']:.4f}", ""])
     title = f"{first['stream']}, all {first['rows']:,} rows"
-    return [f"### {title}", table(["method", "accuracy", "log-loss", "us a row"], lines)]
+    return [
+        f"### {title}",
+        table(["method", "accuracy", "log-loss", "us a row"], lines),
+        "Here a call has a hundred rows, which are predicted and learnt one by one.",
+    ]
 
 
 def calibration_section(quality: Quality) -> list[str]:
     """Log-loss and ECE as they are and after online calibration."""
-    lines, bins = [], {}
+    lines = []
     for name in (*quality.methods, *quality.variants):
-        mine = [
-            c["calibration"] for c in quality.cells if c["method"] == name and c.get("calibration")
-        ]
+        mine = quality.calibrations(name)
         if not mine:
             continue
         shown = [
@@ -206,11 +233,6 @@ def calibration_section(quality: Quality) -> list[str]:
             for when in ("before", "after")
         ]
         lines.append([name, *shown])
-        bins[name] = {
-            when: np.sum([list(each[when]["bins"].values()) for each in mine], axis=0)
-            for when in ("before", "after")
-        }
-    figures.reliability(bins, DOCS / "benchmarks" / "reliability.png")
     names = ["method", "log-loss", "calibrated", "ECE", "calibrated"]
     return [
         "## Calibration",
@@ -271,13 +293,49 @@ def detect_section(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def growth(cells: list[dict[str, Any]]) -> dict[str, dict[str, tuple[Any, Any, float]]]:
+    """Along each axis, by method: where it was measured, microseconds, the fitted exponent."""
+    found: dict[str, dict[str, tuple[Any, Any, float]]] = {}
+    for along, others in AXES.items():
+        there = [cell for cell in cells if others.items() <= cell.items()]
+        for name in dict.fromkeys(cell["method"] for cell in there):
+            points = [(c[along], c["us"]) for c in there if c["method"] == name]
+            if len(points) > 1:
+                x, us = np.array(sorted(points)).T
+                # the upper half, where what is fixed no longer counts
+                last = max(2, (len(x) + 1) // 2)
+                slope = np.polyfit(np.log(x[-last:]), np.log(us[-last:]), 1)[0]
+                title = f"{along} ({', '.join(f'{k} {v}' for k, v in others.items())})"
+                found.setdefault(title, {})[name] = x, us, float(slope)
+    return found
+
+
+def speed_wins(found: dict[str, Any]) -> list[str]:
+    """Who is faster than kalstream at the end of an axis, and to begin with."""
+    lines = []
+    for title, mine in growth(found["cells"]).items():
+        x, us, _ = mine[OURS]
+        ends = {name: their[1][-1] for name, their in mine.items() if their[0][-1] == x[-1]}
+        faster = [f"{n} {end:,.0f}" for n, end in ends.items() if end < us[-1] and OURS not in n]
+        if faster:
+            named = ", ".join(faster)
+            lines.append(
+                f"microseconds a row, {title} at {x[-1]:,.0f}: {named}; kalstream {us[-1]:,.0f}"
+            )
+    (_, own), *others = found["begin"].values()
+    if any(ready < own for _, ready in others):
+        named = ", ".join(f"{n} {ready:.1f}" for n, (_, ready) in found["begin"].items())
+        lines.append(f"seconds to import and learn ten rows: {named}")
+    return lines
+
+
 def speed_section(found: dict[str, Any]) -> list[str]:
     """How time grows, and what it costs to begin."""
-    exponents = figures.speed(found["cells"], DOCS / "benchmarks" / "speed.png")
-    axes = list(dict.fromkeys(axis for _, axis in exponents))
-    names = list(dict.fromkeys(name for name, _ in exponents))
+    curves = growth(found["cells"])
+    names = list(dict.fromkeys(name for mine in curves.values() for name in mine))
     grown = [
-        [n, *(f"{exponents[n, a]:.2f}" if (n, a) in exponents else "" for a in axes)] for n in names
+        [name, *(f"{mine[name][2]:.2f}" if name in mine else "" for mine in curves.values())]
+        for name in names
     ]
     at = [c for c in found["cells"] if (c["columns"], c["classes"], c["chunk"]) == (64, 100, 1)]
     sizes = [[c["method"], f"{c['us']:.0f} us", f"{c['kb']:,.0f} KB"] for c in at]
@@ -289,41 +347,57 @@ def speed_section(found: dict[str, Any]) -> list[str]:
         "## Speed",
         "![time of a row](benchmarks/speed.png)",
         "A row is predicted and learnt; kalstream on raw columns, so that features are columns. "
-        "A point that is missing took more than half a minute for its first rows.",
-        table(["exponent of the time in", *axes], grown),
+        "A point that is missing took more than 20 s for its first rows.",
+        table(["exponent of the time in", *curves], grown),
         "Fitted to the upper half of the points: 1 is linear, 2 quadratic.",
         table(["64 columns, 100 classes", "a row", "model"], sizes),
         table(["to begin", "import", "import and the first ten rows"], begun),
     ]
 
 
-def main() -> None:
-    """Write the page from whatever result files there are."""
-    folder = DOCS / "benchmarks"
-    folder.mkdir(exist_ok=True)
-    found = json.loads((RESULTS / "quality.json").read_text())
-    paths = {name: RESULTS / f"{name}.json" for name in ("detect", "speed")}
-    extra = {n: json.loads(path.read_text()) for n, path in paths.items() if path.exists()}
-    quality = Quality(found["cells"])
-    figures.ranks(
-        {key: quality.ranks(key) for key in KEYS}, len(quality.streams), folder / "ranks.png"
-    )
-    figures.times(quality, folder / "time.png")
-    versions = ", ".join(f"{name} {value}" for name, value in found["versions"].items())
+def text_of(found: dict[str, Any], quality: Quality) -> str:
+    """Make the page."""
+    about = found["quality"]
+    versions = ", ".join(f"{name} {value}" for name, value in about["versions"].items())
     body = [
         "# kalstream against its peers",
         "Made by `make bench-peers` from the result files in "
         "[`benchmarks/peers/results`](../benchmarks/peers/results); one example at a time, each "
         "predicted before it is learnt, every method with its documented defaults. "
-        f"{versions}, Python {found['python']}, {found['machine']}, two processes.",
-        *wins_section(quality, detect_wins(extra["detect"]) if "detect" in extra else []),
+        f"{versions}; {about['machine']}; {about['processes']} processes.",
+        *wins_section(
+            quality,
+            detect_wins(found["detect"]) if "detect" in found else [],
+            speed_wins(found["speed"]) if "speed" in found else [],
+        ),
         *quality_section(quality),
         *calibration_section(quality),
     ]
     for name, section in {"detect": detect_section, "speed": speed_section}.items():
-        body += section(extra[name]) if name in extra else []
+        body += section(found[name]) if name in found else []
     tried = Path(__file__).with_name("tried.md").read_text(encoding="utf-8").strip()
-    (DOCS / "benchmarks.md").write_text("\n\n".join([*body, tried]) + "\n", encoding="utf-8")
+    return "\n\n".join([*body, tried]) + "\n"
+
+
+def read_results() -> dict[str, Any]:
+    """Contents of whatever result files there are."""
+    paths = {name: RESULTS / f"{name}.json" for name in ("quality", "detect", "speed")}
+    return {n: json.loads(path.read_text()) for n, path in paths.items() if path.exists()}
+
+
+def main() -> None:
+    """Write the page and draw its figures."""
+    folder = DOCS / "benchmarks"
+    folder.mkdir(exist_ok=True)
+    found = read_results()
+    quality = Quality(found["quality"]["cells"])
+    ranks = {key: quality.ranks(key) for key in KEYS}
+    figures.ranks(ranks, len(quality.streams), folder / "ranks.png")
+    figures.times(quality, folder / "time.png")
+    figures.reliability(quality.bins(), folder / "reliability.png")
+    if "speed" in found:
+        figures.speed(growth(found["speed"]["cells"]), folder / "speed.png")
+    (DOCS / "benchmarks.md").write_text(text_of(found, quality), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,150 @@
+"""The benchmarks' own parts: methods written by hand, what counts as noticed, and the page."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+from kalstream.evaluate import Evaluation
+from kalstream.streams import ArrayStream
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks" / "peers"))
+import calibrated
+import detect
+import methods
+import write_page
+
+
+def labelled(n: int, seed: int) -> tuple[Any, Any]:
+    """Rows (n, 4) and labels of three classes, one Gaussian each."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(3, size=n)
+    return rng.standard_normal((n, 4)) + 1.5 * rng.standard_normal((3, 4))[y], y
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_least_squares_that_forget_are_those_of_weighted_rows(seed: int) -> None:
+    """RLS is ridge regression on one-hot labels with weights 0.999 ** age."""
+    X, y = labelled(300, seed)
+    model = methods.RecursiveLeastSquares()
+    for i in range(len(X)):
+        model.partial_fit(X[i : i + 1], y[i : i + 1], classes=[0, 1, 2])
+    rows, weights = np.column_stack([X, np.ones(len(X))]), 0.999 ** np.arange(len(X))[::-1]
+    ridge = 0.999 ** len(X) * np.eye(5)
+    expected = np.linalg.solve(ridge + (weights * rows.T) @ rows, (weights * rows.T) @ np.eye(3)[y])
+    np.testing.assert_allclose(model.coef, expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_streaming_lda_is_lda(seed: int) -> None:
+    X, y = labelled(300, seed)
+    model = methods.StreamingLDA(shrinkage=0.0)
+    for i in range(len(X)):
+        model.partial_fit(X[i : i + 1], y[i : i + 1], classes=[0, 1, 2])
+    whole = LinearDiscriminantAnalysis("lsqr", priors=np.full(3, 1 / 3)).fit(X, y)
+    # scikit-learn weighs the classes' covariances by the priors
+    np.testing.assert_allclose(model.predict_proba(X), whole.predict_proba(X), atol=0.03)
+    np.testing.assert_allclose(model.means, whole.means_, rtol=1e-9)
+
+
+def test_the_scaler_is_that_of_whole_arrays() -> None:
+    X, _ = labelled(50, 0)
+    X[:, 1] = 3.0
+    scaler = methods.Scaler()
+    for x in X:
+        scaler.partial_fit(x[None])
+    spread = np.where(X.std(axis=0) > 0.0, X.std(axis=0), 1.0)
+    np.testing.assert_allclose(scaler.transform(X), (X - X.mean(axis=0)) / spread, atol=1e-12)
+
+
+class Sure:
+    """Right three times in four, and always says so with probability p."""
+
+    def __init__(self, p: float) -> None:
+        self.p, self.classes_ = p, np.array([0, 1])
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> None:
+        """Learn nothing."""
+
+    def predict_proba(self, X: Any) -> Any:
+        return np.where(X[:, :1] > 0.0, [1.0 - self.p, self.p], [self.p, 1.0 - self.p])
+
+    def predict(self, X: Any) -> Any:
+        return self.predict_proba(X).argmax(axis=1)
+
+
+@pytest.mark.parametrize("p", [0.75, 0.999])
+def test_calibration_is_learnt_behind_any_learner(p: float) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((4000, 1))
+    y = (X[:, 0] > 0.0) ^ (rng.random(4000) < 0.25)
+    run = Evaluation(Sure(p), ArrayStream(X, y.astype(int)), classes=[0, 1])
+    after = calibrated.Calibrated()
+    for record in run.records():
+        after.add(record)
+    found = after.result(run.judge.total)
+    assert found is not None
+    assert found["after"]["ece"] < 0.04
+    if p > 0.9:
+        assert found["before"]["ece"] > 0.2
+        assert found["after"]["log_loss"] < found["before"]["log_loss"] - 0.5
+    else:
+        assert found["after"]["log_loss"] == pytest.approx(found["before"]["log_loss"], abs=0.01)
+
+
+def test_what_counts_as_noticed() -> None:
+    late = detect.IN_TIME
+    found = detect.judged([90, 120, 130, 100 + late, 5020], [100, 5000, 9000])
+    assert found == {"delays": [20, 20], "missed": 1, "false": 2}
+    assert detect.judged([], []) == {"delays": [], "missed": 0, "false": 0}
+
+
+@pytest.mark.parametrize("kind", detect.KINDS)
+def test_streams_change_where_they_say(kind: str) -> None:
+    """A rule fitted before a change is worse after it, and only then."""
+    rows, labels, changes = detect.stream(kind, 5, 0)
+    assert changes == {"none": [], "gradual": [2500]}.get(kind, [2500, 5000, 7500])
+    model = LinearDiscriminantAnalysis().fit(rows[:2400], labels[:2400])
+    before = model.score(rows[2000:2500], labels[2000:2500])
+    after = model.score(rows[4500:5000], labels[4500:5000])
+    assert (before - after > 0.15) == (kind != "none")
+    if kind == "recurring":
+        assert model.score(rows[5000:7500], labels[5000:7500]) == pytest.approx(before, abs=0.05)
+
+
+def test_ranks_and_exponents() -> None:
+    base = {"accuracy": 0.5, "log_loss": 1.0}
+    cells = [
+        {"stream": s, "method": m, "seed": 0, "whole": False, "accuracy": a, "log_loss": loss}
+        | {"baselines": {"no_change": base, "majority": base}}
+        for s in ("one", "two")
+        for m, a, loss in (("kalstream", 0.9, 0.2), ("kNN", 0.8, 0.1))
+    ]
+    quality = write_page.Quality(cells)
+    assert quality.ranks("accuracy") == {
+        "kalstream": 1.0,
+        "kNN": 2.0,
+        "no-change": 3.5,
+        "majority": 3.5,
+    }
+    assert quality.ranks("log_loss")["kNN"] == 1.0
+    times = [
+        {"method": "x", "columns": d, "classes": 2, "chunk": 1, "us": 100.0 + d**2}
+        for d in (1, 100, 1000, 10_000)
+    ]
+    ((_, mine),) = write_page.growth(times).items()
+    assert mine["x"][2] == pytest.approx(2.0, abs=1e-3)
+
+
+def test_the_page_is_that_of_the_result_files() -> None:
+    """Every number on it can be traced to one of them."""
+    found = write_page.read_results()
+    text = write_page.text_of(found, write_page.Quality(found["quality"]["cells"]))
+    assert text == (write_page.DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    for part in found.values():
+        assert {"machine", "versions", "cells"} <= set(part)
