@@ -101,6 +101,8 @@ def test_what_counts_as_noticed() -> None:
     late = detect.IN_TIME
     found = detect.judged([90, 120, 130, 100 + late, 5020], [100, 5000, 9000])
     assert found == {"delays": [20, 20], "missed": 1, "false": 2}
+    late = detect.judged([100 + late], [100], lasting=10)  # too late, and yet no false alarm
+    assert late == {"delays": [], "missed": 1, "false": 0}
     assert detect.judged([], []) == {"delays": [], "missed": 0, "false": 0}
 
 
@@ -148,3 +150,21 @@ def test_the_page_is_that_of_the_result_files() -> None:
     assert text == (write_page.DOCS / "benchmarks.md").read_text(encoding="utf-8")
     for part in found.values():
         assert {"machine", "versions", "cells"} <= set(part)
+
+
+def test_where_a_peer_is_faster() -> None:
+    cells = [
+        {"method": m, "columns": d, "classes": 2, "chunk": 1, "us": us, "kb": kb}
+        for m, d, us, kb in (
+            ("kalstream", 8, 10.0, 2048.0),
+            ("kalstream", 64, 20.0, 2048.0),
+            ("other", 8, 5.0, 1024.0),
+            ("other", 64, 50.0, 1024.0),
+        )
+    ]
+    begin = {"kalstream": (1.0, 2.0), "other": (1.0, 1.5)}
+    assert write_page.speed_wins({"cells": cells, "begin": begin}) == [
+        "microseconds a row, columns (classes 2, chunk 1) at 8: other 5; kalstream 10",
+        "MB of a model of 64 columns: other 1.0; kalstream 2.0",
+        "seconds to import and learn ten rows: kalstream 2.0, other 1.5",
+    ]

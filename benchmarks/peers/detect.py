@@ -56,13 +56,16 @@ def detectors() -> dict[str, Any]:
     return {"ADWIN": ADWIN(), "DDM": DDM(), "KSWIN": KSWIN(seed=0)}
 
 
-def judged(alarms: list[int], changes: list[int]) -> dict[str, Any]:
-    """Delays of the changes that were noticed, how many were missed, and false alarms."""
+def judged(alarms: list[int], changes: list[int], lasting: int = 0) -> dict[str, Any]:
+    """Delays of the changes that were noticed in time, how many were missed, and false alarms.
+
+    An alarm while a change goes on, or in time after it, is not false.
+    """
     delays, false = [], len(alarms)
     for change in changes:
-        mine = [alarm for alarm in alarms if change <= alarm < change + IN_TIME]
+        mine = [alarm for alarm in alarms if change <= alarm < change + IN_TIME + lasting]
         false -= len(mine)
-        delays += [mine[0] - change] if mine else []
+        delays += [mine[0] - change] if mine and mine[0] < change + IN_TIME else []
     return {"delays": delays, "missed": len(changes) - len(delays), "false": false}
 
 
@@ -105,7 +108,10 @@ def run(kind: str, size: int, seed: int, n: int) -> dict[str, Any]:
         "seed": seed,
         "rows": n,
         "changes": len(changes),
-        "detectors": {name: judged(alarms, changes) for name, alarms in found.items()},
+        "detectors": {
+            name: judged(alarms, changes, SLOW if kind == "gradual" else 0)
+            for name, alarms in found.items()
+        },
         "regret": regret,
     }
 

@@ -64,7 +64,10 @@ def reliability(found: dict[str, dict[str, Any]], path: Path) -> None:
         for label, (count, confidence, right) in when.items():
             there = count > 0.001 * count.sum()
             axis.plot(
-                confidence[there] / count[there], right[there] / count[there], ".-", label=label
+                confidence[there] / count[there],
+                right[there] / count[there],
+                ".-",
+                label={"before": "as they are", "after": "calibrated"}[label],
             )
         axis.set_title(name, fontsize=8)
     axes.flat[0].legend(fontsize=7)
@@ -82,7 +85,7 @@ def speed(curves: dict[str, dict[str, tuple[Any, Any, float]]], path: Path) -> N
             how = {"color": colours[name], "lw": 2.5 if name == OURS else 1.2}
             axis.plot(x, us, ".-", label=f"{name} ({exponent:.1f})", **how)
         axis.set(xscale="log", yscale="log", xlabel=along, ylabel="microseconds a row")
-        axis.legend(fontsize=7, title="(exponent)")
+        axis.legend(fontsize=6, title="(exponent)", framealpha=0.4)
     _save(figure, path)
 
 

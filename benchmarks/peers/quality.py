@@ -93,7 +93,9 @@ def cells(files: list[Path], quick: bool) -> Iterator[tuple[Path, str, int, int 
 
 def main() -> None:
     """Run what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("files", type=Path, nargs="*")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--quick", action="store_true")
@@ -101,7 +103,12 @@ def main() -> None:
     parser.add_argument("--only", default="", help="methods with this in their names")
     options = parser.parse_args()
     only = {name for name in METHODS if options.only in name}
-    files = [*known_files(), *options.files]
+    files = [*known_files()[: 2 if options.quick else None], *options.files]
+    for path in files:
+        try:
+            read(path, 10)
+        except (OSError, ValueError) as error:
+            parser.error(f"{path} cannot be read as a table of numbers and labels: {error}")
     target = RESULTS / ("quality-quick.json" if options.quick else "quality.json")
     found = {"cells": []}
     if options.resume and target.exists():

@@ -111,10 +111,8 @@ def measure(method: str, columns: int, classes: int, chunk: int) -> dict[str, An
 
 def points(quick: bool) -> list[tuple[str, int, int, int]]:
     """What is measured: one thing is changed at a time."""
-    columns, classes, chunks = (
-        (each[:2] for each in (COLUMNS, CLASSES, CHUNKS)) if quick else (COLUMNS, CLASSES, CHUNKS)
-    )
-    found = []
+    columns, classes, chunks = ((8, 64), (10,), ()) if quick else (COLUMNS, CLASSES, CHUNKS)
+    found: list[tuple[str, int, int, int]] = []
     for name in LEARNERS:
         found += [(name, d, 2, 1) for d in columns]
         found += [(name, 64, k, 1) for k in classes]
