@@ -373,17 +373,15 @@ def _drift_card(run: Run) -> Markup:
         value = words.plural(len(alarms), "alarm")
         text = (
             f"For a while it did better by forgetting{when}, over most of the stream by forgetting "
-            "nothing: chance alone raises an alarm every few thousand rows."
+            "nothing: chance alone raises an alarm now and then."
         )
     elif alarms:
         value = words.plural(len(alarms), "alarm")
-        text = (
-            f"The stream drifts: what predicts well changed suddenly {_times(len(alarms))}{when}."
-        )
+        text = f"The stream drifts: what predicts well changed {_times(len(alarms))}{when}."
     elif math.isfinite(life) and not fixed and (run.timed or life < run.rows):
         value, text = (
             "gradual",
-            "No sudden change raised an alarm, but old rows help less than new ones.",
+            "No change raised an alarm, but old rows help less than new ones.",
         )
     elif math.isnan(life) or fixed:
         value, text = (
