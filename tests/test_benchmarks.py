@@ -101,8 +101,8 @@ def test_what_counts_as_noticed() -> None:
     late = detect.IN_TIME
     found = detect.judged([90, 120, 130, 100 + late, 5020], [100, 5000, 9000])
     assert found == {"delays": [20, 20], "missed": 1, "false": 2}
-    late = detect.judged([100 + late], [100], lasting=10)  # too late, and yet no false alarm
-    assert late == {"delays": [], "missed": 1, "false": 0}
+    too_late = detect.judged([100 + late], [100], lasting=10)  # and yet no false alarm
+    assert too_late == {"delays": [], "missed": 1, "false": 0}
     assert detect.judged([], []) == {"delays": [], "missed": 0, "false": 0}
 
 

@@ -104,9 +104,9 @@ def main() -> None:
     options = parser.parse_args()
     only = {name for name in METHODS if options.only in name}
     files = [*known_files()[: 2 if options.quick else None], *options.files]
-    for path in files:
+    for path in options.files:
         try:
-            read(path, 10)
+            read(path, LONG)
         except (OSError, ValueError) as error:
             parser.error(f"{path} cannot be read as a table of numbers and labels: {error}")
     target = RESULTS / ("quality-quick.json" if options.quick else "quality.json")

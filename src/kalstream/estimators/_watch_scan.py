@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from kalstream.core._jit import jit
+from kalstream.estimators._watch import ALARMS, BEGAN, DISTANCE, LATELY, ON, PEAK, N
 
 Array = Any
 
@@ -44,7 +45,7 @@ def watch_rows(
 ) -> None:
     """Pass over half-life weights (b, J) and variances (b, J); see `Watch`."""
     for i in range(weights.shape[0]):
-        n = numbers[0]
+        n = numbers[N]
         # How much of the posterior has moved to the shorter side of some half-life.
         distance, moved = 0.0, 0.0
         for j in range(weights.shape[1]):
@@ -52,19 +53,19 @@ def watch_rows(
             distance = max(distance, moved)
         if n < warm_up:
             distance = 0.0
-        numbers[1] = distance
-        numbers[6] += (distance - numbers[6]) / lately
-        if numbers[2] == 0.0 and (distance > begin or numbers[6] > begin_average):
-            numbers[2], numbers[3], numbers[4] = 1.0, n, distance
-            numbers[5] += 1.0
-        elif numbers[2] == 1.0:
-            numbers[4] = max(numbers[4], distance)
-            if max(distance, numbers[6]) < end:
-                numbers[2] = 0.0
+        numbers[DISTANCE] = distance
+        numbers[LATELY] += (distance - numbers[LATELY]) / lately
+        if numbers[ON] == 0.0 and (distance > begin or numbers[LATELY] > begin_average):
+            numbers[ON], numbers[BEGAN], numbers[PEAK] = 1.0, n, distance
+            numbers[ALARMS] += 1.0
+        elif numbers[ON] == 1.0:
+            numbers[PEAK] = max(numbers[PEAK], distance)
+            if max(distance, numbers[LATELY]) < end:
+                numbers[ON] = 0.0
         rate = 1.0 / min(n + 1.0, slow)
         for j in range(weights.shape[1]):
             usual[j] += rate * (weights[i, j] - usual[j])
         rate = 1.0 / min(n + 1.0, recent)
         for j in range(weights.shape[1]):
             levels[j] += rate * (np.log(max(variance[i, j], 1e-300)) - levels[j])
-        numbers[0] = n + 1.0
+        numbers[N] = n + 1.0
