@@ -57,3 +57,12 @@ def test_an_error_in_the_body_restores_too() -> None:
     with pytest.raises(KeyError), OneThread(1.0):
         raise KeyError
     assert sizes() == before
+
+
+def test_a_body_that_was_interrupted_on_its_way_out_is_forgotten() -> None:
+    before = sizes()
+    OneThread(1.0).__enter__()  # its __exit__ is never called
+    assert set(sizes()) == {1}
+    with OneThread(1.0):
+        pass
+    assert sizes() == before

@@ -18,6 +18,8 @@ from sklearn.preprocessing import MinMaxScaler, StandardScaler
 
 from kalstream import __version__
 from kalstream.core import Calibration, Fixed, Learned, Mixture, Posterior, add_outputs
+from kalstream.core.bank import _Stack
+from kalstream.core.state import _Base
 from kalstream.errors import CheckpointError, DonatedState
 from kalstream.estimators import _checkpoint as checkpoint
 from kalstream.features import OnlineScaler, RandomFourierFeatures
@@ -60,8 +62,11 @@ def same(a: Any, b: Any) -> bool:
         return same(list(a), list(b)) and same(list(a.values()), list(b.values()))
     if isinstance(a, Posterior):
         return same(a.stored, b.stored)
+    if isinstance(a, _Base | _Stack):  # one triangle of a covariance is meant
+        meant = np.tril if isinstance(a, _Base) else np.triu
+        return same(a.mean, b.mean) and same(meant(a.cov), meant(b.cov))
     if is_dataclass(a):
-        names = [f.name for f in fields(a) if f.name not in ("room", "lent", "full", "memo")]
+        names = [f.name for f in fields(a) if f.name not in ("room", "memo")]
         return all(same(getattr(a, name), getattr(b, name)) for name in names)
     if isinstance(a, OnlineScaler | RandomFourierFeatures):
         return same(vars(a), vars(b))

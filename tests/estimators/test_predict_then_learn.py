@@ -147,7 +147,7 @@ def test_all_of_a_chunk_or_nothing(fitted: bool, monkeypatch: pytest.MonkeyPatch
     if fitted:
         model.partial_fit(X[:2], ["a", "b"])
     before = model.snapshot() if fitted else None
-    original, calls = KalmanClassifier._learn_labels, []
+    original, calls = KalmanClassifier._after_piece, []
 
     def breaks(self, *args, **kwargs):
         calls.append(1)
@@ -155,7 +155,7 @@ def test_all_of_a_chunk_or_nothing(fitted: bool, monkeypatch: pytest.MonkeyPatch
             raise NumericalError("in the second piece")
         return original(self, *args, **kwargs)
 
-    monkeypatch.setattr(KalmanClassifier, "_learn_labels", breaks)
+    monkeypatch.setattr(KalmanClassifier, "_after_piece", breaks)
     with pytest.raises(NumericalError):
         model.predict_then_learn(X, y)
     monkeypatch.undo()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 from functools import cache
-from threading import Lock
 from time import monotonic
 from typing import Any, Final
+from weakref import ref
 
 # Below this many floating-point operations in one call, waking a second thread costs more than
 # it brings, and on a busy machine OpenBLAS spins: 1e9 is some 30 ms on one core.
@@ -15,9 +16,10 @@ PARALLEL_FLOPS: Final = 1e9
 # ask again for this many seconds: missing that a pool grew costs speed only.
 _TRUSTED_SECONDS: Final = 0.5
 
-_lock = Lock()
+# Pools that were narrowed with their sizes before, and the bodies that want them narrow. There is
+# no lock, which an interrupt or a fork could leave locked: a race costs speed, never a result.
 _held: list[tuple[Any, int]] = []
-_depth = 0
+_inside: dict[int, ref[OneThread]] = {}
 _narrow_until = -math.inf
 
 
@@ -37,16 +39,34 @@ def _hold() -> None:
     for pool in _pools():
         size = pool.get_num_threads()
         if size > 1:
-            pool.set_num_threads(1)
             _held.append((pool, size))
+            pool.set_num_threads(1)
     if not _held:
         _narrow_until = now + _TRUSTED_SECONDS
 
 
 def _release() -> None:
-    for pool, size in _held:
+    while _held:
+        try:
+            pool, size = _held.pop()
+        except IndexError:  # another thread restored it
+            return
         pool.set_num_threads(size)
-    _held.clear()
+
+
+def _is_anyone_inside() -> bool:
+    for key, body in list(_inside.items()):
+        if body() is None:  # it was interrupted before it could say that it is out
+            _inside.pop(key, None)
+    return bool(_inside)
+
+
+def _after_fork() -> None:
+    _inside.clear()  # only the thread that forked is left
+    _release()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class OneThread:
@@ -56,23 +76,19 @@ class OneThread:
     restores them.
     """
 
-    __slots__ = ("small",)
+    __slots__ = ("__weakref__", "small")
 
     def __init__(self, flops: float) -> None:
         self.small = flops < PARALLEL_FLOPS
 
     def __enter__(self) -> None:
-        global _depth
         if self.small:
-            with _lock:
-                if _depth == 0:
-                    _hold()
-                _depth += 1
+            _inside[id(self)] = ref(self)
+            if not _held:
+                _hold()
 
     def __exit__(self, *error: object) -> None:
-        global _depth
         if self.small:
-            with _lock:
-                _depth -= 1
-                if _depth == 0:
-                    _release()
+            _inside.pop(id(self), None)
+            if _held and not _is_anyone_inside():
+                _release()

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kalstream.core import _checks as check
+from kalstream.core._memory import Spares
 from kalstream.core._threads import OneThread
 from kalstream.core.block import Rows, block_rows, fixed_scanner, plan
 from kalstream.core.guard import ROUNDING_LIMITS, check_innovations, rounding_error
@@ -44,13 +45,28 @@ class _Stack:
     """N and B of the lazy form: mean (J, m, K), and cov (J, m, m) of which the upper part is meant.
 
     ``lent`` is set for good once two banks share the arrays, so that neither overwrites them;
-    ``full`` says that the lower part is the same as the upper.
+    ``full`` says that the lower part is the same as the upper. Copies are made in the memory of
+    ``spares``.
     """
 
     mean: Array
     cov: Array
     lent: bool = False
     full: bool = False
+    spares: Spares = field(default_factory=Spares)
+
+    def blank(self) -> _Stack:
+        """Arrays of the same shapes, to be overwritten; see `take`."""
+        return _Stack(self.spares.like(self.mean), self.spares.like(self.cov), spares=self.spares)
+
+    def take(self, other: _Stack, j: int) -> None:
+        """Copy filter j of another stack, unless it is this one."""
+        if other is self:
+            return
+        from kalstream.core._scan import copy_upper
+
+        self.mean[j] = other.mean[j]
+        copy_upper(other.cov[j], self.cov[j])
 
     def mirrored(self) -> Array:
         """Return cov with both parts; others may be reading the upper one meanwhile."""
@@ -147,7 +163,7 @@ class Bank:
         self.lend()
         coefficients = None if self.coefficients is None else np.pad(self.coefficients, columns)
         return Bank(
-            _Stack(np.pad(self.arrays.mean, columns), self.arrays.cov, lent=True),
+            self._beside(np.pad(self.arrays.mean, columns)),
             self.scales,
             _dense(self.rows),
             coefficients,
@@ -158,8 +174,12 @@ class Bank:
         self.lend()
         coefficients = None if self.coefficients is None else self.coefficients[:, :, columns]
         mean = np.ascontiguousarray(self.arrays.mean[:, :, columns])
-        stack = _Stack(mean, self.arrays.cov, lent=True)
-        return Bank(stack, self.scales, _dense(self.rows), _dense(coefficients))
+        return Bank(self._beside(mean), self.scales, _dense(self.rows), _dense(coefficients))
+
+    def _beside(self, mean: Array) -> _Stack:
+        """Another mean (J, m, K) beside the same covariances."""
+        arrays = self.arrays
+        return _Stack(mean, arrays.cov, lent=True, full=arrays.full, spares=arrays.spares)
 
     def add_features(self, n_features: int, prior_var: float) -> Bank:
         """Grow by features that have been 0 in all rows so far, exactly."""
@@ -235,15 +255,16 @@ class Bank:
     def _folded(
         self, stack: _Stack, gains: Array | None = None, innovations: Array | None = None
     ) -> list[_Stored]:
-        """Fold what is pending, and rows to come, into the stack."""
+        """Fold what is pending, and rows to come, into a stack of `_writable`."""
         n_filters, m, _ = stack.mean.shape
         rows: Any = [None] * n_filters if gains is None else gains
         coefficients: Any = [None] * n_filters if innovations is None else innovations
+        folded = []
         with OneThread(64.0 * m * m):
-            return [
-                self._stored(j, stack).folded(rows[j], coefficients[j], donate=True)
-                for j in range(n_filters)
-            ]
+            for j in range(n_filters):
+                stack.take(self.arrays, j)
+                folded.append(self._stored(j, stack).folded(rows[j], coefficients[j], donate=True))
+        return folded
 
     def _stored(self, j: int, stack: _Stack) -> _Stored:
         stored = _Stored(stack.base(j), *self.scales[j].tolist())
@@ -252,12 +273,12 @@ class Bank:
         return stored
 
     def _writable(self, own: bool) -> tuple[_Stack, bool]:
-        """Arrays that may be overwritten, and whether they are ours."""
+        """Arrays that may be overwritten, and whether they are ours; if not, `take` fills them."""
         stack = self.arrays
         if own and not stack.lent:
             stack.full = False
             return stack, True
-        return _Stack(stack.mean.copy(), stack.cov.copy()), False
+        return stack.blank(), False
 
     def appended(
         self, gains: Array, innovations: Array, scales: Array, least: float, *, own: bool
@@ -278,11 +299,11 @@ class Bank:
             gains, innovations = gains.astype(self.dtype), innovations.astype(self.dtype)
             return Bank(stack, _scales(after._folded(stack, gains, innovations)))
         room = self.room
-        if room is None or not room.claim(start, stop):
+        if room is None or not room.claim(start):
             room = Room((n_filters,), pending_capacity(m), (m, n_outputs), self.dtype)
             if self.rows is not None:
                 room.rows[:, :start], room.coefficients[:, :start] = self.rows, self.coefficients
-            room.claim(start, stop)
+            room.claim(start)
         from kalstream.core._few import store_rows
 
         store_rows(gains, innovations, scales, start, room.rows, room.coefficients)
@@ -390,7 +411,9 @@ def _many_rows(
     bank: Bank, rows: Rows, gammas: Array, part: slice, may_own: bool, own: bool
 ) -> tuple[Bank, BankStep]:
     """Advance over a block, filter by filter: the work is in matrix products."""
+    given = bank
     bank = bank.folded(own=own)
+    own = own or bank.stack is not given.stack
     n_filters = len(gammas)
     times_cov, times_mean, _ = bank.remembered(rows.features[part])
     while True:
@@ -415,6 +438,7 @@ def _many_rows(
     after = []
     for j, each in enumerate(plans):
         stored = each.stored
+        stack.take(bank.arrays, j)
         if rows.keep_mean:  # the plan has a mean of its own
             stack.mean[j] = stored.base.mean
         stored = replace(stored, base=stack.base(j))

@@ -99,7 +99,7 @@ class Stack:
     def grown(self, n_classes: int) -> Self:
         """With room for classes never seen."""
         n_new = n_classes - len(self.counts)
-        if n_new == 0:
+        if n_new <= 0:
             return self
         return replace(
             self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from threading import Lock
 from typing import Any, Final, final
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import blas
 
 from kalstream.core import _checks as check
+from kalstream.core._memory import Spares
 from kalstream.errors import DonatedState, InvalidInput
 
 Array = NDArray[Any]
@@ -21,7 +21,7 @@ SMALLEST_SCALE: Final = 1e-8
 # The scale of the stored mean is multiplied in once it has decayed this far.
 _WORN_SCALE: Final = 1e-3
 # Chunks of more rows are folded at once: a rank-b update then costs no more than its deferral.
-DEFERRED_ROWS: Final = 4
+DEFERRED_ROWS: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,8 @@ class Posterior:
             raise InvalidInput("cov must be symmetric; pass (cov + cov.T) / 2")
         if cov.diagonal().min() < 0.0:
             raise InvalidInput(f"cov has a negative variance, {cov.diagonal().min()}")
-        self._stored = _Stored(
-            _Base(np.array(mean, dtype, order="C"), np.array(cov, dtype, order="F"))
-        )
+        own = np.array(mean, dtype, order="C"), np.array(cov, dtype, order="F")
+        self._stored = _Stored(_Base(*own, spares=Spares()))
 
     @classmethod
     def _of(cls, stored: _Stored) -> Posterior:
@@ -173,14 +172,22 @@ class _Base:
     """N and B of the lazy form: mean (m, K) C-ordered, cov (m, m) F-ordered, lower triangle meant.
 
     ``lent`` is set for good once two states share the arrays, so that neither overwrites them.
+    Copies are made in the memory of ``spares``; a view or a base read from a file has none yet.
     """
 
     mean: Array
     cov: Array
     lent: bool = False
+    spares: Spares | None = None
 
     def copy(self) -> _Base:
-        return _Base(self.mean.copy(), self.cov.copy(order="F"))
+        from kalstream.core._scan import copy_upper
+
+        spares = Spares() if self.spares is None else self.spares
+        mean, cov = spares.like(self.mean), spares.like(self.cov)
+        np.copyto(mean, self.mean)
+        copy_upper(self.cov.T, cov.T)
+        return _Base(mean, cov, spares=spares)
 
 
 @dataclass(slots=True)
@@ -264,7 +271,7 @@ class _Stored:
         """The mean gains increment (m, K), the covariance stays."""
         own = self if self.mean_scale >= SMALLEST_SCALE else self.folded(donate=False)
         mean = own.base.mean + increment / own.mean_scale
-        return replace(own, base=_Base(mean, own.base.cov, own.base.lent))
+        return replace(own, base=_Base(mean, own.base.cov, own.base.lent, own.base.spares))
 
     def updated(self, rows: Array, coefficients: Array, *, donate: bool) -> _Stored:
         """The covariance loses rows'rows (n, m), the mean gains rows'coefficients (n, K)."""
@@ -312,13 +319,13 @@ class _Stored:
         start = 0 if self.rows is None else len(self.rows)
         stop = start + len(rows)
         room = self.room
-        if room is None or not room.claim(start, stop):
+        if room is None or not room.claim(start):
             # Behind our rows there may be those of another continuation of the same state.
             shape = self.base.mean.shape
             room = Room((), pending_capacity(len(self.base.mean)), shape, self.base.mean.dtype)
             if self.rows is not None:
                 room.rows[:start], room.coefficients[:start] = self.rows, self.coefficients
-            room.claim(start, stop)
+            room.claim(start)
         root = self.scale**0.5
         np.divide(rows, root, out=room.rows[start:stop])
         np.multiply(coefficients, root / self.mean_scale, out=room.coefficients[start:stop])
@@ -341,25 +348,26 @@ class Room:
     Attributes
     ----------
     rows, coefficients : (..., capacity, m), (..., capacity, K)
+    claims : {int: object}
+        Who continues the state of so many rows.
     """
 
-    __slots__ = ("coefficients", "lock", "rows", "used")
+    __slots__ = ("claims", "coefficients", "rows")
 
     def __init__(
         self, batch: tuple[int, ...], capacity: int, shape: tuple[int, ...], dtype: Any
     ) -> None:
         self.rows = np.empty((*batch, capacity, shape[0]), dtype)
         self.coefficients = np.empty((*batch, capacity, shape[1]), dtype)
-        self.used = 0
-        self.lock = Lock()
+        self.claims: dict[int, object] = {}
 
-    def claim(self, start: int, stop: int) -> bool:
-        """Reserve rows start..stop, unless somebody has written behind start."""
-        with self.lock:
-            if self.used > start:
-                return False
-            self.used = stop
-            return True
+    def claim(self, start: int) -> bool:
+        """Reserve the rows behind the first ``start``, unless somebody has done so before.
+
+        The dictionary decides between threads, and nothing is left locked by an interrupt.
+        """
+        mine = object()
+        return self.claims.setdefault(start, mine) is mine
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _no_room, ()  # a copy of a state writes into room of its own
@@ -391,7 +399,7 @@ def add_outputs(posterior: Posterior, n_outputs: int) -> Posterior:
     stored = posterior.stored
     columns = ((0, 0), (0, check.count("n_outputs", n_outputs)))
     stored.base.lent = True
-    base = _Base(np.pad(stored.base.mean, columns), stored.base.cov, lent=True)
+    base = _Base(np.pad(stored.base.mean, columns), stored.base.cov, True, stored.base.spares)
     coefficients = None
     if stored.coefficients is not None:
         coefficients = np.pad(stored.coefficients, columns)
@@ -411,7 +419,7 @@ def keep_outputs(posterior: Posterior, columns: Array) -> Posterior:
     stored.base.lent = True
     mean = np.ascontiguousarray(stored.base.mean[:, columns])
     coefficients = None if stored.coefficients is None else stored.coefficients[:, columns]
-    base = _Base(mean, stored.base.cov, lent=True)
+    base = _Base(mean, stored.base.cov, True, stored.base.spares)
     return Posterior._of(replace(stored, base=base, coefficients=coefficients, room=None))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from operator import is_
 from os import PathLike
 from typing import Any, Final, Self
@@ -26,9 +26,10 @@ from kalstream.core.guard import Health, health
 from kalstream.core.mixture import Mixture, MixtureState, MixtureStep
 from kalstream.core.state import Posterior, Step
 from kalstream.errors import InvalidInput
+from kalstream.estimators._chunk import Chunk, Targets
 from kalstream.estimators._input import are_dates, as_times, blame_column, bounded
 from kalstream.estimators._labels import Labels
-from kalstream.estimators._model import SHORT, Filter, Model, tail
+from kalstream.estimators._model import Filter, Model, tail
 from kalstream.estimators._representation import Representation
 from kalstream.estimators._sharing import Shared
 from kalstream.estimators._watch import (
@@ -47,28 +48,41 @@ Policy = Fixed | Learned | Mixture
 # Dates further apart than this many seconds, early on, are taken for a forgotten time_unit.
 _LONG_GAP: Final = 1000.0
 _EARLY: Final = 100
+# Up to here the filters have no more outputs than there are classes.
+_MANY_CLASSES: Final = 64
 
 
 class KalmanEstimator(BaseEstimator, ABC):
     """Parameters to policy, rows to features, chunks to a new model; see the subclasses."""
 
-    n_features_in_: int
-
-    # ---- what has been learnt -------------------------------------------------------------
+    # ---- what has been learned ------------------------------------------------------------
 
     @property
     def _model(self) -> Model:
-        """The model now; for anything longer than a look, read it through `Shared.reading`."""
-        return self._shared()._value
-
-    def _shared(self) -> Shared[Model]:
+        """The model now: whoever holds it may read it while others learn."""
         shared = self.__dict__.get("_published")
         if shared is None:
             raise NotFittedError(
                 f"This {type(self).__name__} instance is not fitted yet; "
                 "call fit or partial_fit first."
             )
-        return shared
+        return shared.value
+
+    @property
+    def n_features_in_(self) -> int:
+        """Number of columns of the rows."""
+        return self._fitted("n_features_in_")
+
+    @property
+    def feature_names_in_(self) -> Array:
+        """Names of the columns, where the rows came with names."""
+        return self._fitted("feature_names_in_")
+
+    def _fitted(self, name: str) -> Any:
+        shared = self.__dict__.get("_published")
+        if shared is None or name not in shared.value.fitted:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return shared.value.fitted[name]
 
     def _state(self, model: Model) -> Any:
         if model.state is None:
@@ -86,13 +100,13 @@ class KalmanEstimator(BaseEstimator, ABC):
 
     def __sklearn_is_fitted__(self) -> bool:
         shared = self.__dict__.get("_published")
-        return shared is not None and shared._value.state is not None
+        return shared is not None and shared.value.state is not None
 
     @property
     def n_seen_(self) -> int:
         """Rows that have passed, with a target or not; 0 before anything was learnt."""
         shared = self.__dict__.get("_published")
-        return 0 if shared is None else shared._value.n_seen
+        return 0 if shared is None else shared.value.n_seen
 
     @property
     def gamma_(self) -> float:
@@ -107,12 +121,11 @@ class KalmanEstimator(BaseEstimator, ABC):
     @property
     def half_life_weights_(self) -> dict[float, float]:
         """Posterior over half-lives: {half-life: probability}."""
-        with self._shared().reading() as model:
-            state = self._state(model)
-            if isinstance(state, MixtureState):
-                weights = state.half_life_weights.tolist()
-                return dict(zip(state.half_lives, weights, strict=True))
-            return {float(state.half_life): 1.0}
+        state = self._state(self._model)
+        if isinstance(state, MixtureState):
+            weights = state.half_life_weights.tolist()
+            return dict(zip(state.half_lives, weights, strict=True))
+        return {float(state.half_life): 1.0}
 
     @property
     def calibration_(self) -> float:
@@ -122,25 +135,27 @@ class KalmanEstimator(BaseEstimator, ABC):
     @property
     def filters_(self) -> tuple[Filter, ...]:
         """All filters, with their half-lives and how much each is believed."""
-        with self._shared().reading() as model:
-            state = self._state(model)
-            if isinstance(state, MixtureState):
-                each = zip(state.half_lives, state.half_life_weights, state.posteriors, strict=True)
-                return tuple(Filter(h, 0.5 ** (1.0 / h), float(w), p) for h, w, p in each)
-            own = copy.copy(state.posterior)
-            return (Filter(state.half_life, state.gamma, 1.0, own),)
+        return self._filters(self._model)
+
+    def _filters(self, model: Model) -> tuple[Filter, ...]:
+        state = self._state(model)
+        if isinstance(state, MixtureState):
+            each = zip(state.half_lives, state.half_life_weights, state.posteriors, strict=True)
+            return tuple(Filter(h, 0.5 ** (1.0 / h), float(w), p) for h, w, p in each)
+        own = copy.copy(state.posterior)
+        return (Filter(state.half_life, state.gamma, 1.0, own),)
 
     @property
     def cov_(self) -> Array:
         """Covariance (m, m) of the weights, of the most believed filter; intercept first."""
-        return self._heaviest().cov
+        return self._heaviest(self._model).cov
 
-    def _heaviest(self) -> Posterior:
-        return max(self.filters_, key=lambda f: f.weight).posterior
+    def _heaviest(self, model: Model) -> Posterior:
+        return max(self._filters(model), key=lambda f: f.weight).posterior
 
-    def _weights(self) -> tuple[Array, Array]:
+    def _weights(self, model: Model) -> tuple[Array, Array]:
         """Coefficients (m, K) and intercepts (K,), in the order of the filter's outputs."""
-        mean, representation = self._heaviest().mean, self._model.representation
+        mean, representation = self._heaviest(model).mean, model.representation
         if not representation.intercept:
             return mean / representation.size, np.zeros(mean.shape[1])
         return mean[1:] / representation.size, mean[0]
@@ -148,11 +163,13 @@ class KalmanEstimator(BaseEstimator, ABC):
     @property
     def health_(self) -> Health:
         """How sound the most believed filter is, judged by the last rows learnt."""
-        with self._shared().reading() as model:
-            state, told = self._state(model), model.told
-            if isinstance(told, BankStep):
-                told = told.filters()[state.heaviest]
-            return health(copy.copy(state.posterior), told)
+        return self._health(self._model)
+
+    def _health(self, model: Model) -> Health:
+        state, told = self._state(model), model.told
+        if isinstance(told, BankStep):
+            told = told.filters()[state.heaviest]
+        return health(copy.copy(state.posterior), told)
 
     @property
     def nbytes_(self) -> int:
@@ -160,13 +177,13 @@ class KalmanEstimator(BaseEstimator, ABC):
 
         For J filters of m features and K outputs: 8 J (m^2 + m K) bytes, 8 J r (m + K) for the
         r = min(32, max(8, m // 8)) rows that may wait, and 40 J if it is a mixture. In float32 the
-        first two are half of it.
+        first two are half of it. Learning needs the first once more, since the model before
+        stays as it is until the model after is ready.
         """
-        with self._shared().reading() as model:
-            state = self._state(model)
-            if isinstance(state, MixtureState):
-                return state.bank.nbytes
-            return state.posterior.stored.nbytes
+        state = self._state(self._model)
+        if isinstance(state, MixtureState):
+            return state.bank.nbytes
+        return state.posterior.stored.nbytes
 
     def drift(self) -> Drift:
         """Has the posterior over half-lives moved towards shorter ones, since when, how sure.
@@ -180,15 +197,15 @@ class KalmanEstimator(BaseEstimator, ABC):
         >>> model.drift().detected
         False
         """
-        with self._shared().reading() as model:
-            if isinstance(self._policy_of_model(), Fixed):
-                raise InvalidInput(
-                    f"forgetting={self.forgetting!r} never changes, so it cannot tell a drift; "
-                    'use forgetting="mixture"'
-                )
-            state = self._state(model)
-            grid = np.sort(state.half_lives) if isinstance(state, MixtureState) else GRID
-            return model.watch.drift(grid)
+        model = self._model
+        if isinstance(self._policy_of_model(), Fixed):
+            raise InvalidInput(
+                f"forgetting={self.forgetting!r} never changes, so it cannot tell a drift; "
+                'use forgetting="mixture"'
+            )
+        state = self._state(model)
+        grid = np.sort(state.half_lives) if isinstance(state, MixtureState) else GRID
+        return model.watch.drift(grid)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write everything to one file, whole or not at all: safetensors and JSON, no pickle.
@@ -259,17 +276,14 @@ class KalmanEstimator(BaseEstimator, ABC):
         >>> model.reset().n_seen_
         0
         """
-        for name in ("_published", "n_features_in_", "feature_names_in_", "_policy_cache"):
-            self.__dict__.pop(name, None)
+        self.__dict__.pop("_published", None)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
         state.pop("_policy_cache", None)
-        shared = state.pop("_published", None)
-        if shared is not None:
-            with shared.reading() as model:
-                state["_published"] = model.apart()
+        if "_published" in state:
+            state["_published"] = state["_published"].value
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -350,46 +364,52 @@ class KalmanEstimator(BaseEstimator, ABC):
 
     # ---- rows -----------------------------------------------------------------------------
 
-    def _rows(self, X: Any, *, reset: bool) -> Array:
-        """Rows (b, d) as float64, NaN where a value is missing."""
+    def _rows(self, X: Any, fitted: dict[str, Any], *, reset: bool = False) -> Array:
+        """Rows (b, d) as float64, NaN where a value is missing.
+
+        ``fitted`` holds what scikit-learn knows of the columns; it is filled if ``reset``.
+        """
         if (
             not reset
             and type(X) is np.ndarray
             and X.dtype == np.float64
             and X.ndim == 2
-            and X.shape[1] == self.n_features_in_
-            and "feature_names_in_" not in self.__dict__
+            and X.shape[1] == fitted["n_features_in_"]
+            and "feature_names_in_" not in fitted
             and len(X)
         ):
             return bounded(X)
         if isinstance(X, np.ma.MaskedArray):
             raise InvalidInput("X is a masked array; fill it, with NaN where a value is unknown")
+        columns = _columns_class(type(self).__name__)()
+        columns.__dict__.update(fitted)
         try:
             rows = validate_data(
-                self, X, reset=reset, dtype=np.float64, order="C", ensure_all_finite="allow-nan"
+                columns, X, reset=reset, dtype=np.float64, order="C", ensure_all_finite="allow-nan"
             )
         except (TypeError, ValueError) as error:
             blame_column(X, error)
             raise
+        if reset:
+            fitted.update(columns.__dict__)
         return bounded(rows)
 
-    def _gaps(self, model: Model | None, time: Any, n: int) -> tuple[Array | None, float | None]:
-        """Time before each row in units (b,), or None; and the time of the last row."""
-        last = None if model is None else model.time
+    def _gaps(self, model: Model, time: Any, n: int) -> tuple[Array | None, Array | None]:
+        """Time before each row in units (b,), and the time of each row (b,); or None."""
         if time is None:
-            if last is not None:
+            if model.time is not None:
                 raise InvalidInput(
-                    f"time was given before (the last row was at {last:g}) and is missing now; "
-                    "give it in every call, or never"
+                    f"time was given before (the last row was at {model.time:g}) and is missing "
+                    "now; give it in every call, or never"
                 )
             return None, None
         times = as_times(time, n)
-        if model is not None and last is None:
+        if model.n_seen and model.time is None:
             raise InvalidInput(
                 f"time is given now and was not for the {model.n_seen} rows before; "
                 "give it in every call, or never (reset() starts anew)"
             )
-        start = times[0] - self._unit() if last is None else last
+        start = times[0] - self._unit() if model.time is None else model.time
         steps = np.diff(times, prepend=start)
         if (steps < 0.0).any():
             row = int(np.argmax(steps < 0.0))
@@ -398,7 +418,7 @@ class KalmanEstimator(BaseEstimator, ABC):
                 "rows must come in the order of time"
             )
         gaps = steps / self._unit()
-        early = model is None or model.n_seen < _EARLY
+        early = model.n_seen < _EARLY
         if early and are_dates(time) and self._unit() == 1.0 and np.median(gaps) > _LONG_GAP:
             warnings.warn(
                 f"rows are {np.median(gaps):g} seconds apart and half-lives are counted in "
@@ -406,7 +426,7 @@ class KalmanEstimator(BaseEstimator, ABC):
                 "datetime.timedelta(days=1)",
                 stacklevel=6,
             )
-        return gaps, float(times[-1])
+        return gaps, times
 
     def _gap_ahead(self, model: Model, time: Any, n: int) -> Any:
         """Time from the last row learnt to rows that are predicted: 1, or (b,)."""
@@ -432,9 +452,9 @@ class KalmanEstimator(BaseEstimator, ABC):
             unit = unit.total_seconds()
         return check.positive("time_unit", unit)
 
-    def _fresh(self, n_columns: int) -> Model:
+    def _fresh(self, fitted: dict[str, Any]) -> Model:
         """A model that has seen nothing."""
-        policy = self._policy_of_model()
+        policy, n_columns = self._policy_of_model(), fitted["n_features_in_"]
         check.float_dtype(self.dtype)
         self._unit()
         n_watched = len(policy.half_lives) if isinstance(policy, Mixture) else len(GRID)
@@ -453,6 +473,7 @@ class KalmanEstimator(BaseEstimator, ABC):
             offset=None,
             spread=np.zeros(2),
             seed=int(seed),
+            fitted=fitted,
         )
 
     # ---- learning -------------------------------------------------------------------------
@@ -460,144 +481,145 @@ class KalmanEstimator(BaseEstimator, ABC):
     def _learn(
         self,
         X: Any,
-        targets: Callable[[Model, int, Array | None], tuple[Model, Any, Array | None]],
+        targets: Targets,
         sample_weight: Any,
         time: Any,
         *,
-        first: bool,
-        whole: bool,
-        told: list[tuple[Model, Any]] | None = None,
-    ) -> None:
-        """Learn a chunk, all or nothing.
+        first: bool = False,
+        whole: bool = False,
+        predict: bool = False,
+    ) -> tuple[Model, list[Any]]:
+        """Learn a chunk: all of it is published in one step, or nothing.
 
-        ``targets`` reads the targets of n rows with weights (b,): the model with room for them,
-        the targets as the policy takes them, and factors of the weights (b,) or None. ``whole``
-        says that there will be no other rows. What the rows tell about themselves is appended to
-        ``told``, with the model before them.
+        ``first`` forgets what was learned before; ``whole`` says that there will be no other rows;
+        ``predict`` asks for predictions of the rows before they were learned. Returns the model
+        after the rows, and the predictions of one piece of the rows after the other.
         """
-        policy, settings = self._policy_and_settings()
-        before = dict(self.__dict__)  # validate_data notes the columns before all is checked
-        try:
-            rows = self._rows(X, reset=first)
-            weight = None
-            if sample_weight is not None:
-                weight = check.non_negative_rows("sample_weight", sample_weight, len(rows))
-                if whole and not weight.any():
-                    raise InvalidInput("sample_weight is zero in every row: nothing to learn")
-            if first:
-                shared = Shared(self._fresh(rows.shape[1]))
-            else:
-                shared = self._shared()
 
-            def change(model: Model, alone: bool) -> Model:
-                how = policy, settings, alone, told
-                return self._after(model, rows, targets, weight, time, *how)
+        def change(model: Model | None) -> tuple[Model, tuple[Model, list[Any]]]:
+            fitted = {} if model is None else model.fitted
+            rows = self._rows(X, fitted, reset=model is None)
+            chunk = self._chunk(model or self._fresh(fitted), rows, sample_weight, time, whole)
+            model, predictions = self._after(*chunk, targets, predict)
+            return model, (model, predictions)
 
-            shared.update(change, short=len(rows) <= SHORT)
-        except BaseException:
+        shared = None if first else self.__dict__.get("_published")
+        if shared is None:
+            model, result = change(None)
+            made = Shared(model)
             if first:
-                self.__dict__.clear()
-                self.__dict__.update(before)
-            raise
-        self._published = shared
+                self._published = made
+                return result
+            shared = self.__dict__.setdefault("_published", made)
+            if shared is made:
+                return result
+        return shared.update(change)
+
+    def _chunk(
+        self, model: Model, rows: Array, sample_weight: Any, time: Any, whole: bool
+    ) -> tuple[Model, Chunk]:
+        """The model, and rows that have been checked against it."""
+        weight = None
+        if sample_weight is not None:
+            weight = check.non_negative_rows("sample_weight", sample_weight, len(rows))
+            if whole and not weight.any():
+                raise InvalidInput("sample_weight is zero in every row: nothing to learn")
+        return model, Chunk(rows, weight, *self._gaps(model, time, len(rows)))
 
     def _add_columns(self, n_columns: int) -> None:
-        """Grow by columns that were missing (NaN) in all rows so far, behind the others.
+        """Grow by columns that were missing (NaN) in all rows so far, behind the others."""
+        prior_var = self._number("prior_var", 1.0)
 
-        Not while others predict: the columns and the model change one after the other.
-        """
-        n_before, prior_var = self.n_features_in_, self._number("prior_var", 1.0)
-
-        def change(model: Model, alone: bool) -> Model:
-            wider = model.representation.with_columns(n_columns)
-            state = model.state
+        def change(model: Model) -> tuple[Model, None]:
+            n_before = model.fitted["n_features_in_"]
+            wider, state = model.representation.with_columns(n_columns), model.state
             if state is not None:
                 m = model.representation.transform(np.zeros((1, n_before))).shape[1]
                 n_new = wider.transform(np.zeros((1, n_before + n_columns))).shape[1] - m
                 if n_new > 0:  # a transformer may mix its columns into as many features as before
                     state = state.add_features(n_new, prior_var)
-            return replace(model, representation=wider, state=state)
+            fitted = {**model.fitted, "n_features_in_": n_before + n_columns}
+            return replace(model, representation=wider, state=state, fitted=fitted), None
 
-        self._shared().update(change, short=True)
-        self.n_features_in_ = n_before + n_columns
+        self._published.update(change)
 
     def _after(
+        self, model: Model, chunk: Chunk, targets: Targets, predict: bool
+    ) -> tuple[Model, list[Any]]:
+        """The model after a chunk, and the predictions of its rows if they are asked for."""
+        policy, settings = self._policy_and_settings()
+        predictions, start, n = [], 0, len(chunk.rows)
+        targets.check(n)
+        pieces = predict and self.transition == "example"
+        while start < n:
+            stop = min(n, targets.end_of_piece(model, start)) if pieces else n
+            piece = slice(start, stop)
+            model, prediction = self._after_piece(
+                model, chunk[piece], targets, piece, policy, settings, predict
+            )
+            predictions.append(prediction)
+            start = stop
+        return model, predictions
+
+    def _after_piece(
         self,
-        model: Model,
-        rows: Array,
-        targets: Callable[[Model, int, Array | None], tuple[Model, Any, Array | None]],
-        weight: Array | None,
-        time: Any,
+        before: Model,
+        chunk: Chunk,
+        targets: Targets,
+        piece: slice,
         policy: Policy,
         settings: dict[str, Any],
-        alone: bool,
-        told: list[tuple[Model, Any]] | None,
-    ) -> Model:
-        """The model after a chunk of checked rows (b, d)."""
-        before, n = model, len(rows)
-        gap, last_time = self._gaps(model if model.n_seen else None, time, n)
-        model, y, factor = targets(model, n, weight)
-        if factor is not None:
-            weight = factor if weight is None else weight * factor
-        representation, phi = model.representation.advance(rows)
-        model = model.but(representation=representation, n_seen=model.n_seen + n, time=last_time)
-        n_outputs = self._n_outputs(model)
+        predict: bool,
+    ) -> tuple[Model, Any]:
+        """The model after rows of which the targets fit into it or make room, and predictions."""
+        model, y, weight = targets.read(before, piece, chunk.weight)
+        n, n_outputs = len(chunk.rows), self._n_outputs(model)
+        representation, phi = model.representation.advance(chunk.rows)
+        time = None if chunk.times is None else float(chunk.times[-1])
+        model = model.but(representation=representation, n_seen=model.n_seen + n, time=time)
         if n_outputs == 0:
             # nothing to learn yet, and the prior does not change with time
             weights = at_start(policy, n)
             prior = settings["prior_var"] * np.einsum("bm,bm->b", phi, phi)
-            variance = like(prior, weights)
-            return model.but(watch=model.watch.after(weights, variance))
+            watch = model.watch.after(weights, like(prior, weights))
+            return model.but(watch=watch), self._prediction(before, None, n)
         state: Any = None if model.state is None else self._state(model)
         if state is None:
             state = policy.start(
                 phi.shape[1], n_outputs, prior_var=settings["prior_var"], dtype=self.dtype
             )
-            alone = True
         elif len(state.seen) < n_outputs:
-            state = state.add_outputs(n_outputs - len(state.seen))
-            alone = True
+            state = state.add_outputs(_room_for(n_outputs) - len(state.seen))
         state, step = policy.step_chunk(
             state,
             phi,
             y,
             transition=self.transition,
             sample_weight=weight,
-            time_gap=gap,
-            donate=alone,
+            time_gap=chunk.gap,
             **settings,
         )
-        model = self._noted(model, state, step, weight, gap)
-        if told is None:
-            return self._stacked(model, step, y)
-        told.append((before, step))
-        return model
+        model = self._noted(model, state, step, weight, chunk.gap)
+        return self._finished(before, model, chunk, step, y, predict)
 
-    def _stacked(self, model: Model, step: Any, y: Any) -> Model:
-        """The model after whatever is on top of the filters has learnt too."""
-        return model
+    def _ahead_of(self, model: Model, chunk: Chunk) -> Any:
+        """Moments of the rows of a chunk before any of it is learned; None if nothing is known."""
+        if model.state is None:
+            return None
+        policy, settings = self._policy_and_settings()
+        gap = 1.0 if chunk.times is None else (chunk.times - model.time) / self._unit()
+        phi = model.representation.transform(chunk.rows)
+        return policy.predict(model.state, phi, prior_var=settings["prior_var"], time_gap=gap)
 
-    def _in_pieces(
-        self, X: Any, n: int, stop_of: Callable[[int], int], learn: Callable[[Any, slice], None]
-    ) -> None:
-        """Learn n rows by learn(rows, piece), pieces from start to stop_of(start), all or none."""
-        stop, before = stop_of(0), dict(self.__dict__)
-        if stop >= n:
-            return learn(X, slice(0, n))
-        if len(X) != n:
-            raise InvalidInput(f"y has {n} targets for the {len(X)} rows of X")
-        if "_published" in before:
-            with self._shared().reading() as model:
-                before["_published"] = Shared(model.apart())
-        start = 0
-        try:
-            while start < n:
-                learn(_cut(X, slice(start, stop)), slice(start, stop))
-                start, stop = stop, stop_of(stop)
-        except BaseException:
-            self.__dict__.clear()
-            self.__dict__.update(before)
-            raise
+    @abstractmethod
+    def _prediction(self, model: Model, step: Any, n: int) -> Any:
+        """Prediction of n rows by the filters; the step is None while nothing is known."""
+
+    @abstractmethod
+    def _finished(
+        self, before: Model, model: Model, chunk: Chunk, step: Any, y: Any, predict: bool
+    ) -> tuple[Model, Any]:
+        """The model after all that is above the filters has learned too, and predictions."""
 
     @abstractmethod
     def _n_outputs(self, model: Model) -> int:
@@ -626,7 +648,7 @@ class KalmanEstimator(BaseEstimator, ABC):
 
     def _ahead(self, model: Model, X: Any, time: Any) -> tuple[Step | MixtureStep, Array]:
         """Moments of rows one step ahead, and their features (b, m)."""
-        rows = self._rows(X, reset=False)
+        rows = self._rows(X, model.fitted)
         phi = model.representation.transform(rows)
         policy, settings = self._policy_and_settings()
         ahead = policy.predict(
@@ -650,8 +672,8 @@ class KalmanEstimator(BaseEstimator, ABC):
         >>> bool(model.uncertainty([[1.0]])[0] < 0.1)
         True
         """
-        with self._shared().reading() as model:
-            ahead, phi = self._ahead(model, X, time)
+        model = self._model
+        ahead, phi = self._ahead(model, X, time)
         prior = self._number("prior_var", 1.0) * np.einsum("bm,bm->b", phi, phi)
         return _variance(ahead) / np.maximum(prior, np.finfo(np.float64).tiny)
 
@@ -671,8 +693,8 @@ class KalmanEstimator(BaseEstimator, ABC):
         >>> model.is_novel([[1.0], [100.0]])
         array([False,  True])
         """
-        with self._shared().reading() as model:
-            ahead, phi = self._ahead(model, X, time)
+        model = self._model
+        ahead, phi = self._ahead(model, X, time)
         usual = np.exp(model.watch.levels)
         if isinstance(ahead, MixtureStep):
             expected = ahead.half_life_weights[:, order_of(ahead.half_lives)] @ usual
@@ -687,6 +709,14 @@ class KalmanEstimator(BaseEstimator, ABC):
         return tags
 
 
+def _room_for(n_outputs: int) -> int:
+    """How many outputs to have: of many classes, room for more, so that growing stays cheap.
+
+    A class that has not come takes no part, so room changes no prediction.
+    """
+    return n_outputs if n_outputs <= _MANY_CLASSES else n_outputs + n_outputs // 4
+
+
 def _variance(ahead: Any) -> Array:
     """Variance (b,) of the outputs that comes from not knowing the weights."""
     if isinstance(ahead, MixtureStep):
@@ -694,11 +724,10 @@ def _variance(ahead: Any) -> Array:
     return ahead.logit_var
 
 
-def _cut(values: Any, piece: slice) -> Any:
-    """Some rows of an array, a list or a DataFrame."""
-    if values is None or np.ndim(values) == 0:
-        return values
-    return values.iloc[piece] if hasattr(values, "iloc") else values[piece]
+@lru_cache
+def _columns_class(name: str) -> type:
+    """What scikit-learn notes columns in; its messages hold the name."""
+    return type(name, (BaseEstimator,), {})
 
 
 def _seed(random_state: Any) -> Any:

@@ -108,8 +108,9 @@ REGISTERED: dict[str, type] = {
 }
 # What belongs to the running process: a restored state owns its arrays and has room to claim.
 _LEFT_OUT: Final = {
-    *((_Stored, "room"), (_Base, "lent")),
-    *((Bank, "room"), (Bank, "memo"), (_Stack, "lent"), (_Stack, "full")),
+    *((_Stored, "room"), (_Base, "lent"), (_Base, "spares")),
+    *((Bank, "room"), (Bank, "memo")),
+    *((_Stack, "lent"), (_Stack, "full"), (_Stack, "spares")),
 }
 
 

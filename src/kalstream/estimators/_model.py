@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kalstream.core.bank import BankStep
-from kalstream.core.mixture import MixtureState
 from kalstream.core.stack import Stack
 from kalstream.core.state import Posterior, Step
 from kalstream.estimators._labels import Labels
@@ -19,8 +17,8 @@ from kalstream.estimators._watch import Watch
 
 Array = NDArray[Any]
 
-# Rows learnt at once while readers wait; longer chunks leave them the old model meanwhile.
-SHORT: Final = 64
+# So many of the last rows are kept for `health_`.
+_LAST_ROWS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +71,8 @@ class Model:
     stack, ordered : Stack or None
         Of a classification by a mixture: for any row, and for the next one of rows whose labels
         are known in time.
+    fitted : dict
+        What scikit-learn's contract wants to be known of the first rows: n_features_in_ and such.
     """
 
     representation: Representation
@@ -88,6 +88,7 @@ class Model:
     seed: int
     stack: Stack | None = None
     ordered: Stack | None = None
+    fitted: dict[str, Any] = field(default_factory=dict)
 
     def but(self, **changes: Any) -> Model:
         """As `dataclasses.replace`, in a fraction of the time."""
@@ -95,29 +96,20 @@ class Model:
         other.__dict__.update(self.__dict__, **changes)
         return other
 
-    def apart(self) -> Model:
-        """The same model for another owner: neither will overwrite the other's arrays."""
-        if isinstance(self.state, MixtureState):
-            self.state.bank.lend()
-            return replace(self, state=replace(self.state, bank=replace(self.state.bank, memo=[])))
-        if self.state is None:
-            return self
-        return replace(self, state=replace(self.state, posterior=copy.copy(self.state.posterior)))
-
 
 def tail(told: Any) -> Any:
     """The last rows of a step, without their means if these are many: enough for `health_`."""
     n = len(told.noise_var)
-    if n <= SHORT and told.logit_mean.size <= 1000:
+    if n <= _LAST_ROWS and told.logit_mean.size <= 1000:
         return told
-    cut = slice(max(0, n - SHORT), n)
+    cut = slice(max(0, n - _LAST_ROWS), n)
     parts = [
         told.logit_var[..., cut],
         told.gamma[..., cut],
         told.noise_var[cut],
         told.nis[..., cut],
     ]
-    if n > SHORT:
+    if n > _LAST_ROWS:
         parts = [part.copy() for part in parts]
     kind = BankStep if isinstance(told, BankStep) else Step
     return kind(np.empty((*parts[0].shape, 0)), *parts)

@@ -42,19 +42,20 @@ checkpoint._CHECKS[Watch] = lambda w: (
     and w.numbers.shape == (7,)
     and w.usual.dtype == w.levels.dtype == w.numbers.dtype == np.float64
 )
-_FITTED = ("n_features_in_", "feature_names_in_", "_flat")
+# a tree of its own in the file
+checkpoint._LEFT_OUT.add((Model, "fitted"))
 
 
 def save(estimator: KalmanEstimator, path: str | PathLike[str]) -> None:
     """See `KalmanEstimator.save`."""
     params = {name: _plain(value) for name, value in estimator.get_params(deep=False).items()}
-    with estimator._shared().reading() as model:
-        tree = {
-            "params": params,
-            "model": replace(model, representation=_portable(model.representation)),
-            "fitted": {k: v for k, v in vars(estimator).items() if k in _FITTED},
-        }
-        checkpoint.write(path, type(estimator).__name__, tree)
+    model = estimator._model
+    tree = {
+        "params": params,
+        "model": replace(model, representation=_portable(model.representation)),
+        "fitted": model.fitted,
+    }
+    checkpoint.write(path, type(estimator).__name__, tree)
 
 
 def load(cls: type[T], path: str | PathLike[str], features: Any) -> T:
@@ -76,8 +77,7 @@ def load(cls: type[T], path: str | PathLike[str], features: Any) -> T:
     elif features is not None:
         raise CheckpointError(f"{path} needs no transformer; leave features out")
     estimator = cls(**params)
-    estimator.__dict__.update(tree["fitted"])
-    estimator._published = Shared(model)
+    estimator._published = Shared(replace(model, fitted=tree["fitted"]))
     return estimator
 
 

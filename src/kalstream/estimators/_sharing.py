@@ -1,68 +1,66 @@
-"""One model, read by many threads while one of them learns."""
+"""One value, read by many threads while one of them replaces it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from threading import Lock
-from typing import Generic, TypeVar
+from threading import RLock
+from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R")
 
-
-class _Reading(Generic[T]):
-    """What `Shared.reading` returns; a generator would take three times as long."""
-
-    __slots__ = ("shared",)
-
-    def __init__(self, shared: Shared[T]) -> None:
-        self.shared = shared
-
-    def __enter__(self) -> T:
-        with self.shared._lock:
-            self.shared._readers += 1
-            return self.shared._value
-
-    def __exit__(self, *error: object) -> None:
-        with self.shared._lock:
-            self.shared._readers -= 1
+# Seconds after which a turn is taken for lost, with a thread that was interrupted in its turn.
+_PATIENCE: Final = 60.0
 
 
 class Shared(Generic[T]):
     """Holds an immutable value; whoever reads it sees a whole one, before or after an update.
 
-    An update may overwrite the arrays of the value it replaces, if nobody is reading them: that
-    saves a copy of the state with every chunk.
+    An update makes a new value from the one before and publishes it in one step, so that an
+    exception at any time leaves either the one or the other. No lock protects the value. Threads
+    that update take turns only to save work: who was overtaken starts again from the new value.
 
     Examples
     --------
     >>> shared = Shared(1)
-    >>> shared.update(lambda value, alone: value + 1, short=True)
-    >>> with shared.reading() as value:
-    ...     value
+    >>> shared.update(lambda value: (value + 1, "said"))
+    'said'
+    >>> shared.value
     2
     """
 
     def __init__(self, value: T) -> None:
-        self._value = value
-        self._readers = 0
-        self._lock = Lock()  # of the two above
-        self._writer = Lock()
+        self._versions = {0: value}  # the last one counts
+        self._turn: tuple[int, Any] = (os.getpid(), RLock())
 
-    def reading(self) -> _Reading[T]:
-        """The value, in a ``with`` block: nobody overwrites it until the block is left."""
-        return _Reading(self)
+    @property
+    def value(self) -> T:
+        """The value now. It is never changed, so it can be read for as long as it is kept."""
+        return list(self._versions.values())[-1]
 
-    def update(self, change: Callable[[T, bool], T], *, short: bool) -> None:
-        """Replace the value by change(value, alone); if that raises, the value stays.
+    def update(self, change: Callable[[T], tuple[T, R]]) -> R:
+        """Publish the value that ``change`` makes of the one before; returns what it also says."""
+        turn = self._my_turn()
+        try:
+            while True:
+                number, value = list(self._versions.items())[-1]
+                value, result = change(value)
+                # Of two threads that set the same number, one gets its own value back.
+                if self._versions.setdefault(number + 1, value) is value:
+                    break
+        finally:
+            turn.release()
+        for old in [old for old in list(self._versions) if old <= number]:
+            self._versions.pop(old, None)
+        return result
 
-        ``alone`` says that the old value's arrays may be overwritten. Readers wait for a short
-        update; during a long one they go on with the old value.
-        """
-        with self._writer:
-            if short:
-                with self._lock:
-                    self._value = change(self._value, self._readers == 0)
-            else:
-                value = change(self._value, False)
-                with self._lock:
-                    self._value = value
+    def _my_turn(self) -> Any:
+        """The lock of this process, taken; a child does not inherit a turn of its parent."""
+        process, turn = self._turn
+        if process == os.getpid() and turn.acquire(timeout=_PATIENCE):
+            return turn
+        turn = RLock()
+        turn.acquire()
+        self._turn = (os.getpid(), turn)
+        return turn

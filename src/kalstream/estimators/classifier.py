@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -14,12 +13,14 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
 from kalstream.core import _checks as check
+from kalstream.core.guard import Health
 from kalstream.core.mixture import MixtureStep, mixture_probabilities
 from kalstream.core.predictive import METHODS, class_probabilities
 from kalstream.core.stack import Stack
 from kalstream.errors import InvalidInput
-from kalstream.estimators._base import KalmanEstimator, _cut
-from kalstream.estimators._labels import as_array, read_labels
+from kalstream.estimators._base import KalmanEstimator
+from kalstream.estimators._chunk import Chunk
+from kalstream.estimators._labels import Labels, as_array, read_labels
 from kalstream.estimators._model import Model
 
 Array = NDArray[Any]
@@ -187,7 +188,8 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
                 "partial_fit lets time pass without one"
             )
         check_classification_targets(as_array(labels))
-        return self._learn_labels(X, labels, None, sample_weight, time, first=True)
+        self._learn(X, self._targets(labels), sample_weight, time, first=True, whole=True)
+        return self
 
     def partial_fit(
         self,
@@ -220,44 +222,14 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         ['down', 'new', 'up']
         """
         declared = [] if classes is None else read_labels(classes, name="classes")
-        first = "_published" not in self.__dict__
-        return self._learn_labels(X, read_labels(y), declared, sample_weight, time, first=first)
+        self._learn(X, self._targets(read_labels(y), declared), sample_weight, time)
+        return self
 
-    def _learn_labels(
-        self,
-        X: Any,
-        names: list[Any],
-        declared: list[Any] | None,
-        sample_weight: Any,
-        time: Any,
-        *,
-        first: bool,
-        told: list[tuple[Model, Any]] | None = None,
-    ) -> Self:
+    def _targets(self, names: list[Any], declared: Sequence[Any] = ()) -> _LabelTargets:
         check.choice("predictive", self.predictive, METHODS)
         check.flag("stacking", self.stacking)
         check.flag("recent_labels", self.recent_labels)
-
-        def targets(
-            model: Model, n: int, weight: Array | None
-        ) -> tuple[Model, check.Targets, Array | None]:
-            if len(names) != n:
-                raise InvalidInput(f"y has {len(names)} labels for the {n} rows of X")
-            labels = model.labels.with_new(declared or ()).with_new(names)
-            codes = labels.codes(names)
-            # A row of weight 0 is as one without a label.
-            learnt = codes if weight is None else np.where(weight > 0.0, codes, -1)
-            counts = np.bincount(learnt + 1, minlength=len(labels.names) + 1)[1:].astype(np.float64)
-            before = model.counts
-            if len(before) < len(counts):
-                before = np.pad(before, (0, len(counts) - len(before)))
-            factor = self._class_weights(labels, learnt, before)
-            read = check.Targets(codes, None, codes >= 0)
-            return model.but(labels=labels, counts=counts + before), read, factor
-
-        whole = declared is None
-        self._learn(X, targets, sample_weight, time, first=first, whole=whole, told=told)
-        return self
+        return _LabelTargets(names, declared, self.class_weight)
 
     def predict_then_learn(
         self,
@@ -293,52 +265,49 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
                [0.02, 0.98]])
         """
         names = read_labels(y)
-        found: list[Array] = []
+        targets = self._targets(names)
+        model, predictions = self._learn(X, targets, sample_weight, time, predict=True)
+        out, start = np.zeros((len(names), len(model.labels.names))), 0
+        for part in predictions:
+            out[start : start + len(part), : part.shape[1]] = part
+            start += len(part)
+        return out[:, model.labels.order]
+
+    def _prediction(self, model: Model, step: Any, n: int) -> Array:
+        if step is None or model.state is None:
+            return np.zeros((n, 0))
+        return self._answer(model, step)
+
+    def _finished(
+        self, before: Model, model: Model, chunk: Chunk, step: Any, y: Any, predict: bool
+    ) -> tuple[Model, Any]:
+        n, codes = len(chunk.rows), y.labels
+        if not predict:
+            return self._stacked(model, step, codes), None
         if self.transition == "chunk":
-            known = self.__sklearn_is_fitted__()
-            with self._shared().reading() if known else nullcontext() as model:
-                if model is not None:
-                    found.append(self._corrected(model, self._ahead(model, X, time)[0]))
-            self.partial_fit(X, y, sample_weight=sample_weight, time=time)
-            return self._aligned(found, len(names))
-
-        def learn(rows: Any, piece: slice) -> None:
-            told: list[tuple[Model, Any]] = []
-            weight, when = _cut(sample_weight, piece), _cut(time, piece)
-            first = "_published" not in self.__dict__
-            self._learn_labels(rows, names[piece], [], weight, when, first=first, told=told)
-            for model, step in told:
-                n_known = 0 if model.state is None else len(model.labels.names)
-                said = self._answer(model, _among(step, n_known))
-                found.append(self._learn_stack(step, names[piece], said))
-
-        self._in_pieces(X, len(names), lambda start: self._next_new_class(names, start), learn)
-        return self._aligned(found, len(names))
-
-    def _learn_stack(self, step: Any, names: list[Any], said: Array) -> Array:
-        """Have the stacks learn rows that were just predicted; returns what they make of that."""
-        model = self._model
+            ahead = self._ahead_of(before, chunk)
+            known = np.zeros((n, 0)) if ahead is None else self._corrected(before, ahead)
+            return self._stacked(model, step, codes), known
+        plain = self._prediction(before, step, n)
         if not (self.stacking and isinstance(step, MixtureStep)):
-            if model.stack is not None:  # it was on before: what it knows is out of date
-                self._shared().update(lambda now, alone: self._stacked(now, step, None), short=True)
-            return said
-        codes = model.labels.codes(names)
-        if self.recent_labels:
-            stack, _ = self._stack_after(model.stack, step, codes)
-            ordered, said = self._stack_after(model.ordered, step, codes, plain=said, ordered=True)
-        else:
-            ordered = None
-            stack, said = self._stack_after(model.stack, step, codes, plain=said)
-        self._shared().update(lambda now, alone: now.but(stack=stack, ordered=ordered), short=True)
-        return said
+            return self._stacked(model, step, codes), plain
+        if not self.recent_labels:
+            stack, corrected = self._stack_after(model.stack, step, codes, plain=plain)
+            return model.but(stack=stack, ordered=None), corrected
+        stack, _ = self._stack_after(model.stack, step, codes)
+        ordered, corrected = self._stack_after(
+            model.ordered, step, codes, plain=plain, ordered=True
+        )
+        return model.but(stack=stack, ordered=ordered), corrected
 
-    def _stacked(self, model: Model, step: Any, y: Any) -> Model:
+    def _stacked(self, model: Model, step: Any, codes: Array) -> Model:
+        """The model after its stacks have learned rows that nobody asked to be predicted."""
         if not (self.stacking and isinstance(step, MixtureStep)):
             return model if model.stack is None else model.but(stack=None, ordered=None)
         ordered = None
         if self.recent_labels and model.ordered is not None:
-            ordered, _ = self._stack_after(model.ordered, step, y.labels)
-        return model.but(stack=self._stack_after(model.stack, step, y.labels)[0], ordered=ordered)
+            ordered, _ = self._stack_after(model.ordered, step, codes)
+        return model.but(stack=self._stack_after(model.stack, step, codes)[0], ordered=ordered)
 
     def _stack_after(
         self, stack: Stack | None, step: MixtureStep, codes: Array, **how: Any
@@ -348,44 +317,6 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         stack = (stack or Stack.start(n_filters, n_classes)).grown(n_classes)
         weight = self._policy_and_settings()[1]["noise_var"] / step.told.noise_var
         return stack.learnt(step, np.where(weight > 0.0, codes, -1), weight, **how)
-
-    def _next_new_class(self, names: list[Any], start: int) -> int:
-        """Number of the row after the next one whose label is new."""
-        shared = self.__dict__.get("_published")
-        known = () if shared is None else shared._value.labels.column
-        new = (i for i in range(start, len(names)) if names[i] is not None)
-        return next((i + 1 for i in new if names[i] not in known), len(names))
-
-    def _aligned(self, found: list[Array], n: int) -> Array:
-        """Probabilities of the last rows as (n, K), in the order of `classes_`."""
-        labels = self._model.labels
-        out, stop = np.zeros((n, len(labels.names))), n
-        for part in reversed(found):
-            out[stop - len(part) : stop, : part.shape[1]] = part
-            stop -= len(part)
-        return out[:, labels.order]
-
-    def _class_weights(self, labels: Any, codes: Array, counts: Array) -> Array | None:
-        """Weights (b,) of rows by their class, given how often each came before."""
-        if self.class_weight is None:
-            return None
-        if isinstance(self.class_weight, Mapping):
-            each = check.non_negative_rows(
-                "class_weight",
-                [self.class_weight.get(name, 1.0) for name in labels.names],
-                len(labels.names),
-            )
-            return np.append(each, 1.0)[codes]  # the last for rows without a label, -1
-        if self.class_weight != "balanced":
-            raise InvalidInput(
-                f'class_weight must be a dict, "balanced" or None, got {self.class_weight!r}'
-            )
-        factor, so_far = np.ones(len(codes)), counts.copy()
-        for i, code in enumerate(codes):
-            if code >= 0:
-                so_far[code] += 1.0
-                factor[i] = so_far.sum() / (np.count_nonzero(so_far) * so_far[code])
-        return factor
 
     def _n_outputs(self, model: Model) -> int:
         return len(model.labels.names)
@@ -414,9 +345,8 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
 
     def _probabilities(self, X: Any, time: Any) -> tuple[Array, Array]:
         """Probabilities (b, K), and the classes they are of, from one and the same model."""
-        with self._shared().reading() as model:
-            ahead, _ = self._ahead(model, X, time)
-        said = self._corrected(model, ahead)
+        model = self._model
+        said = self._corrected(model, self._ahead(model, X, time)[0])
         return said[:, model.labels.order], model.labels.classes
 
     def _corrected(self, model: Model, ahead: Any) -> Array:
@@ -429,8 +359,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
     def _answer(self, model: Model, ahead: Any) -> Array:
         """Probabilities (b, K) in the order of the filter's outputs."""
         how: dict[str, Any] = {"method": self.predictive, "random_state": model.seed}
-        if ahead.logit_mean.shape[-1] == 0:
-            return np.zeros(ahead.logit_mean.shape[-2:])
+        ahead = _among(ahead, len(model.labels.names))
         if isinstance(ahead, MixtureStep):
             return mixture_probabilities(ahead, light=_LIGHT, **how)
         moments = ahead.logit_mean, np.maximum(ahead.logit_var, 0.0)
@@ -501,12 +430,14 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
     @property
     def coef_(self) -> Array:
         """Weights (K, m) of the most believed filter, without the intercepts."""
-        return self._weights()[0].T[self._model.labels.order]
+        model = self._model
+        return self._weights(model)[0].T[model.labels.order]
 
     @property
     def intercept_(self) -> Array:
         """Intercepts (K,) of the most believed filter."""
-        return self._weights()[1][self._model.labels.order]
+        model = self._model
+        return self._weights(model)[1][model.labels.order]
 
     def retire_class(self, label: Any) -> Self:
         """Drop a class; should its label come again, it is a new class.
@@ -520,7 +451,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         ['down', 'up']
         """
 
-        def change(model: Model, alone: bool) -> Model:
+        def change(model: Model) -> tuple[Model, None]:
             column = model.labels.column.get(label) if isinstance(label, Hashable) else None
             if column is None:
                 known = ", ".join(map(repr, model.labels.classes[:10].tolist()))
@@ -528,7 +459,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
             if len(model.labels.names) == 1:
                 raise InvalidInput(f"{label!r} is the only class; call reset() to start anew")
             kept = np.delete(np.arange(len(model.labels.names)), column)
-            return replace(
+            smaller = replace(
                 model,
                 labels=model.labels.without(label),
                 counts=model.counts[kept],
@@ -536,9 +467,74 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
                 ordered=_kept(model.ordered, kept),
                 state=self._state(model).keep_outputs(kept),
             )
+            return smaller, None
 
-        self._shared().update(change, short=True)
+        self._state(self._model)
+        self._published.update(change)
         return self
+
+    def _health(self, model: Model) -> Health:
+        report = super()._health(model)
+        # Outputs that no class has yet were foreseen perfectly, and do not count.
+        return replace(report, nis=report.nis * len(model.state.seen) / len(model.labels.names))
+
+
+@dataclass(frozen=True, slots=True)
+class _LabelTargets:
+    """Labels of a chunk as plain values, None where unknown; those that may come; their weights."""
+
+    names: list[Any]
+    declared: Sequence[Any]
+    class_weight: Any
+
+    def check(self, n: int) -> None:
+        if len(self.names) != n:
+            raise InvalidInput(f"y has {len(self.names)} labels for the {n} rows of X")
+
+    def end_of_piece(self, model: Model, start: int) -> int:
+        """Behind the next row whose label is new: rows before it have no probability of it."""
+        column, names = model.labels.column, self.names
+        new = (i for i in range(start, len(names)) if names[i] is not None)
+        return next((i + 1 for i in new if names[i] not in column), len(names))
+
+    def read(
+        self, model: Model, piece: slice, weight: Array | None
+    ) -> tuple[Model, Any, Array | None]:
+        names = self.names[piece]
+        labels = model.labels.with_new(self.declared).with_new(names)
+        codes = labels.codes(names)
+        # A row of weight 0 is as one without a label.
+        learned = codes if weight is None else np.where(weight > 0.0, codes, -1)
+        counts = np.bincount(learned + 1, minlength=len(labels.names) + 1)[1:].astype(np.float64)
+        before = model.counts
+        if len(before) < len(counts):
+            before = np.pad(before, (0, len(counts) - len(before)))
+        factor = _class_weights(self.class_weight, labels, learned, before)
+        if factor is not None:
+            weight = factor if weight is None else weight * factor
+        read = check.Targets(codes, None, codes >= 0)
+        return model.but(labels=labels, counts=counts + before), read, weight
+
+
+def _class_weights(class_weight: Any, labels: Labels, codes: Array, counts: Array) -> Array | None:
+    """Weights (b,) of rows by their class, given how often each came before."""
+    if class_weight is None:
+        return None
+    if isinstance(class_weight, Mapping):
+        each = check.non_negative_rows(
+            "class_weight",
+            [class_weight.get(name, 1.0) for name in labels.names],
+            len(labels.names),
+        )
+        return np.append(each, 1.0)[codes]  # the last for rows without a label, -1
+    if class_weight != "balanced":
+        raise InvalidInput(f'class_weight must be a dict, "balanced" or None, got {class_weight!r}')
+    factor, so_far = np.ones(len(codes)), counts.copy()
+    for i, code in enumerate(codes):
+        if code >= 0:
+            so_far[code] += 1.0
+            factor[i] = so_far.sum() / (np.count_nonzero(so_far) * so_far[code])
+    return factor
 
 
 def _kept(stack: Stack | None, columns: Array) -> Stack | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -16,7 +16,8 @@ from kalstream.core.forgetting import Learned
 from kalstream.core.guard import Health
 from kalstream.core.mixture import Mixture, MixtureState, MixtureStep
 from kalstream.errors import InvalidInput
-from kalstream.estimators._base import KalmanEstimator, Policy, _cut
+from kalstream.estimators._base import KalmanEstimator, Policy
+from kalstream.estimators._chunk import Chunk
 from kalstream.estimators._model import Model
 
 Array = NDArray[Any]
@@ -114,7 +115,6 @@ random_state
                 "partial_fit lets time pass where one is NaN"
             )
         self._learn(X, self._targets(values), sample_weight, time, first=True, whole=True)
-        self._flat = values.ndim == 1
         return self
 
     def partial_fit(
@@ -140,10 +140,7 @@ random_state
         >>> model.partial_fit([[0.0], [1.0]], [0.0, 1.0]).partial_fit([[2.0]], [np.nan]).n_seen_
         3
         """
-        first = "_published" not in self.__dict__
-        values = _values(y)
-        self._learn(X, self._targets(values), sample_weight, time, first=first, whole=False)
-        self._flat = values.ndim == 1
+        self._learn(X, self._targets(_values(y)), sample_weight, time)
         return self
 
     def predict_then_learn(
@@ -176,71 +173,33 @@ random_state
         array([nan,  2.,  2.])
         """
         values = _values(y)
-        shape = len(values), 1 if values.ndim == 1 else values.shape[1]
-        mean, std = np.full(shape, np.nan), np.full(shape, np.inf)
+        model, parts = self._learn(X, self._targets(values), sample_weight, time, predict=True)
+        mean, std = np.empty((2, len(values), 1 if values.ndim == 1 else values.shape[1]))
+        start = 0
+        for each in parts:
+            piece = slice(start, start + len(each[0]))
+            mean[piece], std[piece] = each
+            start = piece.stop
+        return _shaped(model, mean), _shaped(model, std)
 
-        def note(model: Model, ahead: Any, piece: slice) -> None:
-            if model.state is not None:
-                mean[piece] = self._mean(model, ahead)
-                std[piece] = np.sqrt(self._variance(model, ahead))
-
-        def learn(rows: Any, piece: slice) -> None:
-            told: list[tuple[Model, Any]] = []
-            first = "_published" not in self.__dict__
-            how = _cut(sample_weight, piece), _cut(time, piece)
-            targets = self._targets(values[piece])
-            self._learn(rows, targets, *how, first=first, whole=False, told=told)
-            for model, step in told:
-                note(model, step, piece)
-
-        if self.transition == "chunk":
-            if self.__sklearn_is_fitted__():
-                with self._shared().reading() as model:
-                    note(model, self._ahead(model, X, time)[0], slice(None))
-            self.partial_fit(X, y, sample_weight, time)
-        else:
-            self._in_pieces(X, len(values), self._piece_of(values), learn)
-        self._flat = values.ndim == 1
-        return self._shaped(mean), self._shaped(std)
-
-    def _piece_of(self, values: Array) -> Callable[[int], int]:
-        """Where a piece of rows (b, ...) ends: with its first until the noise's scale is known."""
+    def _targets(self, values: Array) -> _ValueTargets:
         # A single filter does not tell its scale row by row.
-        told = not self._learns_scale() or isinstance(self._policy_of_model(), Mixture)
+        by_row = self._learns_scale() and not isinstance(self._policy_of_model(), Mixture)
+        return _ValueTargets(values, None if by_row else self._knows_scale)
 
-        def stop_of(start: int) -> int:
-            shared = self.__dict__.get("_published")
-            model = None if shared is None else shared._value
-            known = model is not None and model.state is not None and self._knows_scale(model)
-            return len(values) if told and known else start + 1
+    def _prediction(self, model: Model, step: Any, n: int) -> tuple[Array, Array]:
+        if step is None or model.state is None:
+            return np.full((n, 1), np.nan), np.full((n, 1), np.inf)
+        return self._mean(model, step), np.sqrt(self._variance(model, step))
 
-        return stop_of
-
-    def _targets(self, values: Array) -> Any:
-        """What `_learn` asks for: targets (b, K) less an offset, the first target there was."""
-
-        def targets(model: Model, n: int, weight: Array | None) -> tuple[Model, Array, None]:
-            if values.ndim not in (1, 2) or len(values) != n or values.size == 0:
-                raise InvalidInput(f"y has shape {values.shape} for the {n} rows of X")
-            dense = values.reshape(n, -1).astype(np.float64)
-            if np.isinf(dense).any():
-                raise InvalidInput("y contains infinity; use NaN where a target is unknown")
-            if model.offset is None:
-                missing = np.isnan(dense).any(axis=1)
-                if weight is not None:
-                    missing |= weight == 0.0
-                known = np.flatnonzero(~missing)
-                if len(known):
-                    model = replace(model, offset=dense[known[0]].copy())
-            if model.offset is None:
-                return model, dense, None
-            if dense.shape[1] != len(model.offset):
-                raise InvalidInput(
-                    f"y has {dense.shape[1]} columns, before it had {len(model.offset)}"
-                )
-            return model, dense - model.offset, None
-
-        return targets
+    def _finished(
+        self, before: Model, model: Model, chunk: Chunk, step: Any, y: Any, predict: bool
+    ) -> tuple[Model, Any]:
+        if not predict:
+            return model, None
+        if self.transition == "chunk":
+            step = self._ahead_of(before, chunk)
+        return model, self._prediction(before, step, len(chunk.rows))
 
     def _n_outputs(self, model: Model) -> int:
         return 0 if model.offset is None else len(model.offset)
@@ -299,12 +258,12 @@ random_state
         >>> bool(mean[1] > mean[0]), bool(std[1] > std[0])  # further off, and less sure
         (True, True)
         """
-        with self._shared().reading() as model:
-            ahead, _ = self._ahead(model, X, time)
-        mean = self._shaped(self._mean(model, ahead))
+        model = self._model
+        ahead, _ = self._ahead(model, X, time)
+        mean = _shaped(model, self._mean(model, ahead))
         if not return_std:
             return mean
-        return mean, self._shaped(np.sqrt(self._variance(model, ahead)))
+        return mean, _shaped(model, np.sqrt(self._variance(model, ahead)))
 
     def _mean(self, model: Model, ahead: Any) -> Array:
         """Mean (b, K) of targets."""
@@ -343,19 +302,12 @@ random_state
             return float(model.state.spread[0, 0])
         return float(model.spread[0])
 
-    @property
-    def health_(self) -> Health:
-        """How sound the most believed filter is, judged by the last rows learnt."""
-        report, model = super().health_, self._model
-        scale = self._scale(model)
+    def _health(self, model: Model) -> Health:
+        report, scale = super()._health(model), self._scale(model)
         policy = self._policy_of_model()
         if isinstance(policy, Mixture):
             scale = float(policy.scale(model.state)[model.state.heaviest])
         return replace(report, nis=report.nis / scale if scale > 0.0 else math.nan)
-
-    def _shaped(self, values: Array) -> Array:
-        """(b,) if targets were flat, else (b, K)."""
-        return values[:, 0] if self._flat else values
 
     @property
     def noise_var_(self) -> float:
@@ -371,22 +323,66 @@ random_state
     @property
     def coef_(self) -> Array:
         """Weights (m,) or (K, m) of the most believed filter, without the intercepts."""
-        coef = self._weights()[0].T
-        return coef[0] if self._flat else coef
+        model = self._model
+        return _shaped(model, self._weights(model)[0]).T
 
     @property
     def intercept_(self) -> Any:
         """Intercept, or (K,), of the most believed filter."""
         model = self._model
         self._state(model)
-        intercept = self._weights()[1] + model.offset
-        return float(intercept[0]) if self._flat else intercept
+        intercept = self._weights(model)[1] + model.offset
+        return float(intercept[0]) if model.fitted["_flat"] else intercept
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         tags.target_tags.single_output = True
         return tags
+
+
+@dataclass(frozen=True, slots=True)
+class _ValueTargets:
+    """Targets (b,) or (b, K) of a chunk, and whether a model knows how large the noise is."""
+
+    values: Array
+    knows_scale: Callable[[Model], bool] | None
+
+    def check(self, n: int) -> None:
+        values = self.values
+        if values.ndim not in (1, 2) or len(values) != n or values.size == 0:
+            raise InvalidInput(f"y has shape {values.shape} for the {n} rows of X")
+        if np.isinf(values).any():
+            raise InvalidInput("y contains infinity; use NaN where a target is unknown")
+
+    def end_of_piece(self, model: Model, start: int) -> int:
+        """Row by row until the noise's scale is known."""
+        known = self.knows_scale is not None and self.knows_scale(model)
+        return len(self.values) if known and model.state is not None else start + 1
+
+    def read(
+        self, model: Model, piece: slice, weight: Array | None
+    ) -> tuple[Model, Array, Array | None]:
+        """Targets less an offset, the first target there was."""
+        values = self.values[piece]
+        dense = values.reshape(len(values), -1).astype(np.float64)
+        if model.offset is None:
+            missing = np.isnan(dense).any(axis=1)
+            if weight is not None:
+                missing |= weight == 0.0
+            known = np.flatnonzero(~missing)
+            if len(known):
+                model = replace(model, offset=dense[known[0]].copy())
+        elif dense.shape[1] != len(model.offset):
+            raise InvalidInput(f"y has {dense.shape[1]} columns, before it had {len(model.offset)}")
+        if model.fitted.get("_flat") is not (values.ndim == 1):
+            model = model.but(fitted={**model.fitted, "_flat": values.ndim == 1})
+        return model, dense if model.offset is None else dense - model.offset, weight
+
+
+def _shaped(model: Model, values: Array) -> Array:
+    """(b,) if targets were flat, else (b, K)."""
+    return values[:, 0] if model.fitted["_flat"] else values
 
 
 def _values(y: Any) -> Array:

@@ -1,0 +1,62 @@
+"""Memory that is used again, so that a state can be copied instead of overwritten."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final
+from weakref import ref
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+# Smaller blocks are kept by the allocator itself (the mmap threshold of glibc).
+_LARGE: Final = 1 << 17
+# Means and covariances, of the state that is read and of the one that is being written.
+_BLOCKS: Final = 4
+
+
+class Spares:
+    """Large arrays, in memory that earlier ones have left.
+
+    Fresh memory costs several times the writing of it, since the system clears every page. A block
+    is free once the array that was made from it is gone: views hold on to that array, so nobody
+    can still be reading. A lost block, after an interrupt say, is only memory to allocate again.
+
+    Examples
+    --------
+    >>> Spares().like(np.zeros((200, 100))).shape
+    (200, 100)
+    """
+
+    __slots__ = ("_blocks",)
+
+    def __init__(self) -> None:
+        self._blocks: deque[tuple[bytearray, ref[Array]]] = deque(maxlen=_BLOCKS)
+
+    def like(self, array: Array) -> Array:
+        """An array of the same shape, type and order; its numbers are finite and mean nothing."""
+        if array.nbytes < _LARGE:
+            return np.zeros_like(array)
+        block = self._free(array.nbytes) or bytearray(array.nbytes)
+        order: Any = "C" if array.flags.c_contiguous else "F"
+        # Not memory of numpy's own: views would hold on to that, and not to this array.
+        made: Array = np.ndarray(array.shape, array.dtype, buffer=block, order=order)
+        self._blocks.append((block, ref(made)))
+        return made
+
+    def _free(self, size: int) -> bytearray | None:
+        """A block of this size that nobody uses; two threads never get the same one."""
+        for _ in range(len(self._blocks)):
+            try:
+                block, user = self._blocks.popleft()
+            except IndexError:  # another thread was faster
+                break
+            if user() is None and len(block) == size:
+                return block
+            self._blocks.append((block, user))
+        return None
+
+    def __reduce__(self) -> tuple[type[Spares], tuple[()]]:
+        return Spares, ()  # a copy of a state has memory of its own

@@ -1,0 +1,125 @@
+"""After an exception at any bytecode the model is the one before or the one after."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kalstream import KalmanClassifier, KalmanRegressor
+from robustness.interrupts import count_bytecodes, interrupt_at
+
+Model = KalmanClassifier | KalmanRegressor
+RNG = np.random.default_rng(17)
+X = RNG.standard_normal((400, 3))
+LABELS = np.where(X[:, 0] + 0.3 * RNG.standard_normal(400) > 0.0, "up", "down")
+VALUES = X @ [1.0, -1.0, 0.5] + 0.1 * RNG.standard_normal(400)
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "mixture": {"features": "raw"},
+    "fourier": {"n_components": 70},
+    "learned": {"forgetting": "learned", "features": "scaled", "noise_var": 0.1},
+    "fixed": {"forgetting": 0.99, "features": "raw"},
+    "chunk": {"features": "raw", "transition": "chunk"},
+}
+
+
+def answers(model: Model) -> Any:
+    if isinstance(model, KalmanClassifier):
+        return model.predict_proba(X[:3]), model.classes_.tolist(), model.n_seen_
+    return *model.predict(X[:3], return_std=True), model.n_seen_
+
+
+def same(a: Any, b: Any) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def calls(kind: type, n: int) -> dict[str, Callable[[Any], Any]]:
+    """Every call that learns, by name; n rows."""
+    targets: Any = LABELS if kind is KalmanClassifier else VALUES
+    rows, y = X[200 : 200 + n], targets[200 : 200 + n]
+    found: dict[str, Callable[[Any], Any]] = {
+        "partial_fit": lambda model: model.partial_fit(rows, y),
+        "predict_then_learn": lambda model: model.predict_then_learn(rows, y),
+        "weighted": lambda model: model.partial_fit(rows, y, sample_weight=np.full(n, 0.5)),
+        "fit": lambda model: model.fit(rows, y),
+    }
+    if kind is KalmanClassifier:
+        new = y.astype(object).copy()
+        new[n // 2] = "new"
+        found["new class"] = lambda model: model.partial_fit(rows, new)
+        found["new class, predicted"] = lambda model: model.predict_then_learn(rows, new)
+        found["declared"] = lambda model: model.partial_fit(rows, y, classes=["up", "far"])
+        found["retire_class"] = lambda model: model.retire_class("up")
+    return found
+
+
+def interrupted(make: Callable[[], Any], call: Callable[[Any], Any], moments: Any) -> int:
+    """Interrupt a call at each of some moments in [0, 1); how often it was."""
+    before, whole = answers(make()), make()
+    call(whole)  # the first call imports and compiles
+    after, n, n_bytecodes = answers(whole), 0, count_bytecodes(partial(call, make()))
+    model = make()
+    for moment in moments:
+        place = int(moment * n_bytecodes)
+        n += interrupt_at(partial(call, model), place)
+        now = answers(model)
+        if not same(now, before):
+            assert same(now, after), f"changed by an interrupt at bytecode {place}"
+            model = make()
+        elif n % 5 == 0:  # and it can still learn
+            call(model)
+            assert same(answers(model), after), f"lost after an interrupt at bytecode {place}"
+            model = make()
+    return n
+
+
+@pytest.mark.parametrize("kind", [KalmanClassifier, KalmanRegressor])
+@pytest.mark.parametrize(("setting", "n"), [("mixture", 1), ("fourier", 20), ("learned", 5)])
+def test_a_model_is_the_one_before_or_the_one_after(kind: type, setting: str, n: int) -> None:
+    check(kind, setting, n, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [1, 5, 64, 100])
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("kind", [KalmanClassifier, KalmanRegressor])
+def test_twenty_thousand_interrupts(kind: type, setting: str, n: int) -> None:
+    check(kind, setting, n, 100)
+
+
+def check(kind: type, setting: str, n: int, times: int) -> None:
+    targets: Any = LABELS if kind is KalmanClassifier else VALUES
+    model = kind(**SETTINGS[setting], random_state=0)
+    for i in range(0, 60, 3):  # some rows wait to be folded
+        model.partial_fit(X[i : i + 3], targets[i : i + 3])
+    frozen = pickle.dumps(model)
+    rng = np.random.default_rng(n)
+    for name, call in calls(kind, n).items():
+        moments = rng.random(times)
+        assert interrupted(lambda: pickle.loads(frozen), call, moments) >= times // 2, name
+
+
+@pytest.mark.parametrize("kind", [KalmanClassifier, KalmanRegressor])
+def test_an_interrupted_first_call_leaves_nothing_behind(kind: type) -> None:
+    targets: Any = LABELS if kind is KalmanClassifier else VALUES
+    for method in ("partial_fit", "predict_then_learn", "fit"):
+        model, call = kind(features="raw"), partial(getattr(kind, method), X=X[:9], y=targets[:9])
+        call(kind(features="raw"))
+        n = count_bytecodes(partial(call, kind(features="raw")))
+        for place in range(0, n, max(1, n // 40)):
+            early = interrupt_at(partial(call, model), place)
+            assert early or place > n // 2  # the second time parameters are not read again
+            assert hasattr(model, "n_features_in_") == (model.n_seen_ > 0)
+            assert model.n_seen_ in (0, 9)
+            model.reset()
+
+
+def test_the_harness_interrupts() -> None:
+    model = KalmanClassifier(features="raw").partial_fit(X[:9], LABELS[:9])
+    assert interrupt_at(lambda: model.predict(X[:1]), 10)
+    assert not interrupt_at(lambda: model.predict(X[:1]), 10**9)
