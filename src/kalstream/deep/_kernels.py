@@ -419,26 +419,35 @@ def slopes(
 
 
 def label_terms(
-    mean: Tensor, var: Tensor, labels: Tensor, tables: Any
+    mean: Tensor, var: Tensor, labels: Tensor, tables: Any, known: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities (b,) of labels, and their derivatives by mean (b, K) and var (b,)."""
+    """Log-probabilities (b,) of labels, and their derivatives by mean (b, K) and var (b,).
+
+    With ``known`` (b, K), bool, the softmax of a row is over these classes, its label among them.
+    """
     b, n_classes = mean.shape
     mean, var = mean.double().contiguous(), var.double().contiguous()
-    top = mean.max(1).values
+    if known is None:
+        top = mean.max(1).values
+    else:  # other classes must not lie above the top: the lattice begins there
+        top = mean.masked_fill(~known, -math.inf).max(1).values
+        mean = mean.minimum(top[:, None])
     spread = torch.zeros(b, 2, _SPAN, dtype=torch.float64, device=mean.device)
     scratch = torch.empty(b, 2, _WIDTH, dtype=torch.float64, device=mean.device)
     along, by_var, log_p = (torch.empty_like(var) for _ in range(3))
-    all_known = torch.ones(b, n_classes, dtype=torch.uint8, device=mean.device)
+    every = torch.ones(b, n_classes, dtype=torch.uint8, device=mean.device)
+    among = every if known is None else known.to(torch.uint8)
     own = constants(mean.device)
     _spread_and_slopes(
-        mean, var, labels, all_known, all_known, top, spread, scratch, along, by_var, own, tables,
-        log_p,
+        mean, var, labels, among, every, top, spread, scratch, along, by_var, own, tables, log_p
     )  # fmt: skip
     by_mean = torch.empty_like(mean)
     _gradient_kernel[(b, triton.cdiv(n_classes, 256))](
         mean, top, var, labels, spread, by_mean, own, n_classes, LIMIT=_LIMIT, SPAN=_SPAN,
         KAPPA=lattice.KAPPA, BLOCK=256,
     )  # fmt: skip
+    if known is not None:
+        by_mean.masked_fill_(~known, 0.0)
     by_mean.scatter_(1, labels[:, None], -by_mean.sum(1, keepdim=True))
     return log_p, by_mean, by_var
 

@@ -27,17 +27,27 @@ _LIMIT: Final = 256
 _LEAST_VAR: Final = 1e-24  # the slope of a square root at 0 is not a number
 
 
-def log_prob(logit_mean: Tensor, logit_var: Tensor, labels: Tensor, calibration: Tensor) -> Tensor:
+def log_prob(
+    logit_mean: Tensor,
+    logit_var: Tensor,
+    labels: Tensor,
+    calibration: Tensor,
+    known: Tensor | None = None,
+) -> Tensor:
     """Exact log-probability (b,) of labels (b,), given logits N(mean (b, K), var (b,)).
 
-    Differentiable with respect to mean, var and calibration (a scalar). On the CPU a class whose
-    mean is -inf plays no part.
+    Differentiable with respect to mean, var and calibration (a scalar). With ``known`` (b, K), bool,
+    only these classes and the label itself take part in the softmax of a row.
     """
     mean, var = calibration * logit_mean, calibration * calibration * logit_var
+    if known is not None:
+        known = known.scatter(1, labels[:, None], True)
+    if mean.is_cuda and fused() and mean.shape[1] > 1:
+        return _OnGpu.apply(mean, var, labels, known)
+    if known is not None:
+        mean = mean.masked_fill(~known, -math.inf)
     if mean.device.type == "cpu":
         return _OnCpu.apply(mean, var, labels)
-    if mean.is_cuda and fused() and mean.shape[1] > 1:
-        return _OnGpu.apply(mean, var, labels)
     return log_probabilities(mean, var).gather(1, labels[:, None])[:, 0]
 
 
@@ -65,7 +75,7 @@ def slopes(mean: Tensor, var: Tensor, labels: Tensor, known: Tensor) -> tuple[Te
         Along the logits' mean, sum_k mean_k d/dmean_k, and by their variance; 0 for a row whose own
         class is not known, or is the only one.
     """
-    there = known.gather(1, labels[:, None])[:, 0] & (known.sum(1) > 1)
+    there = informative(labels, known)
     if mean.device.type == "cpu":
         found = _slopes_on_cpu(*(each.numpy() for each in (mean, var, labels, known, there)))
         return tuple(torch.from_numpy(each) for each in found)
@@ -74,6 +84,11 @@ def slopes(mean: Tensor, var: Tensor, labels: Tensor, known: Tensor) -> tuple[Te
 
         return _kernels.slopes(mean, var, labels, known, there, _tables(mean.device))
     return plain_slopes(mean, var, labels, known, there)
+
+
+def informative(labels: Tensor, known: Tensor) -> Tensor:
+    """Rows (b,) whose label is among the classes known to them (b, K), and not the only one."""
+    return known.gather(1, labels[:, None])[:, 0] & (known.sum(1) > 1)
 
 
 @lru_cache(maxsize=1)
@@ -147,14 +162,19 @@ class _OnGpu(torch.autograd.Function):
     """The same by fused kernels."""
 
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, var: Tensor, labels: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, mean: Tensor, var: Tensor, labels: Tensor, known: Tensor | None
+    ) -> Tensor:
         from kalstream.deep import _kernels
 
-        found, by_mean, by_var = _kernels.label_terms(mean, var, labels, _tables(mean.device))
+        tables = _tables(mean.device)
+        found, by_mean, by_var = _kernels.label_terms(mean, var, labels, tables, known)
         ctx.save_for_backward(by_mean.to(mean.dtype), by_var.to(mean.dtype))
         return found.to(mean.dtype)
 
-    backward = _OnCpu.backward
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        return *_OnCpu.backward(ctx, gradient), None
 
 
 def log_probabilities(mean: Tensor, var: Tensor) -> Tensor:
