@@ -401,9 +401,13 @@ class Rounds:
 
 
 def slopes(
-    mean: Tensor, var: Tensor, labels: Tensor, known: Tensor, there: Tensor, tables: Any
-) -> tuple[Tensor, Tensor]:
-    """As `predictive.slopes`, for the rows that are ``there``; ``tables`` are the lattice's."""
+    mean: Tensor, var: Tensor, labels: Tensor, known: Tensor, there: Tensor, tables: Any,
+    log_p: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """As `predictive.slopes`, for the rows that are ``there``; ``tables`` are the lattice's.
+
+    ``log_p`` (b,), float64, is filled with their log-probabilities, if it is given.
+    """
     b = len(mean)
     mean, var = mean.double().contiguous(), var.double().contiguous()
     # The label is never above the top, known or not.
@@ -413,41 +417,32 @@ def slopes(
     scratch = torch.empty(b, 2, _WIDTH, dtype=torch.float64, device=mean.device)
     along, by_var = torch.empty_like(var), torch.empty_like(var)
     masks, there = known.to(torch.uint8).contiguous(), there.to(torch.uint8)
-    how = along, by_var, constants(mean.device), tables
+    how = along, by_var, constants(mean.device), tables, log_p
     _spread_and_slopes(mean, var, labels, masks, there, top, spread, scratch, *how)
     return along, by_var
 
 
 def label_terms(
-    mean: Tensor, var: Tensor, labels: Tensor, tables: Any, known: Tensor | None = None
+    mean: Tensor, var: Tensor, labels: Tensor, tables: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities (b,) of labels, and their derivatives by mean (b, K) and var (b,).
-
-    With ``known`` (b, K), bool, the softmax of a row is over these classes, its label among them.
-    """
+    """Log-probabilities (b,) of labels, and their derivatives by mean (b, K) and var (b,)."""
     b, n_classes = mean.shape
     mean, var = mean.double().contiguous(), var.double().contiguous()
-    if known is None:
-        top = mean.max(1).values
-    else:  # other classes must not lie above the top: the lattice begins there
-        top = mean.masked_fill(~known, -math.inf).max(1).values
-        mean = mean.minimum(top[:, None])
+    top = mean.max(1).values
     spread = torch.zeros(b, 2, _SPAN, dtype=torch.float64, device=mean.device)
     scratch = torch.empty(b, 2, _WIDTH, dtype=torch.float64, device=mean.device)
     along, by_var, log_p = (torch.empty_like(var) for _ in range(3))
-    every = torch.ones(b, n_classes, dtype=torch.uint8, device=mean.device)
-    among = every if known is None else known.to(torch.uint8)
+    all_known = torch.ones(b, n_classes, dtype=torch.uint8, device=mean.device)
     own = constants(mean.device)
     _spread_and_slopes(
-        mean, var, labels, among, every, top, spread, scratch, along, by_var, own, tables, log_p
+        mean, var, labels, all_known, all_known, top, spread, scratch, along, by_var, own, tables,
+        log_p,
     )  # fmt: skip
     by_mean = torch.empty_like(mean)
     _gradient_kernel[(b, triton.cdiv(n_classes, 256))](
         mean, top, var, labels, spread, by_mean, own, n_classes, LIMIT=_LIMIT, SPAN=_SPAN,
         KAPPA=lattice.KAPPA, BLOCK=256,
     )  # fmt: skip
-    if known is not None:
-        by_mean.masked_fill_(~known, 0.0)
     by_mean.scatter_(1, labels[:, None], -by_mean.sum(1, keepdim=True))
     return log_p, by_mean, by_var
 

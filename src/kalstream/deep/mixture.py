@@ -203,12 +203,12 @@ class MixtureHead(nn.Module):
         ``seen`` (K,) are the classes that came before the chunk.
         """
         n_heads, n_rows, _ = mean.shape
-        known = seen_before(seen, labels)
-        alpha, logits = self.calibration.to(mean.dtype), (mean.flatten(0, 1), var.flatten())
+        known, alpha = seen_before(seen, labels), self.calibration.to(mean.dtype)
         every, among = labels.repeat(n_heads), known.repeat(n_heads, 1)
-        log_prob = predictive.log_prob(*logits, every, alpha, among).double().view(n_heads, n_rows)
         # The first row of a class, or rows of the only class so far, leave the weights alone.
-        log_prob = log_prob.where(predictive.informative(labels, known), 0.0)
+        log_prob = predictive.log_prob_among(
+            mean.flatten(0, 1), var.flatten(), every, alpha, among
+        ).view(n_heads, n_rows)
         weights = self.log_weights
         even = torch.full_like(weights, math.log(self.share / n_heads or 1e-300))
         for row in log_prob.unbind(1):
