@@ -94,6 +94,22 @@ def test_fused_log_probabilities_and_gradients(k: int, std: float) -> None:
     np.testing.assert_allclose(float(alpha.grad), terms.d_calibration.sum(), rtol=1e-4)
 
 
+@pytest.mark.parametrize("k", [2, 10, 713])
+@pytest.mark.parametrize("std", [0.1, 1.0, 5.0])
+def test_fused_log_probabilities_among_known_classes(k: int, std: float) -> None:
+    rng = np.random.default_rng(1)
+    mean, labels = 2.0 * max(std, 1.0) * rng.standard_normal((16, k)), rng.integers(k, size=16)
+    known = rng.random((16, k)) < 0.6
+    known[:3], known[3] = True, False
+    mean[4] -= 20.0 * known[4]  # what is not known lies far above
+    tensors = [torch.from_numpy(each) for each in (mean, np.full(16, std**2), labels)]
+    tensors += [torch.tensor(1.3, dtype=torch.float64), torch.from_numpy(known)]
+    found = predictive.log_prob_among(*(each.cuda() for each in tensors))
+    expected = predictive.log_prob_among(*tensors)
+    assert k == 2 or float(expected[:3].max()) < 0.0 == float(expected[3])
+    torch.testing.assert_close(found.cpu(), expected, atol=1e-6, rtol=1e-6)
+
+
 def test_bad_chunks_change_nothing() -> None:
     head = KalmanHead(3, 2, gamma_lr=0.1).cuda()
     good = torch.randn(4, 3).cuda(), torch.tensor([0, 1, 0, 1]).cuda()
@@ -166,12 +182,22 @@ def test_a_captured_step_is_the_plain_one(replayed: bool, batch_norm: str, mixes
         captured.head.observe(rows[:, :1].expand(-1, 8) * float("nan"), labels)
 
 
-def test_a_mixture_is_that_of_the_cpu() -> None:
-    cpu = MixtureHead(5, 3, gammas=(1.0, 0.99, 0.9))
+@pytest.mark.parametrize(("m", "k"), [(5, 3), (33, 100)])
+def test_a_mixture_is_that_of_the_cpu(m: int, k: int) -> None:
+    cpu = MixtureHead(m, k, gammas=(1.0, 0.99, 0.9), noise_var=0.2, calibration=4.0)
     gpu = copy.deepcopy(cpu).cuda()
-    for n in (10, 10, 4, 10, 1):
-        features, labels = chunks(1, n, 5, 3)[0]
+    for turn, n in enumerate((10, 10, 4, 10, 1, 10)):
+        features, labels = chunks(turn + 1, n, m, k)[-1]
+        labels %= min(k, turn + 2)  # classes come one after the other, and some never
         cpu.observe(features, labels)
         gpu.observe(features.cuda(), labels.cuda())
         torch.testing.assert_close(gpu.log_weights.cpu(), cpu.log_weights, atol=1e-6, rtol=0.0)
+        assert torch.equal(gpu.heads[0].seen.cpu(), cpu.heads[0].seen)
     assert len(gpu._graphs) == 3
+    assert float(cpu.log_weights.exp().max()) > 0.34
+    with pytest.raises(InvalidInput, match="labels run from"):
+        gpu.observe(features.cuda(), labels.cuda() + k)
+    torch.testing.assert_close(gpu.log_weights.cpu(), cpu.log_weights, atol=1e-6, rtol=0.0)
+    gpu.observe(features.cuda(), labels.cuda().int())  # the plain way
+    cpu.observe(features, labels)
+    torch.testing.assert_close(gpu.log_weights.cpu(), cpu.log_weights, atol=1e-6, rtol=0.0)

@@ -80,6 +80,32 @@ def test_learnt_gamma_is_the_core(size: Any, gamma: float, lr: float, transition
     np.testing.assert_allclose(head.mean, state.posterior.mean, atol=1e-7)
 
 
+@pytest.mark.parametrize("transition", ["example", "chunk"])
+@pytest.mark.parametrize("sizes", [(1, 1, 20, 3), (33, 63), (100, 7, 1)])
+def test_late_and_missing_classes_are_those_of_the_core(sizes: Any, transition: str) -> None:
+    """Of ten declared classes seven come, one after the other; of learned gammas none notices."""
+    rng = np.random.default_rng(2)
+    how = {"noise_var": 0.2, "prior_var": 0.7}
+    ten, hundred = (
+        KalmanHead(5, k, gamma=0.98, gamma_lr=0.1, transition=transition, **how) for k in (10, 100)
+    )
+    policy = Learned(init=0.98, lr=0.1, calibration=1.0, calibrated=False)
+    state = policy.start(5, 10, prior_var=0.7)
+    X, first = rng.standard_normal((sum(sizes), 5)), 0
+    y = rng.integers(np.arange(1, len(X) + 1).clip(max=7))
+    for b in sizes:
+        part = slice(first, first + b)
+        first += b
+        state, step = policy.step_chunk(state, X[part], y[part], transition=transition, **how)
+        rows = torch.from_numpy(X[part]), torch.from_numpy(y[part])
+        told, same = ten.observe(*rows), hundred.observe(*rows)
+        np.testing.assert_allclose(told.gamma, step.gamma, atol=1e-8)
+        np.testing.assert_allclose(same.gamma, step.gamma, atol=1e-8)
+        np.testing.assert_array_equal(ten.seen, state.seen)
+    assert 1 < state.seen.sum() <= 7
+    assert abs(ten.gamma - 0.98) > 1e-4
+
+
 def test_decay_multiplies_and_never_divides() -> None:
     kept, ratios = decay(torch.tensor([0.5, 0.0, 0.25], dtype=torch.float64))
     assert kept.tolist() == [0.5, 0.0, 0.0]
@@ -170,6 +196,29 @@ def test_classes_that_are_not_there_have_no_part() -> None:
     assert float(by_var) == pytest.approx(terms.d_var, abs=1e-8)
     only = predictive.slopes(mean, var, labels, torch.tensor([[True, False, False]]))
     assert [float(each) for each in only] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("k", "std"), [(1, 1.0), (2, 0.3), (3, 1.0), (40, 0.1), (40, 3.0)])
+def test_labels_among_known_classes(k: int, std: float) -> None:
+    rng = np.random.default_rng(k)
+    mean, var = 2.0 * rng.standard_normal((12, k)), np.full(12, std**2)
+    labels, known = rng.integers(k, size=12), rng.random((12, k)) < 0.6
+    known[:3], known[3] = True, False
+    mean[4] -= 20.0 * known[4]  # what is not known lies far above
+    tensors = [torch.from_numpy(each) for each in (mean, var, labels)]
+    alpha, mask = torch.tensor(1.3, dtype=torch.float64), torch.from_numpy(known)
+    found = predictive.log_prob_among(*tensors, alpha, mask)
+    scaled = 1.3 * tensors[0], 1.3**2 * tensors[1]
+    on_lattice = predictive.plain_log_prob_among(*scaled, tensors[2], mask)
+    for i in range(12):
+        among = np.flatnonzero(known[i])
+        if labels[i] not in among or len(among) < 2:
+            assert float(found[i]) == 0.0
+            continue
+        label = int(np.searchsorted(among, labels[i]))
+        expected = label_log_prob(mean[i, among], var[i], label, calibration=1.3).log_prob
+        assert float(found[i]) == pytest.approx(expected, abs=1e-12)
+        assert float(on_lattice[i]) == pytest.approx(expected, abs=1e-6)
 
 
 def test_monte_carlo_approaches_the_integral() -> None:

@@ -1,5 +1,6 @@
-"""A mixture of heads against heads on their own."""
+"""A mixture of heads against heads on their own, and against the core's mixture."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,11 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from kalstream.deep import KalmanHead, MixtureHead, OnlineLearner, predictive
-from kalstream.errors import InvalidInput
+from kalstream.core import Mixture, half_life, label_log_prob
+from kalstream.deep import KalmanHead, MixtureHead, OnlineLearner
+from kalstream.errors import InvalidInput, NumericalError
 
 torch.set_num_threads(1)
 GAMMAS = (1.0, 0.99, 0.8)
+SAVED = Path(__file__).parents[1] / "data" / "mixture-head-format-2.pt"
 
 
 def data(n: int, seed: int = 0, flip: bool = False) -> tuple[Any, Any]:
@@ -26,7 +29,7 @@ def test_weights_follow_the_rows(transition: str) -> None:
     how = {"noise_var": 0.2, "prior_var": 0.5, "bias": True, "transition": transition}
     mixture = MixtureHead(4, 3, gammas=GAMMAS, share=0.05, calibration=2.0, **how)
     alone = [KalmanHead(4, 3, gamma=gamma, calibration=2.0, **how) for gamma in GAMMAS]
-    weights = np.full(3, 1 / 3)
+    weights, seen = np.full(3, 1 / 3), list[int]()
     for turn, n in enumerate((5, 1, 8)):
         rows, labels = data(n, turn)
         expected = np.log(
@@ -37,20 +40,114 @@ def test_weights_follow_the_rows(transition: str) -> None:
         np.testing.assert_allclose(mixture.probabilities(rows), p, atol=1e-12)
         np.testing.assert_allclose(mixture.scores(rows).detach(), p, atol=0.06)
         told = [head.observe(rows, labels) for head in alone]
-        for i in range(n):
-            for j, each in enumerate(told):
-                said = predictive.log_prob(
-                    each.logit_mean[i : i + 1],
-                    each.logit_var[i : i + 1],
-                    labels[i : i + 1],
-                    torch.tensor(2.0, dtype=torch.float64),
-                )
-                weights[j] *= float(said.exp())
+        for i, label in enumerate(labels.tolist()):
+            if label in seen:
+                moments = ((each.logit_mean[i, seen], each.logit_var[i]) for each in told)
+                own = seen.index(label)
+                terms = (label_log_prob(*each, own, calibration=2.0) for each in moments)
+                weights *= np.exp([float(each.log_prob) for each in terms])
+            else:
+                seen.append(label)
             weights = 0.95 * weights / weights.sum() + 0.05 / 3
         mixture.observe(rows, labels)
         np.testing.assert_allclose(mixture.log_weights.exp(), weights, atol=1e-12)
         torch.testing.assert_close(mixture.heads[1].cov, alone[1].cov)
     assert mixture.gamma == pytest.approx(float(np.prod(np.array(GAMMAS) ** weights)))
+
+
+def late_classes(rng: np.random.Generator, n: int, m: int, k: int) -> tuple[Any, Any]:
+    """Rows of a changing rule; class j comes after j / 2k of them, the last third never."""
+    rows = rng.standard_normal((n, m))
+    scores = rows @ rng.standard_normal((m, k)) + 0.3 * rng.standard_normal((n, k))
+    came = np.arange(k) < np.maximum(1, 2 * k * np.arange(n) / n)[:, None]
+    labels = np.where(came[:, : max(2, 2 * k // 3)], scores[:, : max(2, 2 * k // 3)], -np.inf)
+    return rows, labels.argmax(1)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.2])
+@pytest.mark.parametrize(
+    ("m", "k", "sizes"),
+    [
+        (1, 2, (1, 1, 1, 1)),
+        (3, 2, (7, 1, 2)),
+        (5, 7, (1, 10, 33)),
+        (12, 100, (63, 10, 1, 64)),
+        (33, 31, (100, 1, 63)),
+    ],
+)
+def test_a_mixture_is_that_of_the_core(m: int, k: int, sizes: Any, share: float) -> None:
+    how = {"noise_var": 0.2, "prior_var": 0.7}
+    head = MixtureHead(m, k, gammas=GAMMAS, share=share, calibration=4.0, **how)
+    lives = [half_life(gamma) for gamma in GAMMAS]
+    policy = Mixture(half_lives=lives, share=share, calibrations=(4.0,))
+    state = policy.start(m, k, prior_var=0.7)
+    rng = np.random.default_rng(m)
+    X, y = late_classes(rng, sum(sizes), m, k)
+    ends = np.cumsum(sizes)
+    for part in map(slice, ends - sizes, ends):
+        rows, labels = torch.from_numpy(X[part]), torch.from_numpy(y[part])
+        p = policy.class_probabilities(state, X[part], prior_var=0.7)
+        np.testing.assert_allclose(head.probabilities(rows), p, atol=1e-10)
+        told = head.observe(rows, labels)
+        state, step = policy.step_chunk(state, X[part], y[part], **how)
+        np.testing.assert_allclose(
+            np.stack([each.logit_mean for each in told]), step.logit_mean, atol=1e-9
+        )
+        # The core deals its share out before a row, the head after it.
+        expected = policy.predict(state, X[:1], prior_var=0.7).half_life_weights[0]
+        np.testing.assert_allclose(head.log_weights.exp(), expected, rtol=1e-9, atol=1e-11)
+        np.testing.assert_array_equal(head.heads[0].seen, state.seen)
+    assert state.seen.sum() > 1
+    assert np.ptp(expected) > 1e-4 or share > 0.1
+    assert k == 2 or not state.seen.all()
+
+
+@pytest.mark.parametrize("size", [1, 7, 40])
+def test_forgetting_once_a_chunk_is_that_of_the_core(size: int) -> None:
+    how = {"noise_var": 0.2, "prior_var": 0.7, "transition": "chunk"}
+    head = MixtureHead(4, 9, gammas=GAMMAS, share=0.0, calibration=4.0, **how)
+    policy = Mixture([half_life(gamma) for gamma in GAMMAS], share=0.0, calibrations=(4.0,))
+    state = policy.start(4, 9, prior_var=0.7)
+    X, y = late_classes(np.random.default_rng(0), 120, 4, 9)
+    for first in range(0, 120, size):
+        part = slice(first, first + size)
+        head.observe(torch.from_numpy(X[part]), torch.from_numpy(y[part]))
+        state, _ = policy.step_chunk(state, X[part], y[part], **how)
+        np.testing.assert_allclose(head.log_weights.exp(), state.half_life_weights, rtol=1e-9)
+
+
+def test_classes_that_never_come_have_no_say() -> None:
+    how = {"gammas": GAMMAS, "noise_var": 0.2, "prior_var": 1.0, "calibration": 5.0}
+    X, y = late_classes(np.random.default_rng(1), 90, 4, 9)
+    rows, labels = torch.from_numpy(X), torch.from_numpy(y)
+    few, many, grown = (MixtureHead(4, n, **how) for n in (9, 200, 3))
+    for first in range(0, 90, 10):
+        part = rows[first : first + 10], labels[first : first + 10]
+        grown.add_classes(max(1, int(part[1].max()) + 1 - grown.n_classes))
+        for head in (few, many, grown):
+            head.observe(*part)
+        for other in (many, grown):
+            np.testing.assert_allclose(other.log_weights, few.log_weights, atol=1e-10)
+    assert float(few.log_weights.exp().max()) > 0.5
+
+
+def test_a_label_that_is_new_moves_no_weight() -> None:
+    mixture = MixtureHead(4, 6, gammas=GAMMAS, share=0.0, calibration=5.0)
+    mixture.observe(*data(30))
+    before = mixture.log_weights.clone()
+    rows, _ = data(1, 7)
+    mixture.observe(rows, torch.tensor([5]))
+    torch.testing.assert_close(mixture.log_weights, before, atol=1e-14, rtol=0.0)
+    mixture.observe(rows, torch.tensor([5]))
+    assert float((mixture.log_weights - before).abs().max()) > 1e-6
+
+
+def test_labels_of_other_whole_numbers() -> None:
+    one, other = (MixtureHead(4, 3, gammas=GAMMAS) for _ in range(2))
+    rows, labels = data(12)
+    one.observe(rows, labels)
+    other.observe(rows, labels.to(torch.int32))
+    assert torch.equal(one.log_weights, other.log_weights)
 
 
 def test_one_head_is_that_head() -> None:
@@ -113,6 +210,45 @@ def test_under_a_network(tmp_path: Any) -> None:
     assert len({id(head.log_calibration) for head in two.head.heads}) == 1
     one.head.add_classes(1)
     assert one.predict_proba(rows.numpy()).shape == (10, 4)
+
+
+def test_a_file_from_before_weights_were_of_seen_classes() -> None:
+    """Written by the version in which all declared classes weighed; 1, 2, 3 of 5 had come."""
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(4, 3), nn.Tanh()).double()
+    head = MixtureHead(3, 5, gammas=GAMMAS, bias=True, noise_var=0.2)
+    learner = OnlineLearner(net, head, lr=0.05).restore(SAVED)
+    assert (learner.n_seen_, head.n_seen) == (30, 30)
+    for each in head.heads:
+        assert each.seen.tolist() == [False, True, True, True, False]
+    np.testing.assert_allclose(head.log_weights.exp(), [0.4733, 0.4061, 0.1206], atol=1e-4)
+    before = head.log_weights.exp()
+    rows, _ = data(1)
+    learner.step(rows, torch.tensor([4]))  # a class that is new: only the share is dealt out
+    expected = 0.999 * before + 0.001 / 3
+    torch.testing.assert_close(head.log_weights.exp(), expected, atol=1e-12, rtol=0.0)
+    learner.step(rows, torch.tensor([4]))
+    assert float((head.log_weights.exp() - before).abs().max()) > 1e-3
+
+
+def test_one_head_that_breaks_leaves_all_as_they_were() -> None:
+    # A gamma of 0.5 keeps the variance up, a gamma of 1 uses it up to the last digit.
+    how = {"noise_var": 1e-9, "prior_var": 1.0, "dtype": torch.float32}
+    mixture = MixtureHead(2, 2, gammas=(0.5, 1.0), **how)
+    torch.manual_seed(0)
+    rows, labels = torch.randn(6, 2), torch.tensor([0, 1] * 3)
+    broke = 0
+    for _ in range(50):
+        before = {name: value.clone() for name, value in mixture.state_dict().items()}
+        try:
+            mixture.observe(rows, labels)
+        except NumericalError:
+            broke += 1
+            for name, value in mixture.state_dict().items():
+                assert torch.equal(value, before[name]), name
+            mixture.heads[0].observe(rows, labels)  # which is not the one that broke
+            break
+    assert broke
 
 
 def test_bad_input_changes_nothing() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from kalstream.deep.filter import Chunk, Told, update_
+from kalstream.deep.head import seen_before
 
 Tensor = Any
 
@@ -120,7 +121,7 @@ class Captured:
         self.chunk.fill_(head.mean, head.cov)
         self.known.copy_(self.labels.clamp(0, head.n_classes - 1))
         if self.learns:
-            self.seen.copy_(head._seen_before(self.known))
+            self.seen.copy_(seen_before(head.seen, self.known))
         finite = torch.isfinite(self.chunk.gram_eye.diagonal()).all()  # sums of squares of features
         self.good.copy_(finite & (self.known == self.labels).all())
         self.rounds.deltas.copy_(head.delta.expand(len(self.labels)))

@@ -401,9 +401,13 @@ class Rounds:
 
 
 def slopes(
-    mean: Tensor, var: Tensor, labels: Tensor, known: Tensor, there: Tensor, tables: Any
-) -> tuple[Tensor, Tensor]:
-    """As `predictive.slopes`, for the rows that are ``there``; ``tables`` are the lattice's."""
+    mean: Tensor, var: Tensor, labels: Tensor, known: Tensor, there: Tensor, tables: Any,
+    log_p: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """As `predictive.slopes`, for the rows that are ``there``; ``tables`` are the lattice's.
+
+    ``log_p`` (b,), float64, is filled with their log-probabilities, if it is given.
+    """
     b = len(mean)
     mean, var = mean.double().contiguous(), var.double().contiguous()
     # The label is never above the top, known or not.
@@ -413,7 +417,7 @@ def slopes(
     scratch = torch.empty(b, 2, _WIDTH, dtype=torch.float64, device=mean.device)
     along, by_var = torch.empty_like(var), torch.empty_like(var)
     masks, there = known.to(torch.uint8).contiguous(), there.to(torch.uint8)
-    how = along, by_var, constants(mean.device), tables
+    how = along, by_var, constants(mean.device), tables, log_p
     _spread_and_slopes(mean, var, labels, masks, there, top, spread, scratch, *how)
     return along, by_var
 

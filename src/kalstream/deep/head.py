@@ -252,14 +252,28 @@ class KalmanHead(nn.Module):
 
     @torch.no_grad()
     def _observe_plainly(self, features: Tensor, labels: Tensor) -> Told:
-        labels = self.checked(labels, len(features))
-        told = self._observe(self.prepare(features), labels)
-        self.seen.index_fill_(0, labels, True)  # an assignment would wait for the device
-        self.count += len(labels)
+        told, advance = self.prepared(features, labels)
+        advance()
         return told
 
-    def _observe(self, phi: Tensor, labels: Tensor) -> Told:
-        """Advance the posterior and delta over features (b, m) as the filter takes them."""
+    @torch.no_grad()
+    def prepared(self, features: Tensor, labels: Tensor) -> tuple[Told, Callable[[], None]]:
+        """Moments of a chunk's rows, and a function that advances the head over them.
+
+        Nothing changes before that function is called. All errors are raised here.
+        """
+        labels = self.checked(labels, len(features))
+        told, update = self._prepared(self.prepare(features), labels)
+
+        def advance() -> None:
+            update()
+            self.seen.index_fill_(0, labels, True)  # an assignment would wait for the device
+            self.count += len(labels)
+
+        return told, advance
+
+    def _prepared(self, phi: Tensor, labels: Tensor) -> tuple[Told, Callable[[], None]]:
+        """As `prepared`, for the posterior and delta; features (b, m) as the filter takes them."""
         if not bool(torch.isfinite(phi).all()):
             row = int((~torch.isfinite(phi)).any(1).nonzero()[0, 0])
             raise InvalidInput(
@@ -269,7 +283,7 @@ class KalmanHead(nn.Module):
         chunk = Chunk.of(self.mean, self.cov, phi)
         targets = nn.functional.one_hot(labels, self.n_classes).to(phi.dtype)
         noise_var = torch.full_like(phi[:, 0], self.noise_var)
-        seen = self._seen_before(labels)
+        seen = seen_before(self.seen, labels)
         found = self._rounds(chunk, targets, labels, noise_var, seen)
         delta, told, factor, kept = found
         sound = torch.isfinite(factor.diagonal()).all() & torch.isfinite(told.innovations).all()
@@ -279,9 +293,12 @@ class KalmanHead(nn.Module):
                 f"(noise_var {self.noise_var:.3g}, largest feature {float(phi.abs().max()):.3g}); "
                 "use float64, smaller features, or a larger noise_var"
             )
-        update_(self.mean, self.cov, chunk, told, factor, kept, self.prior_var)
-        self.delta.copy_(delta)
-        return told
+
+        def update() -> None:
+            update_(self.mean, self.cov, chunk, told, factor, kept, self.prior_var)
+            self.delta.copy_(delta)
+
+        return told, update
 
     def _captured(self, features: Tensor, labels: Tensor) -> Captured | None:
         """The CUDA graph for such a chunk; None where it has to be done the plain way."""
@@ -347,13 +364,6 @@ class KalmanHead(nn.Module):
         slopes = by_var * (size - var).double() - 0.5 * along
         slopes = torch.where(moves, slopes, torch.zeros_like(slopes))
         return slopes, Told(mean, var, gamma, told.innovations)
-
-    def _seen_before(self, labels: Tensor) -> Tensor:
-        """Classes seen before each row (b, K), its own label among them only if it was."""
-        rows = torch.arange(len(labels), device=labels.device)
-        first = labels.new_full((self.n_classes,), len(labels))
-        first = first.scatter_reduce(0, labels, rows, "amin")  # row in which a class comes first
-        return (rows[:, None] > first) | self.seen
 
     def checked(self, labels: Tensor, n: int) -> Tensor:
         """Labels of n rows, 1 or more, or an error."""
@@ -422,6 +432,17 @@ class KalmanHead(nn.Module):
         new = torch.zeros(len(self.mean), n_classes, dtype=self.mean.dtype, device=self.mean.device)
         self.mean = torch.cat([self.mean, new], 1)
         self.seen = torch.cat([self.seen, torch.zeros_like(self.seen[:1]).expand(n_classes)])
+
+
+def seen_before(seen: Tensor, labels: Tensor) -> Tensor:
+    """Classes seen before each row (b, K), its own label among them only if it was.
+
+    ``seen`` (K,) are those seen before the chunk.
+    """
+    rows = torch.arange(len(labels), device=labels.device)
+    first = labels.new_full((len(seen),), len(labels))
+    first = first.scatter_reduce(0, labels, rows, "amin")  # row in which a class comes first
+    return (rows[:, None] > first) | seen
 
 
 def at_least_1(**sizes: Any) -> list[int]:

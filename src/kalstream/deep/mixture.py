@@ -12,7 +12,7 @@ from torch import nn
 from kalstream.core import _checks as check
 from kalstream.deep import predictive
 from kalstream.deep.filter import Told
-from kalstream.deep.head import MOST_GRAPHS, KalmanHead, Moments
+from kalstream.deep.head import MOST_GRAPHS, KalmanHead, Moments, seen_before
 from kalstream.errors import InvalidInput
 
 Tensor = Any
@@ -25,15 +25,18 @@ class MixtureHead(nn.Module):
 
     Nothing has to be learnt about forgetting by gradients: after each row a head's weight is
     multiplied by its probability of the label, and a share of all weight is dealt out evenly, so
-    that a head can come back when the stream changes. `kalstream.core.Mixture` is the same for
-    features that do not change.
+    that a head can come back when the stream changes. Only classes that have come take part in
+    these probabilities, and the first row of a class moves no weight, so that a late class is as
+    one that was there from the start. `kalstream.core.Mixture` is the same for features that do not
+    change, and has a grid of calibrations where this has one that is learned.
 
     Parameters
     ----------
     n_features, n_classes : int
     gammas : sequence of float
     share : float in [0, 1)
-        Of the weight that is dealt out after each row.
+        Of the weight that is dealt out after each row, whatever the transition. (`core.Mixture`
+        deals out where it forgets: with transition="chunk", once a chunk.)
     **options
         As of `KalmanHead`, but gamma and gamma_lr.
 
@@ -154,43 +157,64 @@ class MixtureHead(nn.Module):
 
     def observing(self, features: Tensor, labels: Tensor) -> Callable[[], list[Told]]:
         """Begin to `observe`; what is returned waits for it."""
-        if not features.is_cuda:  # nothing is begun before all is known to be well
-            self.heads[0].checked(labels, len(features))
+        if not self.log_weights.is_cuda:
+            told = self._observe_plainly(features, labels)
+            return lambda: told
+        seen = self.heads[0].seen.clone()
         waits = [head.observing(features, labels) for head in self.heads]
 
         def end() -> list[Told]:
             told = [wait() for wait in waits]
-            self._weigh(told, labels)
+            self._weigh(*_stacked(told), labels.long(), seen)
             return told
 
         return end
 
     @torch.no_grad()
-    def _weigh(self, told: list[Told], labels: Tensor) -> None:
-        mean = torch.stack([each.logit_mean for each in told])
-        inputs = mean, torch.stack([each.logit_var for each in told]), labels
-        if mean.is_cuda and predictive.fused():
-            from kalstream.deep._graph import CapturedWeights
+    def _observe_plainly(self, features: Tensor, labels: Tensor) -> list[Told]:
+        """`observe` without graphs: nothing changes before all is known to be well."""
+        prepared = [head.prepared(features, labels) for head in self.heads]
+        told = [each for each, _ in prepared]
+        log_weights = self._weighed(*_stacked(told), labels.long(), self.heads[0].seen)
+        for _, advance in prepared:
+            advance()
+        self.log_weights.copy_(log_weights)
+        return told
 
-            graphs = self.__dict__.setdefault("_graphs", {})
-            key = mean.shape, self.log_weights.data_ptr(), self.log_calibration.data_ptr()
-            if key not in graphs and len(graphs) < MOST_GRAPHS:
-                graphs[key] = CapturedWeights(self, inputs)
-            graphs.get(key, self._weigh_rows)(*inputs)
-        else:
-            self._weigh_rows(*inputs)
+    @torch.no_grad()
+    def _weigh(self, *inputs: Tensor) -> None:
+        """`_weigh_rows`, as a graph where there may be one."""
+        if not predictive.fused():
+            return self._weigh_rows(*inputs)
+        from kalstream.deep._graph import CapturedWeights
 
-    def _weigh_rows(self, mean: Tensor, var: Tensor, labels: Tensor) -> None:
-        """Row by row, given logits N(mean (J, b, K), var (J, b))."""
+        graphs = self.__dict__.setdefault("_graphs", {})
+        key = inputs[0].shape, self.log_weights.data_ptr(), self.log_calibration.data_ptr()
+        if key not in graphs and len(graphs) < MOST_GRAPHS:
+            graphs[key] = CapturedWeights(self, inputs)
+        graphs.get(key, self._weigh_rows)(*inputs)
+
+    def _weigh_rows(self, *inputs: Tensor) -> None:
+        self.log_weights.copy_(self._weighed(*inputs))
+
+    def _weighed(self, mean: Tensor, var: Tensor, labels: Tensor, seen: Tensor) -> Tensor:
+        """Logarithms of the weights (J,) after rows with logits N(mean (J, b, K), var (J, b)).
+
+        ``seen`` (K,) are the classes that came before the chunk.
+        """
         n_heads, n_rows, _ = mean.shape
-        alpha, every = self.calibration.to(mean.dtype), labels.repeat(n_heads)
-        said = predictive.log_prob(mean.flatten(0, 1), var.flatten(), every, alpha).double()
+        known, alpha = seen_before(seen, labels), self.calibration.to(mean.dtype)
+        every, among = labels.repeat(n_heads), known.repeat(n_heads, 1)
+        # The first row of a class, or rows of the only class so far, leave the weights alone.
+        log_prob = predictive.log_prob_among(
+            mean.flatten(0, 1), var.flatten(), every, alpha, among
+        ).view(n_heads, n_rows)
         weights = self.log_weights
         even = torch.full_like(weights, math.log(self.share / n_heads or 1e-300))
-        for row in said.view(n_heads, n_rows).unbind(1):
+        for row in log_prob.unbind(1):
             weights = torch.log_softmax(weights + row, 0) + math.log1p(-self.share)
             weights = torch.logaddexp(weights, even)
-        self.log_weights.copy_(torch.log_softmax(weights, 0))
+        return torch.log_softmax(weights, 0)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_graphs"}
@@ -199,3 +223,9 @@ class MixtureHead(nn.Module):
         """Grow by classes never seen, exactly (noise_var stays)."""
         for head in self.heads:
             head.add_classes(n_classes)
+
+
+def _stacked(told: list[Told]) -> tuple[Tensor, Tensor]:
+    """Moments of all heads, (J, b, K) and (J, b)."""
+    means, variances = zip(*((each.logit_mean, each.logit_var) for each in told), strict=True)
+    return torch.stack(means), torch.stack(variances)

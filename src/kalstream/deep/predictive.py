@@ -24,6 +24,7 @@ Tensor = Any
 _STRIDE: Final = 2
 # Classes further below the top one (in points) are kept here and scaled.
 _LIMIT: Final = 256
+_LEAST_LOG: Final = -1e100  # infinity less infinity would be left of weights
 _LEAST_VAR: Final = 1e-24  # the slope of a square root at 0 is not a number
 
 
@@ -65,15 +66,48 @@ def slopes(mean: Tensor, var: Tensor, labels: Tensor, known: Tensor) -> tuple[Te
         Along the logits' mean, sum_k mean_k d/dmean_k, and by their variance; 0 for a row whose own
         class is not known, or is the only one.
     """
-    there = known.gather(1, labels[:, None])[:, 0] & (known.sum(1) > 1)
+    there = _informative(labels, known)
     if mean.device.type == "cpu":
-        found = _slopes_on_cpu(*(each.numpy() for each in (mean, var, labels, known, there)))
-        return tuple(torch.from_numpy(each) for each in found)
+        return _terms_on_cpu(mean, var, labels, known, there)[1:]
     if fused() and mean.is_cuda:
         from kalstream.deep import _kernels
 
         return _kernels.slopes(mean, var, labels, known, there, _tables(mean.device))
     return plain_slopes(mean, var, labels, known, there)
+
+
+@torch.no_grad()
+def log_prob_among(
+    logit_mean: Tensor, logit_var: Tensor, labels: Tensor, calibration: Tensor, known: Tensor
+) -> Tensor:
+    """Exact log-probability (b,) of labels among the classes known to each row (b, K).
+
+    Not differentiable, in float64, finite, and 0 for a row whose own class is not known or is the
+    only one.
+    """
+    mean, var = calibration * logit_mean, calibration * calibration * logit_var
+    there = _informative(labels, known)
+    if mean.device.type == "cpu":
+        return _terms_on_cpu(mean, var, labels, known, there)[0]
+    if fused() and mean.is_cuda:
+        from kalstream.deep import _kernels
+
+        own = torch.empty_like(var, dtype=torch.float64)
+        _kernels.slopes(mean, var, labels, known, there, _tables(mean.device), own)
+    else:
+        own = plain_log_prob_among(mean, var, labels, known)
+    return own.clamp_min(_LEAST_LOG).where(there, 0.0)
+
+
+def plain_log_prob_among(mean: Tensor, var: Tensor, labels: Tensor, known: Tensor) -> Tensor:
+    """By the lattice: the reference of the fused kernels; NaN where no class is known."""
+    shown = mean.double().masked_fill(~known, -math.inf)
+    return log_probabilities(shown, var.double()).gather(1, labels[:, None])[:, 0]
+
+
+def _informative(labels: Tensor, known: Tensor) -> Tensor:
+    """Rows (b,) whose own class is known to them, and is not the only one."""
+    return known.gather(1, labels[:, None])[:, 0] & (known.sum(1) > 1)
 
 
 @lru_cache(maxsize=1)
@@ -96,15 +130,17 @@ def plain_slopes(
     return tuple(torch.where(there, each, 0.0).double() for each in (along, by_var))
 
 
-def _slopes_on_cpu(mean: Any, var: Any, labels: Any, known: Any, there: Any) -> tuple[Any, Any]:
-    along, by_var = np.zeros(len(mean)), np.zeros(len(mean))
-    mean, std = mean.astype(np.float64), np.sqrt(np.maximum(var.astype(np.float64), 0.0))
-    table, work = lattice.table(), lattice.work()
-    for i in np.flatnonzero(there):
+def _terms_on_cpu(
+    mean: Tensor, var: Tensor, labels: Tensor, known: Tensor, there: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities (b,) and what `slopes` returns, 0 for rows that are not ``there``."""
+    mean, std = mean.double().numpy(), var.double().clamp_min(0.0).sqrt().numpy()
+    labels, known = labels.numpy(), known.numpy()
+    out, table, work = np.zeros((3, len(mean))), lattice.table(), lattice.work()
+    for i in np.flatnonzero(there.numpy()):
         among = np.flatnonzero(known[i])
-        terms = lattice.label_terms(mean[i], std[i], int(labels[i]), among, *table, work)
-        along[i], by_var[i] = terms[1], terms[2]
-    return along, by_var
+        out[:, i] = lattice.label_terms(mean[i], std[i], int(labels[i]), among, *table, work)
+    return tuple(torch.from_numpy(out))
 
 
 def monte_carlo_log_prob(
