@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import itertools
 import json
@@ -22,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kalstream import __version__
+from kalstream._files import replacing
 from kalstream.errors import InvalidInput, KalstreamError
 
 if TYPE_CHECKING:
@@ -473,10 +475,8 @@ def predict(
     if file is None:
         csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
         return
-    part = file.with_name(file.name + ".part")
-    with part.open("w", encoding="utf-8", newline="") as handle:
-        csv.writer(handle, lineterminator="\n").writerows(rows)
-    part.replace(file)
+    with replacing(file) as handle:
+        csv.writer(codecs.getwriter("utf-8")(handle), lineterminator="\n").writerows(rows)
 
 
 @app.command()

@@ -25,6 +25,7 @@ import numpy as np
 from sklearn.base import clone
 
 from kalstream import __version__
+from kalstream._files import write_whole
 from kalstream.errors import InvalidInput, KalstreamError
 from kalstream.evaluate import Evaluation, Record, prequential
 from kalstream.evaluate.learners import known
@@ -482,13 +483,8 @@ def _finite(value: float | None) -> float | None:
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     """Replace a file as a whole."""
-    part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8") as file:
-        json.dump(content, file, allow_nan=False, indent=1 if path.name == "config.json" else None)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    indent = 1 if path.name == "config.json" else None
+    write_whole(path, json.dumps(content, allow_nan=False, indent=indent) + "\n")
 
 
 def _read_json(path: Path) -> Any:

@@ -1,0 +1,167 @@
+"""The one place that writes a file whole: a crash leaves the old file or the new one.
+
+The new content goes to a temporary file beside the target, ``.kalstream-PID-RANDOM.tmp``. When it
+is complete it replaces the target. A writer holds a lock on its temporary file. A temporary file
+whose process was killed is removed by the next writer in that folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import BinaryIO, Final
+
+if sys.platform != "win32":
+    import fcntl
+
+FilePath = str | os.PathLike[str]
+
+_TEMPORARY: Final = re.compile(r"\.kalstream-(\d+)-[0-9a-f]+\.tmp")
+_DESCRIPTOR: Final = re.compile(r"(?:/dev|/proc/self)/fd/(\d+)")
+_STANDARD: Final = {"/dev/stdout": 1, "/dev/stderr": 2}
+_ours: set[str] = set()  # names of the temporary files that this process is writing
+
+
+def write_whole(path: FilePath, content: str | bytes | Iterable[bytes | memoryview]) -> None:
+    """Replace a file by this content, text as UTF-8; see `replacing`.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     write_whole(f"{folder}/a.txt", "some text")
+    ...     os.listdir(folder)
+    ['a.txt']
+    """
+    with replacing(path) as file:
+        if isinstance(content, str):
+            file.write(content.encode())
+        elif isinstance(content, bytes):
+            file.write(content)
+        else:
+            file.writelines(content)
+
+
+@contextmanager
+def replacing(path: FilePath) -> Iterator[BinaryIO]:
+    """Open a file whose content replaces that of ``path`` when the block ends without an error.
+
+    After an error the old file is as it was. A symbolic link stays, and the file that it points to
+    is replaced. A device or a pipe, such as /dev/stdout, is not replaced but written to.
+
+    Parameters
+    ----------
+    path : path
+        Its folder must exist.
+
+    Raises
+    ------
+    IsADirectoryError
+        If the path is a folder.
+    FileNotFoundError
+        If there is no such folder.
+    """
+    direct = _opened_directly(path)
+    if direct is not None:
+        with direct:
+            yield direct
+        return
+    target = os.path.realpath(path)
+    folder = os.path.dirname(target)
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder, create it first", folder)
+    _remove_abandoned(folder)
+    name = f".kalstream-{os.getpid()}-{os.urandom(8).hex()}.tmp"
+    temporary = os.path.join(folder, name)
+    _ours.add(name)
+    try:
+        with open(temporary, "xb") as file:  # tempfile would deny it to everybody else
+            _lock(file.fileno())
+            with suppress(OSError):  # there is no old file, or nobody can set its mode
+                shutil.copymode(target, temporary)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    finally:
+        _ours.discard(name)
+    sync_folder(folder)
+
+
+def sync_folder(folder: FilePath) -> None:
+    """Flush a folder's entries to the disk, on platforms that can."""
+    with suppress(OSError):
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this number runs; True where that cannot be told."""
+    if os.name != "posix":  # there os.kill would end it
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # somebody else's, or no number of a process
+        return True
+    return True
+
+
+def _opened_directly(path: FilePath) -> BinaryIO | None:
+    """What is there, opened for writing, if it is neither a regular file nor missing."""
+    absolute = os.path.abspath(path)
+    number = _DESCRIPTOR.fullmatch(absolute)
+    if number or absolute in _STANDARD:
+        # Opened by name, a file behind standard output would be cut off, or written from its start.
+        sys.stdout.flush()
+        return os.fdopen(os.dup(int(number[1]) if number else _STANDARD[absolute]), "wb")
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "this is a folder, give the path of a file", path)
+    return None if stat.S_ISREG(mode) else open(path, "wb")
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock an open file for this process; whether nobody else held it."""
+    if sys.platform == "win32":
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # held by another, or a file system without locks
+        return False
+    return True
+
+
+def _remove_abandoned(folder: str) -> None:
+    """Remove temporary files whose process has died: of those of another machine, by their lock."""
+    try:
+        names = os.listdir(folder)
+    except OSError:  # may be written to and not be listed
+        return
+    for name in names:
+        found = _TEMPORARY.fullmatch(name)
+        if found is None or name in _ours:
+            continue
+        pid = int(found[1])
+        if pid != os.getpid() and is_alive(pid):  # a container's first process is always 1
+            continue
+        with suppress(OSError), open(os.path.join(folder, name), "rb") as file:
+            if _lock(file.fileno()):
+                os.unlink(file.name)
