@@ -1,4 +1,6 @@
-"""The one place that writes a file whole: a crash leaves the old file or the new one.
+"""The one place that writes a file whole, and the lock of whoever writes into a folder.
+
+A crash leaves the old file or the new one.
 
 The new content goes to a temporary file beside the target, ``.kalstream-PID-RANDOM.tmp``. When it
 is complete it replaces the target. A writer holds a lock on its temporary file. A temporary file
@@ -8,14 +10,20 @@ whose process was killed is removed by the next writer in that folder.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
+import shlex
 import shutil
+import socket
 import stat
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO, Final
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from kalstream.errors import InUse
 
 if sys.platform != "win32":
     import fcntl
@@ -24,6 +32,7 @@ FilePath = str | os.PathLike[str]
 
 _TEMPORARY: Final = re.compile(r"\.kalstream-(\d+)-[0-9a-f]+\.tmp")
 _DESCRIPTOR: Final = re.compile(r"(?:/dev|/proc/self)/fd/(\d+)")
+_LONGEST_COMMAND: Final = 200
 _STANDARD: Final = {"/dev/stdout": 1, "/dev/stderr": 2}
 _ours: set[str] = set()  # names of the temporary files that this process is writing
 
@@ -138,15 +147,99 @@ def _opened_directly(path: FilePath) -> BinaryIO | None:
     return None if stat.S_ISREG(mode) else open(path, "wb")
 
 
-def _lock(descriptor: int) -> bool:
-    """Lock an open file for this process; whether nobody else held it."""
+def _lock(descriptor: int) -> bool | None:
+    """Lock an open file: False if somebody else holds it, None where there are no locks."""
     if sys.platform == "win32":
-        return False
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # held by another, or a file system without locks
+    except BlockingIOError:
         return False
+    except OSError:  # a file system without locks
+        return None
     return True
+
+
+class Lock:
+    """A file that one process holds, until it releases it or ends, however it ends.
+
+    Parameters
+    ----------
+    path : Path
+        The file. Its folder must exist. A file that a killed process left does no harm.
+    what : str
+        What is held, for the error.
+    remedy : str
+        What to do instead, for the error.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     lock = Lock(Path(folder) / "lock", "the folder", "wait for it")
+    ...     lock.acquire()
+    ...     os.listdir(folder), lock.release(), os.listdir(folder)
+    (['lock'], None, [])
+    """
+
+    def __init__(self, path: Path, what: str, remedy: str) -> None:
+        self.path, self.what, self.remedy = path, what, remedy
+        self.file: BinaryIO | None = None
+
+    def acquire(self) -> None:
+        """Take the lock, or raise `InUse` with the process that holds it."""
+        if self.file is not None:
+            return
+        while self.file is None:
+            file = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+            locked = _lock(file.fileno())
+            if locked is False or (locked is None and _is_other(_holder(file))):
+                with file:
+                    raise InUse(f"{self.what} is in use by {_named(_holder(file))}; {self.remedy}")
+            try:
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(self.path)):
+                    self.file = file
+            except FileNotFoundError:  # its holder released it in between
+                pass
+            if self.file is None:
+                file.close()
+        command = shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]])[:_LONGEST_COMMAND]
+        about = {"pid": os.getpid(), "host": socket.gethostname(), "command": command}
+        self.file.truncate(0)
+        self.file.write(json.dumps(about).encode() + b"\n")
+        self.file.flush()
+
+    def release(self) -> None:
+        """Give the lock back; nothing happens if it is not held."""
+        if self.file is not None:
+            with suppress(OSError):
+                os.unlink(self.path)
+            self.file.close()
+            self.file = None
+
+
+def _holder(file: BinaryIO) -> dict[str, Any]:
+    """What the process that holds a lock wrote into it."""
+    try:
+        found = json.loads(os.pread(file.fileno(), 10_000, 0))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_other(holder: dict[str, Any]) -> bool:
+    """Whether a lock, where the file system has none of its own, is another live process's."""
+    pid = holder.get("pid")
+    here = holder.get("host") == socket.gethostname()
+    return isinstance(pid, int) and here and pid != os.getpid() and is_alive(pid)
+
+
+def _named(holder: dict[str, Any]) -> str:
+    if not holder:
+        return "another process"
+    where = "" if holder.get("host") == socket.gethostname() else f" on {holder.get('host')}"
+    name = f"process {holder.get('pid')}{where} ({holder.get('command')})"
+    return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
 def _remove_abandoned(folder: str) -> None:
