@@ -206,6 +206,8 @@ def run(  # noqa: D103
         resumed = Run.resume(folder, changes, checkpoint_every=checkpoint_every)
         if resumed is None:
             out.print(_escaped(why_done(folder, changes)))
+            if _report_is_late(folder):
+                out.print(f"report: {_escaped(write_report(folder))}")
             return
         job = resumed
     else:
@@ -243,6 +245,12 @@ def _fresh(folder: Path | None, source: str, overwrite: bool) -> Path:
     elif folder.exists() and (not folder.is_dir() or not all(map(_is_ours, os.listdir(folder)))):
         raise InvalidInput(f"{folder} is there and holds no run; give --out another folder")
     return folder
+
+
+def _report_is_late(folder: Path) -> bool:
+    """Whether a run was killed between its last line and its report."""
+    report, metrics = folder / "report.html", folder / "metrics.jsonl"
+    return not report.exists() or report.stat().st_mtime_ns < metrics.stat().st_mtime_ns
 
 
 def _is_ours(name: str) -> bool:
