@@ -286,12 +286,12 @@ def check_killed(tmp_path: Path, arguments: list[str], moments: list[float]) -> 
 
 def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
     arguments = ["elec2", "--limit", "15000", "--predictions"]
-    check_killed(tmp_path, arguments, np.random.default_rng().uniform(0.0, 0.6, 2).tolist())
+    check_killed(tmp_path, arguments, np.random.default_rng(0).uniform(0.0, 0.6, 2).tolist())
 
 
 @pytest.mark.slow
 def test_a_run_killed_at_twenty_moments(tmp_path: Path) -> None:
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(0)
     for k in range(20):
         folder = tmp_path / str(k)
         folder.mkdir()

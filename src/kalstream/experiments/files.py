@@ -68,6 +68,8 @@ class _Protocol(_Part):
 class Config(_Part):
     """config.json: what the run is of."""
 
+    model_config = ConfigDict(extra="forbid")
+
     format: int
     version: str
     run: str
@@ -123,6 +125,8 @@ class Progress(_Part):
         The model to predict with, where it is another one: at a limit it has also learned the rows
         that waited for their targets, and those of the last chunk, which the limit has cut.
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     format: int
     run: str
@@ -229,7 +233,7 @@ def _read(path: Path, kind: type[BaseModel], remedy: str) -> dict[str, Any] | No
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{path} is damaged: {error}; {remedy}") from error
     number = content.get("format") if isinstance(content, dict) else None
-    if not isinstance(number, int) or number < 1:
+    if type(number) is not int or number < 1:
         raise InvalidInput(f"{path} is damaged: it has no format; {remedy}")
     if number > FORMAT:
         raise InvalidInput(

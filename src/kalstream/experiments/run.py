@@ -355,7 +355,7 @@ class Run:
             if not self.stream.repeatable:  # others may be reading along
                 for file in files:
                     file.flush()
-            if time.perf_counter() - saved > self.checkpoint_every:
+            if time.perf_counter() - saved > self.checkpoint_every and not self._kept:
                 self._save(files)
                 saved = time.perf_counter()
         return stopped() and not self.stream.repeatable  # the pipe was closed by the same Ctrl-C
