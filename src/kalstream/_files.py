@@ -130,21 +130,36 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def _opened_directly(path: FilePath) -> BinaryIO | None:
-    """What is there, opened for writing, if it is neither a regular file nor missing."""
-    absolute = os.path.abspath(path)
-    number = _DESCRIPTOR.fullmatch(absolute)
-    if number or absolute in _STANDARD:
-        # Opened by name, a file behind standard output would be cut off, or written from its start.
-        sys.stdout.flush()
-        return os.fdopen(os.dup(int(number[1]) if number else _STANDARD[absolute]), "wb")
+def is_replaced(path: FilePath) -> bool:
+    """Whether `replacing` replaces what is at a path, rather than writes to it."""
+    if _descriptor_of(path) is not None:
+        return False
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
-        return None
-    if stat.S_ISDIR(mode):
+        return True
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+
+
+def _descriptor_of(path: FilePath) -> int | None:
+    """The open file that a name such as /dev/stdout stands for."""
+    absolute = os.path.abspath(path)
+    found = _DESCRIPTOR.fullmatch(absolute)
+    return int(found[1]) if found else _STANDARD.get(absolute)
+
+
+def _opened_directly(path: FilePath) -> BinaryIO | None:
+    """What is there, opened for writing, if it is neither a regular file nor missing."""
+    if os.path.isdir(path):
         raise IsADirectoryError(errno.EISDIR, "this is a folder, give the path of a file", path)
-    return None if stat.S_ISREG(mode) else open(path, "wb")
+    if is_replaced(path):
+        return None
+    descriptor = _descriptor_of(path)
+    if descriptor is None:
+        return open(path, "wb")
+    # Opened by its name, a file behind standard output would be written from its start.
+    sys.stdout.flush()
+    return os.fdopen(os.dup(descriptor), "wb")
 
 
 def _lock(descriptor: int) -> bool | None:

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kalstream import __version__
-from kalstream._files import replacing
+from kalstream._files import is_replaced, replacing
 from kalstream.errors import InvalidInput, KalstreamError
 
 if TYPE_CHECKING:
@@ -452,7 +452,7 @@ def report(
     """
     from kalstream.report import write_report
 
-    out.print(f"report: {_escaped(write_report(folder, page))}")
+    _tell_file("report", write_report(folder, page))
 
 
 @app.command()
@@ -473,7 +473,12 @@ def compare(
             f"{test['difference']:+.5f} ± {test['standard_error']:.5f}, p = {test['p_value']:.3g} "
             f"({test['n']} windows)"
         )
-    out.print(f"comparison: {_escaped(write_comparison(folders, page, tests))}")
+    _tell_file("comparison", write_comparison(folders, page, tests))
+
+
+def _tell_file(what: str, path: Path) -> None:
+    """Name a file that was written, but not in the middle of what went to standard output."""
+    (out if is_replaced(path) else err).print(f"{what}: {_escaped(path)}")
 
 
 @app.command()

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -552,6 +553,40 @@ def test_a_module_that_fails_when_it_is_imported(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(InvalidInput, match=f"cannot be imported: .*{message}"):
         Options(learner=f"{name}:make").make_learner(Options().open_stream())
+
+
+# ---- what is made of a run ------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links and pipes of POSIX")
+@pytest.mark.parametrize("command", ["predict", "report", "compare"])
+def test_devices_pipes_and_links_are_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    run = str(DATA / "ended")
+    more = {"predict": [run, str(DATA / "data.csv")], "report": [run], "compare": [run, run]}
+
+    def write(path: Any) -> None:
+        monkeypatch.setattr(sys, "argv", ["kalstream", command, *more[command], "-o", str(path)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        assert not stopped.value.code
+
+    pipe, link, found = tmp_path / "pipe", tmp_path / "link", list[bytes]()
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    write(pipe)
+    reader.join(10.0)
+    (tmp_path / "file").write_text("old")
+    link.symlink_to(tmp_path / "file")
+    write(link)
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert found == [(tmp_path / "file").read_bytes()]
+    write(os.devnull)
+    assert not Path(os.devnull).is_file()
+    assert sorted(os.listdir(tmp_path)) == ["file", "link", "pipe"]
 
 
 # ---- other versions -------------------------------------------------------------------------
