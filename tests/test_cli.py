@@ -189,7 +189,7 @@ def test_resume_and_overwrite(run_cli: Any, tmp_path: Path) -> None:
     assert run_cli("run", "weather", *QUICK, "-o", run)[0] == 0
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     status, out, _ = run_cli("run", "--resume", "-o", run)
-    assert (status, "come to its end already" in out) == (0, True)
+    assert (status, "has reached row 600, and the limit is 600; nothing to do" in out) == (0, True)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     status, _, err = run_cli("run", "weather", *QUICK, "-o", run)
     assert status == 1

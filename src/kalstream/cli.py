@@ -394,7 +394,8 @@ def _conclude(job: Run, end: dict[str, Any], report: Path | None) -> None:
     if end["reason"] == "error":
         err.print(f"[red]error[/red]: {_escaped(end['message'])}")
         if job.has_checkpoint:
-            err.print(f"what was learned before it is kept in {_escaped(job.folder)}")
+            kept = f"what was learned of {end['row']:,} rows before it is kept in {job.folder}"
+            err.print(_escaped(kept))
 
 
 def _tell_numbers(job: Run, end: dict[str, Any]) -> None:
