@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import itertools
 import json
@@ -22,13 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from kalstream import __version__
+from kalstream._files import is_replaced, replacing
 from kalstream.errors import InvalidInput, KalstreamError
 
 if TYPE_CHECKING:
     from kalstream.experiments import Run
 
 _OPTION: Final = {"time_column": "time"}  # where the option is not called as the parameter
-_FILES: Final = ("config.json", "metrics.jsonl", "predictions.jsonl", "report.html")
 _PLAIN_SECONDS: Final = 5.0  # between lines where there is no terminal
 
 app = typer.Typer(
@@ -153,7 +154,9 @@ def run(  # noqa: D103
     window: Annotated[
         int, typer.Option(min=0, help="Rows of a window; 0 for some 200 windows.")
     ] = 0,
-    limit: Annotated[int | None, typer.Option(min=1, help="Rows after which to stop.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=0, help="Rows after which to stop; 0 for none.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     predictions: Annotated[
         bool, typer.Option("--predictions", help="Also write every prediction made.")
@@ -170,10 +173,10 @@ def run(  # noqa: D103
         bool, typer.Option("--overwrite", help="Replace a run that is in --out.")
     ] = False,
 ) -> None:
-    from kalstream.experiments import Options, Run
+    from kalstream.experiments import Options, Run, why_done
     from kalstream.report import write_report
 
-    options = Options(
+    options = Options.of(
         source=source or "elec2",
         target=target,
         task=task,
@@ -190,7 +193,7 @@ def run(  # noqa: D103
         delay=delay,
         cost=cost,
         window=window,
-        limit=limit,
+        limit=limit or None,
         seed=seed,
         predictions=predictions,
     )
@@ -202,15 +205,21 @@ def run(  # noqa: D103
         changes = {name: getattr(options, name) for name in Options.model_fields if name in given}
         resumed = Run.resume(folder, changes, checkpoint_every=checkpoint_every)
         if resumed is None:
-            out.print(f"{folder} has come to its end already; nothing to do")
+            out.print(_escaped(why_done(folder, changes)))
+            if _report_is_late(folder):
+                out.print(f"report: {_escaped(write_report(folder))}")
             return
         job = resumed
     else:
         folder = _fresh(folder, options.source, overwrite)
         command = shlex.join(["kalstream", *sys.argv[1:]])
-        job = Run(folder, options, command=command, checkpoint_every=checkpoint_every)
-        for name in ("checkpoint/progress.json", *_FILES):  # of the run that is replaced
-            (folder / name).unlink(missing_ok=True)
+        job = Run(
+            folder,
+            options,
+            command=command,
+            checkpoint_every=checkpoint_every,
+            overwrite=overwrite,
+        )
     _introduce(job)
     with _until_interrupted(job) as stopped, _watching(job) as watch:
         end = job.go(watch, lambda: stopped() > 0)
@@ -233,9 +242,22 @@ def _fresh(folder: Path | None, source: str, overwrite: bool) -> Path:
                 f"{folder} holds a run already; --resume goes on with it, --overwrite replaces it, "
                 "or give --out another folder"
             )
-    elif folder.exists() and (not folder.is_dir() or {*os.listdir(folder)} - {"checkpoint"}):
+    elif folder.exists() and (not folder.is_dir() or not all(map(_is_ours, os.listdir(folder)))):
         raise InvalidInput(f"{folder} is there and holds no run; give --out another folder")
     return folder
+
+
+def _report_is_late(folder: Path) -> bool:
+    """Whether a run was killed between its last line and its report."""
+    report, metrics = folder / "report.html", folder / "metrics.jsonl"
+    return not report.exists() or report.stat().st_mtime_ns < metrics.stat().st_mtime_ns
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a file may be of a run that was killed before it had written its config.json."""
+    return name in ("checkpoint", ".lock") or (
+        name.startswith(".kalstream-") and name[-4:] == ".tmp"
+    )
 
 
 def _listed(values: list[str] | None) -> list[str]:
@@ -371,7 +393,9 @@ def _conclude(job: Run, end: dict[str, Any], report: Path | None) -> None:
         err.print(f"stopped{_escaped(again) if job.can_be_resumed else ''}")
     if end["reason"] == "error":
         err.print(f"[red]error[/red]: {_escaped(end['message'])}")
-        err.print(f"what was learnt of {end['row']:,} rows before it is kept in {job.folder}")
+        if job.has_checkpoint:
+            kept = f"what was learned of {end['row']:,} rows before it is kept in {job.folder}"
+            err.print(_escaped(kept))
 
 
 def _tell_numbers(job: Run, end: dict[str, Any]) -> None:
@@ -396,6 +420,8 @@ def _tell_numbers(job: Run, end: dict[str, Any]) -> None:
             out.print(f"{end[name]:,} {said}")
     for why in end["skipped_why"]:
         out.print(f"  {_escaped(why)}")
+    if end["data_changed"]:
+        out.print(_escaped(end["data_changed"]))
     watched, half_life = job.evaluation.watched, getattr(job.learner, "half_life_", None)
     if half_life is not None:
         alarms = f"{watched.n_alarms} drift alarm{'' if watched.n_alarms == 1 else 's'}"
@@ -427,7 +453,7 @@ def report(
     """
     from kalstream.report import write_report
 
-    out.print(f"report: {_escaped(write_report(folder, page))}")
+    _tell_file("report", write_report(folder, page))
 
 
 @app.command()
@@ -448,7 +474,12 @@ def compare(
             f"{test['difference']:+.5f} ± {test['standard_error']:.5f}, p = {test['p_value']:.3g} "
             f"({test['n']} windows)"
         )
-    out.print(f"comparison: {_escaped(write_comparison(folders, page, tests))}")
+    _tell_file("comparison", write_comparison(folders, page, tests))
+
+
+def _tell_file(what: str, path: Path) -> None:
+    """Name a file that was written, but not in the middle of what went to standard output."""
+    (out if is_replaced(path) else err).print(f"{what}: {_escaped(path)}")
 
 
 @app.command()
@@ -473,10 +504,8 @@ def predict(
     if file is None:
         csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
         return
-    part = file.with_name(file.name + ".part")
-    with part.open("w", encoding="utf-8", newline="") as handle:
-        csv.writer(handle, lineterminator="\n").writerows(rows)
-    part.replace(file)
+    with replacing(file) as handle:
+        csv.writer(codecs.getwriter("utf-8")(handle), lineterminator="\n").writerows(rows)
 
 
 @app.command()

@@ -33,3 +33,7 @@ class Unreadable(InvalidInput, PermissionError):
 
 class CheckpointError(KalstreamError, ValueError):
     """A file is not a checkpoint, is damaged, or is of a version that cannot be read."""
+
+
+class InUse(KalstreamError, RuntimeError):
+    """Another process is writing to the same place."""

@@ -168,6 +168,7 @@ def test_what_cannot_be_resumed(tmp_path: Path, data: Path) -> None:
         Run.resume(tmp_path / "run")
     config = json.loads((tmp_path / "run/config.json").read_text())
     config["options"]["source"] = "-"
+    del config["sha256"]  # edited on purpose
     (tmp_path / "run/config.json").write_text(json.dumps(config))
     with pytest.raises(InvalidInput, match="standard input, which cannot be read again"):
         Run.resume(tmp_path / "run")

@@ -168,7 +168,7 @@ def test_missing_and_empty_files(folder: Path, tmp_path: Path) -> None:
     [
         ("", "not a JSON object"),
         ("{}", "format None"),
-        ('{"format": 2}', "format 2"),
+        ('{"format": 3}', "format 3"),
         ('{"format": 1, "stream": 3}', "stream"),
         ('{"format": 1, "stream": {"task": "clustering"}}', "clustering"),
     ],

@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
+from kalstream._files import replacing
 from kalstream.core import _checks as check
 from kalstream.deep._ranks import Ranks
 from kalstream.errors import CheckpointError, InvalidInput, NumericalError
@@ -352,13 +352,8 @@ class Learner(ABC):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to one file, whole or not at all; of several ranks the first does."""
         if self.ranks is None or self.ranks.rank == 0:
-            target = Path(path)
-            part = target.with_name(target.name + ".part")
-            with part.open("wb") as file:
+            with replacing(path) as file:
                 torch.save(self.state_dict(), file)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(target)
         if self.ranks is not None:
             self.ranks.wait()
 

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from kalstream import streams
+from kalstream._files import replacing, write_whole
 from kalstream.deep import backbones
 from kalstream.errors import InvalidInput, MissingFile
 from kalstream.streams import Stream
@@ -353,15 +354,12 @@ class _Rows:
             offset = end
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
-        temporary = self.out.with_name(self.out.name + ".tmp")
-        with temporary.open("wb") as file:
+        with replacing(self.out) as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for name in kind.names or ():
                 for first in range(0, self.done, _PIECE):
                     file.write(rows[name][first : first + _PIECE].tobytes())
-            _sync(file)
         del rows
-        os.replace(temporary, self.out)
         self._clear()
 
     def close(self) -> None:
@@ -428,9 +426,7 @@ class _Rows:
             "kinds": self.kinds,
             "names": list(self.names),
         }
-        temporary = self.side.with_name(self.side.name + ".tmp")
-        temporary.write_text(json.dumps(found), encoding="utf-8")
-        os.replace(temporary, self.side)
+        write_whole(self.side, json.dumps(found))
         self.saved = time.monotonic()
 
     def _clear(self) -> None:

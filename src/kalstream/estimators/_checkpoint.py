@@ -14,14 +14,11 @@ formats are refused.
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
-import shutil
 import struct
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from hashlib import sha256
 from reprlib import repr as short
@@ -43,6 +40,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from kalstream import __version__
+from kalstream._files import write_whole
 from kalstream.core.bank import Bank, _Stack
 from kalstream.core.calibration import Alpha, Calibration
 from kalstream.core.forgetting import FilterState, Fixed, Learned
@@ -152,7 +150,7 @@ def write(path: FilePath, kind: str, tree: Any) -> None:
         )
     start = 8 + bytes(data[8 : 8 + size]).index(_MARK) + len(_MARK)
     digest = sha256(data).hexdigest().encode()
-    _replace(target, (data[:start], digest, data[start + len(digest) :]))
+    write_whole(target, (data[:start], digest, data[start + len(digest) :]))
 
 
 def read(path: FilePath, kind: str) -> Any:
@@ -498,30 +496,3 @@ def _file(path: FilePath) -> FilePath:
         what = "a folder" if os.path.isdir(path) else "not a regular file"
         raise CheckpointError(f"{path} is {what}; pass the path of a checkpoint file")
     return path
-
-
-def _replace(target: FilePath, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file beside the target and move it there: a crash leaves the old or the new one."""
-    folder = os.path.dirname(target)
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(errno.ENOENT, "there is no such folder, create it first", folder)
-    temporary = os.path.join(folder, f".kalstream-{os.urandom(8).hex()}.tmp")
-    try:
-        with open(temporary, "xb") as file:  # tempfile would deny it to everybody else
-            with suppress(OSError):  # there is no old file, or nobody can set its mode
-                shutil.copymode(target, temporary)
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
-    # The file is whole already; not every platform lets a folder be flushed.
-    with suppress(OSError):
-        opened = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)

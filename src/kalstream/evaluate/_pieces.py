@@ -17,12 +17,17 @@ Array = NDArray[Any]
 
 
 def pieces(
-    stream: Stream, start: int, stop_of: Callable[[int], int], chunk: int
-) -> Iterator[Batch]:
-    """The rows of a stream from ``start`` on, cut into pieces [row, stop_of(row)).
+    stream: Stream,
+    start: int,
+    stop_of: Callable[[int], int],
+    chunk: int,
+    limit: int | None = None,
+) -> Iterator[tuple[Batch, bool]]:
+    """The rows of a stream from ``start`` on, in pieces [row, stop_of(row)), and if each was cut.
 
+    A piece is cut if the limit or an error of the stream ends it early: with a higher limit, or
+    the bad row left out, it would have been longer. The error is raised after the rows before it.
     Of a live stream, pieces of whole chunks as they come: nobody waits for what is not needed.
-    Should the stream break off with an error, it is raised after the rows before it.
     """
     row, waiting, broken = start, None, None
     batches = stream.batches(start)
@@ -34,17 +39,19 @@ def pieces(
         if batch is None:
             break
         waiting = batch if waiting is None or not len(waiting) else _together(waiting, batch)
-        while (stop := stop_of(row)) > row:
+        while limit is None or row < limit:
+            whole = stop_of(row)
+            stop = whole if limit is None else min(whole, limit)
             if waiting.stop < stop and not stream.repeatable:
                 stop = row + (waiting.stop - row) // chunk * chunk
             if waiting.stop < stop or stop == row:
                 break
-            yield waiting[: stop - row]
+            yield waiting[: stop - row], stop == limit and stop < whole
             waiting, row = waiting[stop - row :], stop
         else:
             return  # the limit
     if waiting is not None and len(waiting):
-        yield waiting
+        yield waiting, broken is not None
     if broken is not None:
         raise broken
 

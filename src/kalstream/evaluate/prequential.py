@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, takewhile
 from typing import Any, Final
 
 import numpy as np
@@ -85,6 +86,9 @@ class Evaluation:
     ----------
     clock : function
         What seconds are counted by; a subclass may have another one.
+    settled : bool
+        Whether learner and evaluation are between two chunks, as `state` needs it. They are not
+        after an interrupt in the middle of one.
     """
 
     clock: Callable[[], float] = staticmethod(time.perf_counter)
@@ -119,24 +123,38 @@ class Evaluation:
         self.pending: deque[Batch] = deque()
         self.seconds = self.seconds_before = 0.0
         self.rows_before = self.n_infinite = 0
-        self.waiting = False
+        self.waiting, self.settled = False, True
+        self._failure: Exception | None = None
 
     # ---- the loop -------------------------------------------------------------------------
 
-    def records(self) -> Iterator[Record]:
-        """Go on from the row that has been reached to the end of the stream."""
+    def records(self, before_cut: Callable[[], None] = lambda: None) -> Iterator[Record]:
+        """Go on from the row that has been reached to the end of the stream.
+
+        Parameters
+        ----------
+        before_cut : function
+            Called before the limit, or a row that cannot be read, cuts a record short. A run that
+            is to go on past it later goes on from the state of that moment.
+        """
         self.pending.clear()
+        self._failure = None
         start = self.n_rows
         # Rows that have been predicted and wait for their targets are had again.
-        cut = pieces(self.stream, self.n_learnt, self._stop_of, self.chunk)
-        while (batch := self._await(cut)) is not None:
+        cut = pieces(self.stream, self.n_learnt, self._stop_of, self.chunk, self.limit)
+        while (piece := self._await(cut)) is not None:
+            batch, is_cut = piece
             if batch.start < start:
                 self.pending.append(batch.without_infinities()[0])
-            else:
-                yield self._record(batch)
+                continue
+            if is_cut:
+                before_cut()
+            yield self._record(batch)
+            if self._failure is not None:
+                raise self._failure
 
-    def _await(self, batches: Iterator[Batch]) -> Batch | None:
-        """The next batch; meanwhile nothing is half done, and whoever wants may interrupt."""
+    def _await(self, batches: Iterator[tuple[Batch, bool]]) -> tuple[Batch, bool] | None:
+        """The next piece; meanwhile nothing is half done, and whoever wants may interrupt."""
         self.waiting = True
         try:
             return next(batches, None)
@@ -145,61 +163,103 @@ class Evaluation:
 
     def finish(self) -> None:
         """Learn what still waits: no more rows will come, but their targets will."""
-        self._teach_up_to(self.n_rows)
+        for chunk in self._due(self.n_rows):
+            self.settled = False
+            self._teach(chunk)
+            self._reveal(chunk)
+            self.settled = True
 
     def _stop_of(self, row: int) -> int:
-        """Where the piece that begins with a row ends: within a window, and the limit."""
+        """Where the piece that begins with a row ends, at the latest with its window."""
         together = 1 if row < self.n_rows else self.together
-        stop = min(row + self.chunk * together, (row // self.window + 1) * self.window)
-        return stop if self.limit is None else min(stop, self.limit)
+        return min(row + self.chunk * together, (row // self.window + 1) * self.window)
 
     def _record(self, batch: Batch) -> Record:
         before = self.seconds
-        batch, n_infinite = batch.without_infinities()
-        self.n_infinite += n_infinite
+        self.settled = False
+        answer: Answer
         scored: Scored | None
+        found = batch
+        batch, n_infinite = found.without_infinities()
         if self._in_one_call():
             answer = self._timed(self.adapter.ask_and_teach, batch)
             scored = self.judge.score(batch, answer, row_by_row=True)
-            self.n_learnt = batch.stop
+            self.n_rows = self.n_learnt = batch.stop
         else:
-            cuts = range(0, len(batch), self.chunk)
-            answer, scored = joined([self._ask_then_teach(batch[i : i + self.chunk]) for i in cuts])
-        self.n_rows = batch.stop
+            answer, scored = joined(self._chunk_by_chunk(batch))
+        if self.n_rows < batch.stop:
+            batch, n_infinite = found[: self.n_rows - found.start].without_infinities()
+        self.n_infinite += n_infinite
         self.watched.look(self.adapter.learner)
         line = None
         if batch.stop % self.window == 0:
             line = self.line()
             self._clear()
+        self.settled = True
         return Record(batch, answer, scored, self.n_learnt, self.seconds - before, line)
+
+    def _chunk_by_chunk(self, batch: Batch) -> list[tuple[Answer, Scored | None]]:
+        """What came of each chunk; of those before one at which the learner fails, if any."""
+        parts: list[tuple[Answer, Scored | None]] = []
+        for i in range(0, len(batch), self.chunk):
+            self.settled = False
+            chunk = batch[i : i + self.chunk]
+            try:
+                parts.append(self._ask_then_teach(chunk))
+            except Exception as error:
+                if not parts or not self.settled:
+                    raise
+                self._failure = error  # raised when the chunks before it have been handed on
+                break
+            self.n_rows = chunk.stop
+        return parts
 
     def _in_one_call(self) -> bool:
         alone = self.chunk == 1 and self.delay == 0 and self.cost == 1.0
         return alone and self.adapter.in_one_call
 
     def _ask_then_teach(self, chunk: Batch) -> tuple[Answer, Scored | None]:
-        """Predict a chunk, score it, and learn what is due."""
+        """Predict a chunk, score it, and learn what is due.
+
+        The learner is called before anything is noted: if it raises, nothing has changed.
+        """
         answer = self._timed(self.adapter.ask, chunk)
+        due = self._due(chunk.stop - self.delay, chunk)
+        for each in due:
+            self._teach(each)
         scored: Scored | None = self.judge.score(chunk, answer, row_by_row=False)
         self.pending.append(chunk)
-        self._teach_up_to(chunk.stop - self.delay)
+        for each in due:
+            self._reveal(each)
         return answer, scored
 
-    def _teach_up_to(self, row: int) -> None:
-        """Learn the chunks before this row: their targets have been waited for."""
-        while self.pending and self.pending[0].stop <= row:
-            chunk = self.pending.popleft()
-            turn = chunk.start // self.chunk
-            due = math.floor((turn + 1) / self.cost) > math.floor(turn / self.cost)
-            if due:
-                self._timed(self.adapter.teach, chunk)
-            self.judge.reveal(chunk, learnt=due)
-            self.n_learnt = chunk.stop
+    def _due(self, row: int, *more: Batch) -> list[Batch]:
+        """The chunks before this row: their targets have been waited for."""
+        return list(takewhile(lambda chunk: chunk.stop <= row, chain(self.pending, more)))
+
+    def _is_turn(self, chunk: Batch) -> bool:
+        """Whether the learner is quick enough to learn a chunk."""
+        turn = chunk.start // self.chunk
+        return math.floor((turn + 1) / self.cost) > math.floor(turn / self.cost)
+
+    def _teach(self, chunk: Batch) -> None:
+        if self._is_turn(chunk):
+            self._timed(self.adapter.teach, chunk)
+
+    def _reveal(self, chunk: Batch) -> None:
+        """Note that the first chunk that waited has been learned, or passed over."""
+        self.pending.popleft()
+        self.judge.reveal(chunk, learnt=self._is_turn(chunk))
+        self.n_learnt = chunk.stop
 
     def _timed(self, do: Callable[[Batch], Any], batch: Batch) -> Any:
+        """Call the learner; a learner that raises is taken to be the one before the call."""
         begun = self.clock()
         try:
             return do(batch)
+        except Exception:
+            self.settled = True
+            raise
         finally:
             self.seconds += self.clock() - begun
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kalstream.errors import InvalidInput
-from kalstream.experiments.run import open_checkpoint
+from kalstream.experiments.checkpoint import open_checkpoint
 from kalstream.streams import ArrayStream, Batch, Stream, TableStream
 
 _ROWS = 1000  # predicted at a time

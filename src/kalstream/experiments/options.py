@@ -8,10 +8,11 @@ import math
 import os
 import re
 import sys
-from typing import Annotated, Any, Final, Literal
+import traceback
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kalstream.errors import InvalidInput
 from kalstream.streams import Columns, EmbeddingStream, Stream, TableStream, packaged, time_series
@@ -22,6 +23,11 @@ _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _N_WINDOWS: Final = 200
 _LEAST_WINDOW: Final = 50
 _USUAL_WINDOW: Final = 1000
+# A chunk, and the rows that wait for their targets, are in memory; rows are counted in 53 bits.
+_MOST_IN_MEMORY: Final = 10**9
+_MOST_ROWS: Final = 10**15
+
+Kind = TypeVar("Kind", bound=BaseModel)
 
 
 class Options(BaseModel):
@@ -55,13 +61,18 @@ class Options(BaseModel):
     forgetting: str = "mixture"
     features: str = "fourier"
     learner: str = ""
-    chunk: Annotated[int, Field(ge=1)] = 1
-    delay: Annotated[int, Field(ge=0)] = 0
-    cost: Annotated[float, Field(ge=1.0)] = 1.0
-    window: Annotated[int, Field(ge=0)] = 0
-    limit: Annotated[int, Field(ge=1)] | None = None
+    chunk: Annotated[int, Field(ge=1, le=_MOST_IN_MEMORY)] = 1
+    delay: Annotated[int, Field(ge=0, le=_MOST_IN_MEMORY)] = 0
+    cost: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = 1.0
+    window: Annotated[int, Field(ge=0, le=_MOST_ROWS)] = 0
+    limit: Annotated[int, Field(ge=1, le=_MOST_ROWS)] | None = None
     seed: Annotated[int, Field(ge=0)] = 0
     predictions: bool = False
+
+    @classmethod
+    def of(cls, **values: Any) -> Options:
+        """Options, or an error that names the one that is wrong, its value and what it must be."""
+        return checked(cls, values)
 
     # ---- the stream -----------------------------------------------------------------------
 
@@ -128,8 +139,8 @@ class Options(BaseModel):
     def unit(self, stream: Stream) -> float:
         """What times are counted in."""
         text = str(self.time_unit)
-        found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([smhdw]?)", text)
-        if found and float(found[1]) > 0.0:
+        found = re.fullmatch(r"((?:\d+\.?\d*|\.\d+)(?:e[0-9]+)?)\s*([smhdw]?)", text)
+        if found and 0.0 < float(found[1]) * _UNITS.get(found[2], 1.0) < math.inf:
             return float(found[1]) * _UNITS.get(found[2], 1.0)
         if text != "auto":
             raise InvalidInput(
@@ -163,6 +174,10 @@ def _imported(path: str, seed: int) -> Any:
             factory = getattr(factory, part)
     except (ImportError, AttributeError) as error:
         raise InvalidInput(f"learner {path!r} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+        raise InvalidInput(
+            f"learner {path!r} cannot be imported: {blamed(error)}; correct the module {module}"
+        ) from error
     if not callable(factory):
         raise InvalidInput(f"{path} is {type(factory).__name__}; give something that can be called")
     try:
@@ -171,7 +186,24 @@ def _imported(path: str, seed: int) -> Any:
         takes = set()
     try:
         return factory(**dict.fromkeys(takes & {"random_state", "seed"}, seed))
-    except Exception as error:
-        raise InvalidInput(
-            f"learner {path!r} could not be made: {type(error).__name__}: {error}"
-        ) from error
+    except (Exception, SystemExit) as error:
+        raise InvalidInput(f"learner {path!r} could not be made: {blamed(error)}") from error
+
+
+def blamed(error: BaseException) -> str:
+    """What somebody else's code raised, and where."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{os.path.basename(place.filename)}, line {place.lineno}"
+    return f"{type(error).__name__}: {error} ({where})"
+
+
+def checked(kind: type[Kind], content: dict[str, Any]) -> Kind:
+    """The content as a model, or an error that names the field, its value and what it must be."""
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"])) or kind.__name__
+        got = "" if first["type"] == "missing" else f", got {str(first['input'])[:100]}"
+        message = first["msg"][:1].lower() + first["msg"][1:]
+        raise InvalidInput(f"{name}: {message}{got}") from None

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from kalstream._files import write_whole
 from kalstream.errors import InvalidInput, MissingFile
 from kalstream.paper.plan import Method, Plan, names
 
@@ -68,7 +69,7 @@ def reproduce(
         from kalstream.paper import series
 
         found = series.run(plan)
-        (folder / f"{name}.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
+        write_whole(folder / f"{name}.json", json.dumps(found) + "\n")
     elif plan.kind == "images":
         _run(plan, folder, data, weights, device, only, jobs, say)
     return _write(plan, folder, say)
@@ -180,7 +181,7 @@ def _write(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Path]:
     """The table and the figure; returns all files."""
     made, draw = _opened(plan, folder)
     files = [folder / f"{plan.of or plan.name}.json", folder / f"{plan.name}.md"]
-    files[1].write_text(_page(plan, made), encoding="utf-8")
+    write_whole(files[1], _page(plan, made))
     if plan.figure:
         try:
             draw(folder / f"{plan.name}.png")

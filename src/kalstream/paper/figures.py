@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kalstream._files import replacing
 from kalstream.paper.plan import Method, Plan
 from kalstream.paper.run import Results
 
@@ -34,7 +35,8 @@ def draw(plan: Plan, results: Results, path: Path) -> None:
             of = plan if group is None else _only(plan, group)
             axis.set_title(stream if group is None else plan.groups[group]["title"], fontsize=9)
             {"curves": _curves, "options": _against_option}[kind](of, results, stream, axis)
-    figure.savefig(path, dpi=110)
+    with replacing(path) as file:
+        figure.savefig(file, dpi=110, format=path.suffix[1:])
 
 
 def _only(plan: Plan, group: str) -> Plan:

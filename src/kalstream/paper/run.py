@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from kalstream import __version__
+from kalstream._files import write_whole
 from kalstream.errors import InvalidInput
 from kalstream.paper.images import Images, Photographs
 from kalstream.paper.passes import Pass, Race
@@ -149,10 +150,8 @@ class Results:
         spent = time.perf_counter() - self.begun
         self.content |= {**about, "seconds": round(self.seconds + spent, 1)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        part = self.path.with_name(self.path.name + ".part")
         lines = json.dumps(self.content, indent=1, allow_nan=False)
-        part.write_text(_compact(lines) + "\n", encoding="utf-8")
-        part.replace(self.path)
+        write_whole(self.path, _compact(lines) + "\n")
 
 
 def run(

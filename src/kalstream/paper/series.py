@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from kalstream._files import replacing
 from kalstream.core import Fixed, Learned, Mixture, gaussian_log_density
 from kalstream.errors import InvalidInput
 from kalstream.paper.figures import new_figure
@@ -72,7 +73,8 @@ def draw(plan: Plan, found: dict[str, Any], path: Path) -> None:
     density.set_ylabel("mean log density")
     density.set_ylim(-1.5, 1.0)
     density.legend(fontsize=7)
-    figure.savefig(path, dpi=110)
+    with replacing(path) as file:
+        figure.savefig(file, dpi=110, format=path.suffix[1:])
 
 
 def _short(values: Any) -> list[float]:

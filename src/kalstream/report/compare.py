@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from kalstream._files import write_whole
 from kalstream.errors import InvalidInput
 from kalstream.report import words
 from kalstream.report.headline import METRICS, baseline_name, state
 from kalstream.report.markup import Markup, join, tag
-from kalstream.report.page import page, write_atomically
+from kalstream.report.page import page
 from kalstream.report.read import FloatArray, Run, read_run
 from kalstream.report.sections import STYLES, pair, section, table, word
 from kalstream.report.series import Timeline, trend
@@ -95,7 +96,8 @@ def write_comparison(
     InvalidInput
         As `compare`.
     """
-    return write_atomically(compare(runs, tests), Path(out))
+    write_whole(out, compare(runs, tests))
+    return Path(out)
 
 
 def _check_same_data(runs: Sequence[Run]) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from kalstream._files import write_whole
 from kalstream.report import words
 from kalstream.report.classes import classes
 from kalstream.report.headline import headline, state
@@ -75,36 +74,7 @@ def write_report(run: Path, out: Path | None = None) -> Path:
         As `make_report`.
     """
     out = Path(run) / "report.html" if out is None else Path(out)
-    return write_atomically(make_report(run), out)
-
-
-def write_atomically(text: str, out: Path) -> Path:
-    """Replace a file whole, so that no one ever reads half of it.
-
-    Parameters
-    ----------
-    text : str
-        The new content.
-    out : Path
-        The file.
-
-    Returns
-    -------
-    Path
-        The file.
-    """
-    handle, temporary = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        # a temporary file is for its owner only; a report is as readable as any other new file
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, out)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_whole(out, make_report(run))
     return out
 
 

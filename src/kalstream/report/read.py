@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kalstream.errors import InvalidInput
 
-FORMAT = 1
+FORMATS = (1, 2)
 _HINT = "give the folder that `kalstream run` wrote"
 
 FloatArray = NDArray[np.float64]
@@ -273,9 +273,10 @@ def _read_config(path: Path) -> dict[str, Any]:
         config = _object(content)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{path}: not a JSON object: {error}") from error
-    if config.get("format") != FORMAT:
+    if config.get("format") not in FORMATS:
         raise InvalidInput(
-            f"{path}: format {config.get('format')!r}; this version of kalstream reads {FORMAT}"
+            f"{path}: format {config.get('format')!r}; this version of kalstream reads up to "
+            f"{FORMATS[-1]}"
         )
     for part in ("stream", "learner", "protocol", "machine"):
         if not isinstance(config.setdefault(part, {}), dict):

@@ -1,0 +1,273 @@
+"""The files of a run: one schema for the run that writes them and for everybody who reads them.
+
+config.json and checkpoint/progress.json are JSON objects with a format, the id of their run and a
+SHA-256 of everything else in them. `read_config` and `read_progress` return content that has the
+fields below, or raise an error that names the file and the remedy.
+
+Compatibility: every later kalstream reads every earlier format. Whoever changes a field raises
+`FORMAT` and adds to `_MIGRATIONS` a function from the content of the old format to the new one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from kalstream._files import write_whole
+from kalstream.errors import InvalidInput
+from kalstream.experiments.options import Options, checked
+
+FORMAT: Final = 2
+LOCK: Final = ".lock"
+CONFIG: Final = "config.json"
+PROGRESS: Final = "progress.json"
+METRICS: Final = "metrics.jsonl"
+PREDICTIONS: Final = "predictions.jsonl"
+REPORT: Final = "report.html"
+
+_PIECE: Final = 1 << 20
+
+Count = Annotated[int, Field(ge=0, lt=1 << 53)]
+Positive = Annotated[int, Field(ge=1, lt=1 << 53)]
+Seconds = Annotated[float, Field(ge=0.0)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+ModelName = Annotated[str, Field(pattern=r"^model-[0-9-]+\.(safetensors|pt)$")]  # never a path
+
+
+class _Part(BaseModel):
+    """Fields that must be there; further ones are kept."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+
+class _Stream(_Part):
+    name: str
+    task: Literal["classification", "regression"]
+    fingerprint: str | None
+
+
+class _Learner(_Part):
+    name: str
+    params: dict[str, Any]
+
+
+class _Protocol(_Part):
+    chunk: Positive
+    delay: Count
+    cost: Annotated[float, Field(ge=1.0)]
+    window: Positive
+    limit: Positive | None
+    seed: Annotated[int, Field(ge=0)]
+
+
+class Config(_Part):
+    """config.json: what the run is of."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: int
+    version: str
+    run: str
+    command: str
+    options: Options
+    stream: _Stream
+    learner: _Learner
+    protocol: _Protocol
+    machine: dict[str, Any]
+
+
+class _Clock(_Part):
+    seconds: Seconds
+    before: Seconds
+
+
+class _Evaluation(_Part):
+    n_rows: Count
+    n_learnt: Count
+    rows_before: Count
+    n_infinite: Count
+    judge: dict[str, Any]
+    watched: dict[str, Any]
+    clock: _Clock
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if max(self.n_learnt, self.rows_before) > self.n_rows:
+            raise ValueError("rows are learned, and windows begin, after rows are predicted")
+        return self
+
+
+class _Sizes(_Part):
+    metrics: Count = Field(alias=METRICS)
+    predictions: Count = Field(alias=PREDICTIONS)
+
+
+class _Result(_Part):
+    model: ModelName
+    sha256: Digest | None
+    row: Count
+
+
+class Progress(_Part):
+    """checkpoint/progress.json: where the run goes on from, and the model that it has given.
+
+    Attributes
+    ----------
+    model, model_sha256, evaluation, sizes
+        The state to go on from: learner, evaluation, and the lengths of the files of lines. None
+        and 0 if the run is to start over.
+    result : {model, sha256, row}, optional
+        The model to predict with, where it is another one: at a limit it has also learned the rows
+        that waited for their targets, and those of the last chunk, which the limit has cut.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: int
+    run: str
+    learner: str
+    stream: _Stream
+    columns: dict[str, Any] | None
+    sizes: _Sizes
+    model: ModelName | None
+    model_sha256: Digest | None
+    evaluation: _Evaluation | None
+    result: _Result | None
+
+
+def _with_ids(content: dict[str, Any]) -> dict[str, Any]:
+    """Format 2: the id of the run, digests, and a result beside the state to go on from."""
+    content = {**content, "run": "format 1"}
+    if "evaluation" in content:
+        content |= {"model_sha256": None, "result": None}
+    return content
+
+
+_MIGRATIONS: Final[dict[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {1: _with_ids}
+
+
+# ---- reading and writing --------------------------------------------------------------------
+
+
+def read_config(folder: Path) -> dict[str, Any] | None:
+    """The content of config.json; None if there is none."""
+    return _read(
+        folder / CONFIG, Config, "restore it from a copy, or run again with --out another folder"
+    )
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> None:
+    """Replace config.json."""
+    _write(folder / CONFIG, Config, config, indent=1)
+
+
+def read_progress(checkpoint: Path) -> dict[str, Any] | None:
+    """The content of progress.json in the folder of a checkpoint; None if there is none."""
+    return _read(
+        checkpoint / PROGRESS,
+        Progress,
+        f"restore it from a copy, or delete {checkpoint} and resume: the run then starts over",
+    )
+
+
+def write_progress(checkpoint: Path, progress: dict[str, Any]) -> None:
+    """Replace progress.json."""
+    _write(checkpoint / PROGRESS, Progress, progress)
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    digest = sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def last_line(folder: Path) -> dict[str, Any]:
+    """The last line of metrics.jsonl, empty if it is not whole: a run that goes on cuts it off."""
+    try:
+        with (folder / METRICS).open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _PIECE))
+            found = file.read()
+            if found.count(b"\n") < 2:  # one long line
+                file.seek(0)
+                found = file.read()
+    except FileNotFoundError:
+        return {}
+    if not found.endswith(b"\n"):
+        return {}
+    try:
+        line = json.loads(found.splitlines()[-1].decode())
+    except (ValueError, RecursionError):
+        return {}
+    return line if isinstance(line, dict) and isinstance(line.get("row"), int) else {}
+
+
+def check_lines(path: Path, size: int) -> None:
+    """Refuse a file of lines that is not what the checkpoint knows of it."""
+    there = path.stat().st_size if path.exists() else 0
+    end = b"\n"
+    if size <= there and size > 0:
+        with path.open("rb") as file:
+            file.seek(size - 1)
+            end = file.read(1)
+    if there < size or end != b"\n":
+        found = f"has {there} bytes" if there < size else "is cut in the middle of a line"
+        raise InvalidInput(
+            f"{path} {found} where the checkpoint knows of {size}; restore it from a copy, or "
+            f"delete {path.parent / 'checkpoint'} and resume: the run then starts over"
+        )
+
+
+def _read(path: Path, kind: type[BaseModel], remedy: str) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_bytes().decode(), parse_constant=_refuse)
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{path} is damaged: {error}; {remedy}") from error
+    number = content.get("format") if isinstance(content, dict) else None
+    if type(number) is not int or number < 1:
+        raise InvalidInput(f"{path} is damaged: it has no format; {remedy}")
+    if number > FORMAT:
+        raise InvalidInput(
+            f"{path} is of format {number}; this kalstream reads up to {FORMAT}; upgrade kalstream"
+        )
+    digest = content.pop("sha256", None)
+    if digest is not None and digest != _digest(content):
+        raise InvalidInput(
+            f"{path} is damaged or was edited: its SHA-256 is not the one that it names; {remedy}. "
+            'If you edited it, delete its entry "sha256"'
+        )
+    for each in range(number, FORMAT):
+        content = _MIGRATIONS[each](content)
+    content["format"] = FORMAT
+    try:
+        checked(kind, content)
+    except InvalidInput as error:
+        raise InvalidInput(f"{path} is damaged: {error}; {remedy}") from error
+    return content
+
+
+def _write(
+    path: Path, kind: type[BaseModel], content: dict[str, Any], indent: int | None = None
+) -> None:
+    content = json.loads(json.dumps(content, allow_nan=False))  # as it will be read
+    checked(kind, content)
+    content["sha256"] = _digest(content)
+    write_whole(path, json.dumps(content, indent=indent) + "\n")
+
+
+def _digest(content: dict[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return sha256(text.encode()).hexdigest()
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")

@@ -1,0 +1,168 @@
+"""Runs that are killed at any moment, in pairs and on full disks end as one that was not."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.killable import Runs
+from experiments.test_run import lines_of, model_of, table
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="forks of Linux")
+
+ROWS = 600
+BASE = ("data.csv", "-t", "label", "--features", "scaled", "--window", "50", "--predictions")
+OFTEN = ("--checkpoint-every", "0")
+# chunk, delay, policy: rows one by one, chunks that a limit cuts, labels that come late
+PROTOCOLS = [
+    ("--forgetting", "0.99"),
+    ("--forgetting", "mixture"),
+    ("--forgetting", "0.99", "--chunk", "10", "--delay", "40"),
+    ("--forgetting", "0.99", "--delay", "40"),
+    ("--forgetting", "mixture", "--chunk", "10", "--cost", "2.5"),
+]
+EVENTS, SECONDS = 150, 0.8  # of a whole run, about
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[Runs]:
+    made = Runs()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    table(tmp_path / "data.csv", ROWS)
+    return tmp_path
+
+
+def finished(runs: Runs, folder: Path, *arguments: Any, **how: Any) -> None:
+    status, printed = runs.run("run", *arguments, cwd=folder, **how)
+    assert status == 0, printed
+
+
+def assert_same(folder: Path, name: str = "run") -> None:
+    """The run's files are those of the whole one, and nothing else is there."""
+    one, two = folder / name, folder / "whole"
+    assert lines_of(one) == lines_of(two)
+    assert (one / "predictions.jsonl").read_bytes() == (two / "predictions.jsonl").read_bytes()
+    assert model_of(one) == model_of(two)
+    assert sorted(os.listdir(one)) == sorted(os.listdir(two))
+    assert len(os.listdir(one / "checkpoint")) == 2
+
+
+def kill_and_resume(runs: Runs, folder: Path, protocol: Any, seed: int, kills: int) -> int:
+    """Kill a run at moments that the seed decides, with limits that come and go; then let it end.
+
+    Half of the kills come at the n-th file that is opened, moved or removed, which is repeatable,
+    half after so many seconds. Returns how many runs were killed before they had ended.
+    """
+    rng, killed = np.random.default_rng(seed), 0
+    for k in range(kills):
+        limit = int(rng.integers(1, ROWS)) if rng.random() < 0.5 else 0
+        how: dict[str, Any] = {"event": int(rng.integers(EVENTS))}
+        if k % 2:
+            how = {"after": rng.uniform(0.0, SECONDS)}
+        arguments = (*BASE, *protocol, "--limit", limit, "--resume", "-o", "run", *OFTEN)
+        status, printed = runs.run("run", *arguments, cwd=folder, **how)
+        assert status in (0, -signal.SIGKILL), printed
+        killed += status != 0
+        if k % 3 == 2:  # a limit that is reached, wherever it was
+            limit = int(rng.integers(1, ROWS))
+            arguments = (*BASE, *protocol, "--limit", limit, "--resume", "-o", "run")
+            finished(runs, folder, *arguments)
+    finished(runs, folder, *BASE, *protocol, "--limit", 0, "--resume", "-o", "run")
+    return killed
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_kills(runs: Runs, folder: Path, seed: int) -> None:
+    protocol = PROTOCOLS[seed]
+    finished(runs, folder, *BASE, *protocol, "-o", "whole")
+    assert kill_and_resume(runs, folder, protocol, seed, kills=4) >= 1
+    assert_same(folder)
+
+
+@pytest.mark.slow
+def test_a_hundred_kills(runs: Runs, folder: Path) -> None:
+    killed = 0
+    for seed in range(1000):
+        protocol = PROTOCOLS[seed % len(PROTOCOLS)]
+        finished(runs, folder, *BASE, *protocol, "-o", "whole")
+        killed += kill_and_resume(runs, folder, protocol, seed, kills=7)
+        assert_same(folder)
+        for name in ("run", "whole"):
+            shutil.rmtree(folder / name)
+        if killed >= 100:
+            return
+    raise AssertionError(f"only {killed} runs were killed")
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_kills_of_runs_on_a_pipe(runs: Runs, folder: Path, kills: int) -> None:
+    arguments = ("-", *BASE[1:], "--forgetting", "0.99", "--chunk", "10", "--delay", "20")
+    pipe = {"stdin": str(folder / "data.csv")}
+    finished(runs, folder, *arguments, "-o", "whole", **pipe)
+    rng, killed = np.random.default_rng(1), 0
+    again = ("run", *arguments, "--overwrite", "-o", "run", *OFTEN)
+    for _ in range(kills):
+        status, printed = runs.run(*again, cwd=folder, event=int(rng.integers(100)), **pipe)
+        killed += status == -signal.SIGKILL
+        if (folder / "run/config.json").exists():
+            status, printed = runs.run("run", "--resume", "-o", "run", cwd=folder)
+            assert (status, "cannot be read again" in printed) == (1, True)
+    assert killed
+    finished(runs, folder, *again[1:], **pipe)
+    assert_same(folder)
+
+
+@pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_full_disks(runs: Runs, folder: Path, times: int) -> None:
+    protocol, rng, failed = PROTOCOLS[2], np.random.default_rng(3), 0
+    finished(runs, folder, *BASE, *protocol, "-o", "whole")
+    for _ in range(times):
+        arguments = (*BASE, *protocol, "--resume", "-o", "run", *OFTEN)
+        largest = int(rng.integers(500, 60_000))
+        status, printed = runs.run("run", *arguments, cwd=folder, largest=largest)
+        failed += status
+        assert status == 0 or "File too large" in printed, printed
+        assert not list(folder.glob("run/**/.kalstream-*.tmp"))
+    assert failed
+    finished(runs, folder, *BASE, *protocol, "--resume", "-o", "run")
+    assert_same(folder)
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.slow)])
+def test_two_writers(runs: Runs, folder: Path, times: int) -> None:
+    protocol, rng, refused = PROTOCOLS[1], np.random.default_rng(4), 0
+    finished(runs, folder, *BASE, *protocol, "-o", "whole")
+    for k in range(times):
+        name = f"run-{k}"
+        arguments = ("run", *BASE, *protocol, "--resume", "-o", name, *OFTEN)
+        one = runs.start(*arguments, cwd=folder)
+        until = time.monotonic() + 60.0
+        while k % 2 == 0 and not (folder / name / "metrics.jsonl").exists():
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0.0, 0.1))
+        two = runs.start(*arguments, cwd=folder)
+        ends = [runs.wait(pid) for pid in (one, two)]
+        for (status, printed), other in zip(ends, (two, one), strict=True):
+            if status:
+                refused += 1
+                there = re.search(rf"in use by process {other} \(kalstream run", printed)
+                assert there or "holds a run already" in printed, printed
+        assert any(status == 0 for status, _ in ends), ends
+        finished(runs, folder, *arguments[1:])
+        assert_same(folder, name)
+    assert refused
