@@ -119,6 +119,11 @@ class TextPart:
                     start += piece
                     if (found := self._format_of(start, delimiter)) is not None:
                         return found
+                    if len(start) > _LONGEST:
+                        raise InvalidInput(
+                            f"{self.file}: its first {_LONGEST >> 20} MB hold no whole header; "
+                            "give a table with a line of column names and a line for each row"
+                        )
         except OSError as error:
             raise damaged(self.file, "line 0", error) from None
         if start.strip():
