@@ -176,7 +176,7 @@ def run(  # noqa: D103
         int, typer.Option(min=0, help="Rows of a window; 0 for some 200 windows.")
     ] = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="Rows after which to stop.")] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
     predictions: Annotated[
         bool, typer.Option("--predictions", help="Also write every prediction made.")
     ] = False,

@@ -80,7 +80,16 @@ class Options(BaseModel):
     # ---- the stream -----------------------------------------------------------------------
 
     def open_stream(self, columns: Columns | None = None) -> Stream:
-        """The stream; ``columns`` is what an encoder had learnt before."""
+        """The stream; ``columns`` is what an encoder had learned before."""
+        stream = self._open(columns)
+        if str(self.time_unit) != "auto" and not self.is_timed(stream):
+            raise InvalidInput(
+                f"time_unit is {quoted(self.time_unit)}, but rows have no times: name their column "
+                "with --time, or leave --time-unit out"
+            )
+        return stream
+
+    def _open(self, columns: Columns | None) -> Stream:
         known = packaged.KNOWN.get(self.source)
         if known is not None and not os.path.exists(self.source):
             if self.source == "series":

@@ -117,7 +117,9 @@ class TextPart:
             with closing(self._text()) as pieces:
                 for piece in chain(pieces, (b"\n",)):
                     start += piece
-                    if (found := self._format_of(start, delimiter)) is not None:
+                    # A header ends with a line: a long one is not looked at again before.
+                    ends = len(start) <= _PIECE or breaks(piece) > 0
+                    if ends and (found := self._format_of(start, delimiter)) is not None:
                         return found
                     if len(start) > _LONGEST:
                         raise InvalidInput(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,9 @@ class EmbeddingStream(Stream):
         self.timed = self._times is not None
         self.n_rows = len(features)
         self.columns = tuple(f"x{k}" for k in range(features.shape[1]))
-        self.classes = np.unique(targets).tolist() if task == CLASSIFICATION else None
+        self.classes = None
+        if task == CLASSIFICATION:
+            self.classes = [label for label in np.unique(targets).tolist() if label == label]
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
         """The rows from number ``start`` on."""
@@ -116,7 +119,8 @@ class EmbeddingStream(Stream):
             cut: Any = slice(first, first + self.batch_size)
             if self._rows is not None:
                 cut = self._rows[cut]
-            rows = np.array(self._features[cut], np.float64)
+            with np.errstate(invalid="ignore"):  # a NaN of damaged bytes, refused below
+                rows = np.array(self._features[cut], np.float64)
             self._check("features", first, np.all(np.abs(rows) <= LARGEST, axis=1))
             targets = as_targets(self._labels[cut], self.task)
             if self.task != CLASSIFICATION:
@@ -139,7 +143,8 @@ class EmbeddingStream(Stream):
         """Refuse times that are missing or go back."""
         if self._times is None:
             return
-        times = np.array(self._times, np.float64)
+        with np.errstate(invalid="ignore"):
+            times = np.array(self._times, np.float64)
         good = np.abs(times) <= LARGEST
         good[1:] &= times[1:] >= times[:-1]
         if not good.all():
@@ -176,13 +181,25 @@ class EmbeddingStream(Stream):
                 f"{path or self.path}: {what} must be ({len(self._features)},), one of each row of "
                 f"features, got {array.shape}"
             )
-        text = what == "labels" and self.task == CLASSIFICATION
-        if array is not None and array.dtype.kind not in ("biufU" if text else "biuf"):
-            raise InvalidInput(
-                f"{path or self.path}: {what} are of type {array.dtype}; save them as numbers"
-                f"{', or as text of numpy type U' if text else ''}"
-            )
+        if array is not None:
+            _check_kind(path or self.path, what, array, self.task)
         return array
+
+
+def _check_kind(path: Path, what: str, array: Array, task: str) -> None:
+    """Refuse labels or times of a type, or with values, that nothing can be made of."""
+    text = what == "labels" and task == CLASSIFICATION
+    if array.dtype.kind not in ("biufU" if text else "biuf"):
+        raise InvalidInput(
+            f"{path}: {what} are of type {array.dtype}; save them as numbers"
+            f"{', or as text of numpy type U' if text else ''}"
+        )
+    if text and array.dtype.kind == "f" and np.isinf(array).any():
+        raise InvalidInput(f"{path}: an infinite number is no label; save labels as whole numbers")
+    if array.dtype.kind == "U" and array.dtype.itemsize:
+        letters = np.array(array, f"=U{array.dtype.itemsize // 4}").view(np.uint32)
+        if letters.max() > sys.maxunicode:
+            raise InvalidInput(f"{path}: {what} are not Unicode; it is damaged: write it again")
 
 
 def read_features(path: str | Path, name: str = "features") -> Array:

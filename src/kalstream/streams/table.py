@@ -162,6 +162,10 @@ class TableStream(Stream):
         check_known([target], names, "target", file)
         check_known([] if time is None else [time], names, "time", file)
         check_known(self.ignore, names, "ignore", file)
+        if target == time:
+            raise InvalidInput(
+                f"{file}: {quoted(target)} is both target and time; name two columns"
+            )
         used = {target, time}
         table = self._first([n for n in names if n in used or n not in self.ignore])
         return Columns.of_table(
