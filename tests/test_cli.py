@@ -675,3 +675,22 @@ def test_random_options_and_files_make_no_traceback(
             assert "Traceback" not in out + err
             assert (status == 0) == (err == ""), (call, err)
             assert call[0] != "run" or "\x1b" not in out + err, call
+
+
+@pytest.mark.parametrize(
+    ("task", "learner", "wanted"),
+    [
+        ("classification", "kalstream:KalmanRegressor", "give a classifier"),
+        ("classification", "sklearn.linear_model:SGDRegressor", "give a classifier"),
+        ("regression", "kalstream:KalmanClassifier", "give a regressor"),
+    ],
+)
+def test_a_learner_for_the_other_task(
+    task: str, learner: str, wanted: str, run_cli: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "d.csv").write_text("x,y\n1,1\n2,0\n3,1\n")
+    run = ("run", tmp_path / "d.csv", "-t", "y", "--task", task, "--learner", learner)
+    status, _, err = run_cli(*run, "-o", tmp_path / "r")
+    assert status == 1
+    assert wanted in " ".join(err.split())
+    assert not (tmp_path / "r").exists()

@@ -52,8 +52,8 @@ class TableStream(Stream):
 
     Text may be compressed by gzip or zstd. The table may be larger than memory. What a column is,
     number, boolean, category or date, is decided by the first 10,000 rows, for standard input
-    by the first row. An infinite number stays one: `Batch.without_infinities`. A number beyond 1e100
-    is a bad row.
+    by the first row. An infinite number stays one: `Batch.without_infinities`. A number beyond
+    1e100 is a bad row.
 
     Parameters
     ----------
