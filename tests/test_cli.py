@@ -1,5 +1,7 @@
 """The command line as a user has it."""
 
+import gzip
+import io
 import json
 import os
 import re
@@ -433,3 +435,262 @@ def test_a_model_alone_can_be_described(run_cli: Any, tmp_path: Path) -> None:
     assert "down, up" in out
     status, _, err = run_cli("predict", tmp_path / "m.safetensors", tmp_path / "d.csv")
     assert (status, "holds a model alone" in err) == (1, True)
+
+
+# ---- text of users ---------------------------------------------------------------------------
+
+EVIL = "\x1b]0;title\x07\x1b[31m[bold]\u202e"
+
+
+def is_safe(text: str) -> bool:
+    return not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
+
+
+def test_no_escape_sequence_reaches_the_terminal(
+    run_cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In labels, column names, values, file names, messages; files keep them as they are."""
+    monkeypatch.chdir(tmp_path)
+    data = tmp_path / f"{EVIL}.jsonl"
+    rows = [{f"x{EVIL}": i % 5, f"y{EVIL}": ("a" + EVIL, "b")[i % 2]} for i in range(120)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folder, target = f"r{EVIL}", f"y{EVIL}"
+    for arguments in (
+        ("run", data, "-t", target, "-o", folder, "--features", "raw"),
+        ("run", "--resume", "-o", folder),
+        ("run", data, "-t", target, "-o", folder),
+        ("run", data, "-t", "nope", "-o", "s"),
+        ("run", data, "-t", target, "-o", "s", "--task", "regression"),
+        ("run", data, "-t", target, "-o", "s", "--forgetting", EVIL),
+        ("run", data, "-t", target, "-o", "s", "--learner", EVIL),
+        ("run", data, "-t", target, "-o", "s", "--time", f"x{EVIL}", "--time-unit", EVIL),
+        ("run", EVIL, "-t", target, "-o", "s"),
+        ("describe", folder),
+        ("describe", data),
+        ("report", folder),
+        ("report", data),
+        ("compare", folder, folder, "-o", f"{EVIL}.html"),
+        ("predict", data, data),
+    ):
+        _, out, err = run_cli(*arguments)
+        assert is_safe(out + err), arguments
+    out = run_cli("describe", folder)[1]
+    assert r"\x1b]0;title\x07\x1b[31m[bold]\u202e" in out
+    rows[60][f"x{EVIL}"] = EVIL  # a value in a message
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, out, err = run_cli("run", data, "-t", target, "-o", "t", "--features", "raw")
+    assert is_safe(out + err)
+    assert "line 61: column" in err or "category" in out + err or "t/report.html" in out
+    _, out, _ = run_cli("predict", folder, data)  # into a file or a pipe: data as they are
+    assert EVIL in out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert is_safe(run_cli("predict", folder, data)[1])
+
+
+def test_messages_are_of_bounded_length(run_cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("x" * 3_000_000 + ",y\n1,a\n")
+    for arguments in (
+        ("run", tmp_path / "d.csv", "-t", "z"),
+        ("run", tmp_path / "d.csv", "-t", "z" * 100_000),
+        ("run", "z" * 100_000, "-t", "y"),
+        ("run", "--time-unit", "z" * 100_000),
+        ("describe", "z" * 100_000),
+    ):
+        status, out, err = run_cli(*arguments)
+        assert status == 1
+        assert len(out + err) < 6000
+
+
+def test_an_encoding_without_the_letters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "d.csv").write_text("é,y\n" + "1,ä\n2,ö\n" * 30, encoding="utf-8")
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    process = start("run", "d.csv", "-t", "y", "-o", "é", "--features", "raw", cwd=tmp_path)
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, err) == (0, "")
+    assert r"\xe9/report.html" in out
+
+
+# ---- sources and options -----------------------------------------------------------------------
+
+
+def test_a_pipe_with_times_needs_no_unit(run_cli: Any, tmp_path: Path) -> None:
+    """The first rows are looked at before, and all of them are predicted."""
+    rng = np.random.default_rng(0)
+    rows = [f"{60 * i},{x:.3f},{'ab'[int(x > 0)]}" for i, x in enumerate(rng.standard_normal(200))]
+    text = "t,x,y\n" + "\n".join(rows) + "\n"
+    (tmp_path / "d.csv").write_text(text)
+    how = ("-t", "y", "--time", "t", "--features", "raw", "--window", "50", "--predictions")
+    process = start("run", "-", *how, "-o", "pipe", cwd=tmp_path, stdin=subprocess.PIPE)
+    # Pieces that end within the header, within a row, and before there is a gap.
+    for piece in (text[:3], text[3:20], text[20:150], text[150:]):
+        process.stdin.write(piece)
+        process.stdin.flush()
+        time.sleep(0.02)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "in units of 60 " in out
+    pipe, file = tmp_path / "pipe", tmp_path / "file"
+    assert run_cli("run", tmp_path / "d.csv", *how, "-o", file)[0] == 0
+    assert lines_of(pipe) == lines_of(file)
+    assert (pipe / "predictions.jsonl").read_bytes() == (file / "predictions.jsonl").read_bytes()
+
+
+def test_an_npz_is_learned_and_predicted(run_cli: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((200, 3))
+    labels = np.where(features[:, 0] > 0, "yes", "no")
+    np.savez(tmp_path / "e.npz", features=features, labels=labels, times=60.0 * np.arange(200))
+    run = tmp_path / "run"
+    status, out, err = run_cli("run", tmp_path / "e.npz", "--features", "raw", "-o", run)
+    assert status == 0, err
+    assert "in units of 60 " in out
+    assert lines_of(run)[-1]["total"]["accuracy"] > 0.8
+    status, out, err = run_cli("predict", run, tmp_path / "e.npz")
+    assert status == 0, err
+    assert len(out.splitlines()) == 201
+    np.savez(tmp_path / "n.npz", features=features, labels=features[:, 0])
+    number = ("run", tmp_path / "n.npz", "--task", "regression", "--features", "raw")
+    assert run_cli(*number, "-o", tmp_path / "n")[0] == 0
+    assert lines_of(tmp_path / "n")[-1]["total"]["rmse"] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("t.csv", "-t", "y", "--order", "shuffled"), "--order shuffled is for embeddings"),
+        (("elec2", "--order", "tasks"), "Shuffle the file first, and run it without --order"),
+        (("e.npz", "-t", "y"), "--target does not apply to e.npz, which holds embeddings"),
+        (("e.npz", "--time", "t"), "NAME-times.npy"),
+        (("e.npz", "--ignore", "x"), "--ignore does not apply"),
+        (("e.npz", "--categorical", "x"), "--categorical does not apply"),
+        (("e.npz", "--bad-rows", "skip"), "--bad-rows does not apply"),
+        (("e.npz", "--time-unit", "1d"), "rows have no times"),
+        (("e.npz", "--task", "regression", "--order", "tasks"), "goes by classes"),
+        (("t.csv", "-t", "y", "--time-unit", "1d"), "with --time, or leave --time-unit out"),
+        (("series", "-t", "y"), "--target does not apply to series, which is made from a seed"),
+        (("series", "--order", "shuffled"), "--order does not apply to series"),
+        (("t.csv", "-t", "y", "--seed", "4294967296"), "4294967295"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(
+    arguments: tuple[str, ...],
+    message: str,
+    run_cli: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("x,y\n1,a\n2,b\n")
+    np.savez(tmp_path / "e.npz", features=np.eye(4), labels=np.arange(4) % 2)
+    status, _, err = run_cli("run", *arguments)
+    assert status in (1, 2)
+    assert message in " ".join(err.replace("│", " ").split())
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "unit", ["5..3", ".", "", "1e400", "1e999s", "nan", "inf", "-1", "0.0", "1e-300", "٣", "1_0"]
+)
+def test_time_units_that_are_none(unit: str, run_cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("t,x,y\n1,1,a\n2,2,b\n")
+    run = ("run", tmp_path / "t.csv", "-t", "y", "--time", "t", "--time-unit", unit)
+    status, _, err = run_cli(*run, "-o", tmp_path / "r")
+    assert status == 1
+    assert f"time_unit is {unit!r}; give a number from" in " ".join(err.split())
+
+
+def test_a_number_beyond_the_largest_is_placed(run_cli: Any, tmp_path: Path) -> None:
+    rows = [f"{i % 5},{'ab'[i % 2]}" for i in range(120)]
+    for number in ("1e101", "1e400"):
+        rows[100] = f"{number},a"
+        (tmp_path / "d.csv").write_text("x,y\n" + "\n".join(rows) + "\n")
+        run = ("run", tmp_path / "d.csv", "-t", "y", "--features", "raw", "-o", tmp_path / number)
+        status, _, err = run_cli(*run)
+        assert status == 1
+        err = " ".join(err.split())
+        assert f"line 102: column 'x' holds '{number}', which is beyond 1e+100" in err
+        assert "--bad-rows skip" in err
+        assert "100 rows before it is kept" in err
+        status, out, _ = run_cli("run", *run[1:-1], f"{run[-1]}-skip", "--bad-rows", "skip")
+        assert status == 0
+        assert "1 bad rows left out" in out
+
+
+# ---- random options and files ------------------------------------------------------------------
+
+ODD = ["", "1", "-1", "nan", "inf", "1e400", "9" * 25, "x", "y", "t", "a,b", ".", "\x1b[31m", "é"]
+VALUES = ["", "1", "0.5", "a", "1e99", "1e101", "1e400", "inf", "nan", "NA", "true", "2024-01-01"]
+VALUES += ["9999-12-31", "\x1b[31m", "é", "9" * 30, "9" * 400, '"q"', "[1]", "x" * 999, "1,2", "-0"]
+
+
+def random_file(folder: Path, rng: np.random.Generator) -> str:
+    """A table or embeddings, most of them sound, some with odd values, some with odd bytes."""
+    n, kind = int(rng.choice([1, 2, 40])), str(rng.choice(["csv", "csv.gz", "jsonl", "npz", "npy"]))
+    odd = rng.random((n, 3)) < 0.02
+    cells = [[str(k), f"{rng.standard_normal():.3f}", "ab"[k % 2]] for k in range(n)]
+    cells = [[str(rng.choice(VALUES)) if odd[k, j] else c for j, c in enumerate(row)]
+             for k, row in enumerate(cells)]  # fmt: skip
+    buffer = io.BytesIO()
+    if kind == "jsonl":
+        data = "".join(json.dumps(dict(zip("txy", row, strict=True))) + "\n" for row in cells)
+    else:
+        data = "t,x,y\n" + "".join(",".join(row) + "\n" for row in cells)
+    data = data.encode()
+    if kind == "npy":
+        np.save(buffer, rng.standard_normal((n, 2)))
+        np.save(folder / "d-labels.npy", np.arange(n) % 2)
+        data = buffer.getvalue()
+    if kind == "npz":
+        labels = [np.arange(n) % 2, np.full(n, np.nan), np.full(n, b"a"), np.array(["é"] * n)]
+        np.savez(buffer, features=rng.standard_normal((n, 2)), labels=labels[rng.integers(4)])
+        data = buffer.getvalue()
+    data = bytearray(gzip.compress(data) if kind == "csv.gz" else data)
+    for place in rng.integers(0, len(data), int(rng.choice([0, 0, 0, 1, 5]))):
+        data[place : place + int(rng.integers(3))] = rng.bytes(int(rng.integers(3)))
+    (folder / f"d.{kind}").write_bytes(data)
+    return f"d.{kind}"
+
+
+def test_random_options_and_files_make_no_traceback(
+    run_cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(17)
+    options = ["--time", "--time-unit", "--ignore", "--categorical", "--order", "--forgetting"]
+    options += ["--task", "--bad-rows", "--seed", "--learner", "--window", "--target"]
+    sound = {"--task": "regression", "--bad-rows": "skip", "--order": "shuffled", "--time": "t"}
+    sound |= {"--ignore": "t", "--time-unit": "auto", "--categorical": "x", "--window": "10"}
+    for k in range(80):
+        folder = tmp_path / str(k)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        arguments = [random_file(folder, rng), "-o", "r", "--features", "raw"]
+        arguments += ["-t", "y"] if rng.random() < 0.7 else []
+        for option in rng.choice(options, int(rng.integers(3)), replace=False).tolist():
+            odd = rng.random() < 0.5 or option not in sound
+            arguments += [option, str(rng.choice(ODD)) if odd else sound[option]]
+        then = [("report", "r"), ("describe", "r"), ("predict", "r", arguments[0])]
+        for call in (("run", *arguments), then[rng.integers(3)]):
+            status, out, err = run_cli(*call)  # anything but an exit fails the test here
+            assert status in (0, 1, 2), (call, err)
+            assert "Traceback" not in out + err
+            assert (status == 0) == (err == ""), (call, err)
+            assert call[0] != "run" or "\x1b" not in out + err, call
+
+
+@pytest.mark.parametrize(
+    ("task", "learner", "wanted"),
+    [
+        ("classification", "kalstream:KalmanRegressor", "give a classifier"),
+        ("classification", "sklearn.linear_model:SGDRegressor", "give a classifier"),
+        ("regression", "kalstream:KalmanClassifier", "give a regressor"),
+    ],
+)
+def test_a_learner_for_the_other_task(
+    task: str, learner: str, wanted: str, run_cli: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "d.csv").write_text("x,y\n1,1\n2,0\n3,1\n")
+    run = ("run", tmp_path / "d.csv", "-t", "y", "--task", task, "--learner", learner)
+    status, _, err = run_cli(*run, "-o", tmp_path / "r")
+    assert status == 1
+    assert wanted in " ".join(err.split())
+    assert not (tmp_path / "r").exists()

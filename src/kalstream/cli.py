@@ -24,12 +24,14 @@ from rich.table import Table
 
 from kalstream import __version__
 from kalstream._files import is_replaced, replacing
+from kalstream._printable import printable, quoted
 from kalstream.errors import InvalidInput, KalstreamError
 
 if TYPE_CHECKING:
     from kalstream.experiments import Run
 
 _OPTION: Final = {"time_column": "time"}  # where the option is not called as the parameter
+_MOST_SHOWN: Final = 4000  # characters of a message
 _PLAIN_SECONDS: Final = 5.0  # between lines where there is no terminal
 
 app = typer.Typer(
@@ -45,6 +47,7 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 def main() -> None:
     """Run the command line; what goes wrong is said in a sentence, on standard error."""
+    _escape_what_cannot_be_encoded(sys.stdout)
     try:
         app()
     except BrokenPipeError:  # `kalstream data | head`
@@ -53,8 +56,27 @@ def main() -> None:
     except (KalstreamError, OSError) as error:
         from kalstream.experiments.run import as_typed
 
-        err.print(f"[red]error[/red]: {_escaped(as_typed(str(error)))}")
+        _tell_error(as_typed(str(error)))
         sys.exit(1)
+    except ValueError as error:
+        if not hasattr(error, "errors"):  # pydantic is loaded only where it is used
+            raise
+        for each in error.errors():
+            _tell_error(
+                f"--{'.'.join(map(str, each['loc'])).replace('_', '-')} is "
+                f"{quoted(each['input'])}: {each['msg']}"
+            )
+        sys.exit(1)
+
+
+def _tell_error(message: str) -> None:
+    err.print(f"[red]error[/red]: {_escaped(message, lines=True)}")
+
+
+def _escape_what_cannot_be_encoded(stream: Any) -> None:
+    """Let a stream write an escape for a character that its encoding lacks, and not raise."""
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="backslashreplace")
 
 
 def _version(wanted: bool) -> None:
@@ -105,7 +127,7 @@ def run(  # noqa: D103
         str | None,
         typer.Argument(
             help="CSV, JSON lines (.gz, .zst), Parquet, a folder of them, embeddings (.npy, "
-            ".safetensors), - for standard input, or a name that `kalstream data` lists.",
+            ".npz, .safetensors), - for standard input, or a name that `kalstream data` lists.",
             show_default="elec2",
         ),
     ] = None,
@@ -157,7 +179,7 @@ def run(  # noqa: D103
     limit: Annotated[
         int | None, typer.Option(min=0, help="Rows after which to stop; 0 for none.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
     predictions: Annotated[
         bool, typer.Option("--predictions", help="Also write every prediction made.")
     ] = False,
@@ -312,7 +334,7 @@ def _introduce(job: Run) -> None:
     out.print(
         f"  {config['learner']['name']}({_escaped(settings)}), window {job.evaluation.window}"
     )
-    if job.options.time is not None and "time_unit" in params:
+    if job.options.is_timed(stream) and "time_unit" in params:
         out.print(f"  half-lives are in units of {params['time_unit']:g} (seconds, if dates)")
     if job.resumed_at is not None:
         out.print(f"  going on after row {job.resumed_at:,}")
@@ -392,7 +414,7 @@ def _conclude(job: Run, end: dict[str, Any], report: Path | None) -> None:
         again = f"; go on with: kalstream run --resume --out {shlex.quote(str(job.folder))}"
         err.print(f"stopped{_escaped(again) if job.can_be_resumed else ''}")
     if end["reason"] == "error":
-        err.print(f"[red]error[/red]: {_escaped(end['message'])}")
+        _tell_error(end["message"])
         if job.has_checkpoint:
             kept = f"what was learned of {end['row']:,} rows before it is kept in {job.folder}"
             err.print(_escaped(kept))
@@ -431,10 +453,11 @@ def _tell_numbers(job: Run, end: dict[str, Any]) -> None:
         )
 
 
-def _escaped(value: object) -> str:
+def _escaped(value: object, *, lines: bool = False) -> str:
+    """Text of a user for the terminal: no escape sequences, no markup, of bounded length."""
     from rich.markup import escape
 
-    return escape(str(value))
+    return escape(printable(value, _MOST_SHOWN, lines=lines))
 
 
 # ---- what a run left ----------------------------------------------------------------------
@@ -502,6 +525,8 @@ def predict(
 
     rows = predicted_rows(checkpoint, data)
     if file is None:
+        if sys.stdout.isatty():  # elsewhere labels stay as they are
+            rows = ([printable(cell) for cell in row] for row in rows)
         csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
         return
     with replacing(file) as handle:
@@ -538,11 +563,19 @@ def describe(
             out.print(f"{_escaped(name.replace('_', ' ')):26} {_escaped(_shown(value))}")
 
 
+def _print_page(text: str) -> None:
+    """Print what may be long, line by line."""
+    for line in text.splitlines():
+        out.print(_escaped(line))
+
+
 def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, list):
-        return ", ".join(map(str, value[:20])) + (", ..." if len(value) > 20 else "")
+        return ", ".join(printable(each, 40) for each in value[:20]) + (
+            ", ..." if len(value) > 20 else ""
+        )
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
@@ -594,7 +627,7 @@ def paper(  # noqa: D103
         out.print(table)
         return
     if check:
-        out.print(_escaped(experiments.shown(name, folder)), end="")
+        _print_page(experiments.shown(name, folder))
         return
 
     def say(line: str) -> None:
@@ -611,7 +644,7 @@ def paper(  # noqa: D103
         jobs=jobs,
         say=say,
     )
-    out.print(_escaped((folder / f"{name}.md").read_text(encoding="utf-8")))
+    _print_page((folder / f"{name}.md").read_text(encoding="utf-8"))
     out.print(_escaped(f"written: {', '.join(map(str, made))}"))
 
 

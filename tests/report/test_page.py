@@ -349,6 +349,38 @@ def test_a_difference_within_chance_is_level(tmp_path: Path) -> None:
     assert "is level with repeating the last label" in verdict(run)[1]
 
 
+@pytest.mark.parametrize("shift", [0.0, 0.01, 0.02, 0.03, 0.04])
+def test_the_verdict_is_that_of_compare(tmp_path: Path, shift: float) -> None:
+    """A baseline written down as a run of its own: both pages must say the same of the two."""
+    random = np.random.default_rng(3)
+    slow = np.repeat(random.normal(size=10), 4) * 0.05  # windows that are alike
+
+    def change(lines: list[Any], as_baseline: bool = False) -> list[Any]:
+        scores = []
+        for line, step in zip(lines[:-1], slow, strict=True):
+            theirs = line["baselines"]["no_change"]["window"]["accuracy"]
+            line["window"]["accuracy"] = theirs if as_baseline else theirs + step + shift
+            scores.append(line["window"]["accuracy"])
+            line["total"]["accuracy"] = float(np.mean(scores))
+        lines[-1]["total"]["accuracy"] = float(np.mean(scores))
+        return lines
+
+    ours, theirs = (
+        synthetic.classification(tmp_path / name, rows=8000, drifts=()) for name in ("a", "b")
+    )
+    synthetic.change_lines(ours, change)
+    synthetic.change_lines(theirs, lambda lines: change(lines, True))
+    lead = next(lead for lead in leads(read_run(ours), "accuracy") if lead.baseline == "no_change")
+    test = next(t for t in compare_runs([ours, theirs]) if t["metric"] == "accuracy")
+    assert lead.p_value == pytest.approx(test["p_value"])
+    assert lead.noise == pytest.approx(test["margin"])
+    is_better = lead.verdict == "beats"
+    assert is_better == (abs(test["difference"]) > test["margin"])
+    page = words_of(compare([ours, theirs], [test]))
+    assert ("a is better." in page) == is_better
+    assert ("No more than chance" in page) == (lead.verdict == "is level with")
+
+
 def test_states(tmp_path: Path) -> None:
     folder = synthetic.classification(tmp_path, rows=1000)
     assert state(read_run(folder)) == ("finished", "")

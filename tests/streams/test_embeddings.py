@@ -173,3 +173,63 @@ def test_the_real_ones() -> None:
     batch = next(stream.batches(49_999))
     assert batch.rows.shape == (1, 256)
     assert len(stream.classes) == 100
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan, 1e101, -1e300])
+def test_features_that_cannot_be_learned_are_named(tmp_path: Path, value: float) -> None:
+    features = FEATURES.copy()
+    features[40, 2] = value
+    np.savez(tmp_path / "x.npz", features=features, labels=LABELS)
+    with pytest.raises(InvalidInput, match=r"x.npz: features of row 40 \(row 40 of"):
+        list(EmbeddingStream(tmp_path / "x.npz", batch_size=7).batches())
+    targets = FEATURES[:, 0].copy()
+    targets[[3, 4, 5]] = 1e101, np.nan, np.inf
+    np.savez(tmp_path / "x.npz", features=FEATURES, labels=targets)
+    with pytest.raises(InvalidInput, match="labels of row 3 "):
+        list(EmbeddingStream(tmp_path / "x.npz", task="regression").batches())
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"labels": np.array([b"a"] * N)}, r"labels are of type \|S1; save them as numbers, or as"),
+        ({"labels": np.arange(N).astype("M8[s]")}, "labels are of type datetime64"),
+        ({"labels": np.full(N, np.inf)}, "an infinite number is no label"),
+        ({"labels": np.full(N, 0x110000, "<u4").view("<U1")}, "labels are not Unicode"),
+        ({"features": np.zeros((0, 3)), "labels": np.zeros(0)}, "features is empty"),
+        ({"features": np.zeros((N, 0))}, "features is empty"),
+        ({"times": np.array(["now"] * N)}, "times are of type <U3; save them as numbers"),
+        ({"times": TIMES[::-1]}, "never go back, and that of row 1 is 118; sort"),
+        ({"times": np.full(N, np.nan)}, "that of row 0 is nan"),
+    ],
+)
+def test_arrays_that_nothing_can_be_made_of(tmp_path: Path, arrays: dict, says: str) -> None:
+    np.savez(tmp_path / "x.npz", **{"features": FEATURES, "labels": LABELS, **arrays})
+    with pytest.raises(InvalidInput, match=f"x.npz: .*{says}"):
+        EmbeddingStream(tmp_path / "x.npz")
+
+
+def test_a_label_that_is_not_a_number_is_missing(tmp_path: Path) -> None:
+    labels = LABELS.astype(float)
+    labels[7] = np.nan
+    np.savez(tmp_path / "x.npz", features=FEATURES, labels=labels)
+    stream = EmbeddingStream(tmp_path / "x.npz")
+    assert whole(stream).targets[7] is None
+    assert stream.classes == sorted(set(np.delete(LABELS, 7).tolist()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_files_are_named(tmp_path: Path, kind: str) -> None:
+    """Bytes changed, cut out, put in: an error of ours, or a stream that can be read or not."""
+    path = write(tmp_path, kind, times=TIMES)
+    whole_file, rng = path.read_bytes(), np.random.default_rng(0)
+    for _ in range(150):
+        data = bytearray(whole_file)
+        for place in rng.integers(0, min(len(data), 400) if rng.random() < 0.7 else len(data), 3):
+            cut = int(rng.integers(3))
+            data[place : place + cut] = rng.bytes(int(rng.integers(3)))
+        path.write_bytes(data)
+        try:
+            whole(EmbeddingStream(path))
+        except InvalidInput as error:
+            assert str(path) in str(error)

@@ -277,3 +277,89 @@ def test_missing_and_forbidden(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "iterdir", refuse)
     with pytest.raises(PermissionError, match="may not be read by this user"):
         TableStream(tmp_path, "y")
+
+
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "jsonl"])
+@pytest.mark.parametrize("number", ["1.1e100", "-1e308", "1e400", "-1e999", "9" * 150])
+@pytest.mark.parametrize("column", ["x", "t", "y"])
+def test_a_number_that_is_too_large(tmp_path, kind, number, column):
+    """One rule: what is written as a number and beyond 1e100 is a bad row, whatever its size."""
+    rows = [{"t": str(k), "x": f"{k}.5", "y": f"{k}.25"} for k in range(30)]
+    rows[20][column] = number
+    if kind == "jsonl":
+        lines = ["{" + ", ".join(f'"{k}": {v}' for k, v in row.items()) + "}" for row in rows]
+    else:
+        lines = ["t,x,y", *(",".join(row.values()) for row in rows)]
+    data = "\n".join(lines).encode()
+    path = write(tmp_path, gzip.compress(data) if "gz" in kind else data, f"t.{kind}")
+    how = {"task": "regression", "time": "t"}
+    if kind == "jsonl" and "9" * 150 in number:  # its block has text for this column
+        how["columns"] = TableStream(
+            write(tmp_path, "t,x,y\n0,0.5,0.5\n", "a.csv"), "y", **how
+        ).encoder
+    rows, error = read(TableStream(path, "y", **how))
+    assert len(rows) == 20
+    assert (error.line, error.column) == (21 if kind == "jsonl" else 22, column)
+    assert f"{path}, line {error.line}: column {column!r} holds" in str(error)
+    assert "beyond 1e+100" in str(error)
+    stream = TableStream(path, "y", bad_rows="skip", **how)
+    assert sum(len(batch) for batch in stream.batches()) == 29
+    assert stream.skipped == 1
+    assert f"column {column!r}" in stream.skipped_why[0]
+
+
+def test_a_number_of_parquet_that_is_too_large(tmp_path):
+    pq.write_table(
+        pa.table({"x": [1.0, np.inf, 1e100, -2e100], "y": list("abab")}), tmp_path / "t.parquet"
+    )
+    rows, error = read(TableStream(tmp_path / "t.parquet", "y"))
+    assert rows[:, 0].tolist() == [1.0, np.inf, 1e100]
+    assert (error.row, error.column, error.value) == (4, "x", -2e100)
+
+
+def test_a_column_of_too_large_numbers_does_not_become_a_category(tmp_path):
+    path = write(tmp_path, "x,y\n" + "1e200,a\n1e400,b\n" * 20)
+    stream = TableStream(path, "y")
+    assert stream.columns == ("x",)
+    rows, error = read(stream)
+    assert (len(rows), error.line) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    "header", ["x" * 5_000_000 + ",z", ",".join(f"c{k:07}" for k in range(100_000))]
+)
+def test_a_long_header_makes_no_long_message(tmp_path, header):
+    path = write(tmp_path, header + "\n" + "1," * header.count(",") + "1\n")
+    for asked in ({"target": "y"}, {"target": "x" * 5_000_000 + "y"}, {}):
+        with pytest.raises(InvalidInput) as caught:
+            TableStream(path, **asked)
+        assert len(str(caught.value)) < 2500
+    path = write(tmp_path, header + "," + header + "\n")
+    with pytest.raises(InvalidInput, match="two columns are called") as caught:
+        TableStream(path, "y")
+    assert len(str(caught.value)) < 2500
+
+
+def test_a_header_that_does_not_end(tmp_path):
+    path = write(tmp_path, b"a," * (17 << 19))
+    with pytest.raises(InvalidInput, match="its first 16 MB hold no whole header"):
+        TableStream(path, "y")
+
+
+def test_a_bad_value_of_megabytes_is_cut(tmp_path):
+    path = write(tmp_path, "x,y\n" + "1,a\n" * 30 + "z" * 3_000_000 + ",a\n")
+    _, error = read(TableStream(path, "y"))
+    assert len(str(error)) < 1000
+    assert error.value == "z" * 3_000_000
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for name in ("a", "b"):
+        write(folder, name * 1_000_000 + ",y\n1,2\n", f"{name}.csv")
+    with pytest.raises(InvalidInput, match="its columns are not those of") as caught:
+        TableStream(folder, "y")
+    assert len(str(caught.value)) < 1000
+
+
+def test_the_target_is_not_the_time(tmp_path):
+    with pytest.raises(InvalidInput, match="'y' is both target and time"):
+        TableStream(write(tmp_path, "x,y\n1,2\n2,3\n"), "y", time="y")

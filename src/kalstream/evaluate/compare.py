@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from scipy.stats import t as student
 
 from kalstream.errors import InvalidInput
+
+LEVEL: Final = 0.05  # p-values below count as more than chance, in reports and comparisons
+# Many stretches are shorter than the memory of a stream, and then the test finds too much: where
+# neighbouring windows correlate by 0.8, equal runs of 200 windows differ "significantly" in 8% of
+# cases with 10 stretches, 17% with 30, and 24% by the standard error of Newey and West.
+_STRETCHES: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,8 @@ class Paired:
         Two-sided: how probable a difference as large were, if there was none.
     n : int
         Windows compared.
+    margin : float
+        Half the 95% confidence interval: p_value is below 0.05 where the difference is larger.
     """
 
     metric: str
@@ -34,6 +42,7 @@ class Paired:
     standard_error: float
     p_value: float
     n: int
+    margin: float
 
 
 def paired_test(
@@ -41,9 +50,9 @@ def paired_test(
 ) -> Paired:
     """Compare two runs over the same windows of the same stream.
 
-    The differences of neighbouring windows go together, since streams drift, so their mean has
-    the standard error of Newey and West (1987) with a lag of 4 (n / 100)^(2/9) windows; the test is
-    Student's with n - 1 degrees of freedom. The windows count by their rows.
+    Neighbouring windows of a stream that drifts are alike, so they are gathered into ten stretches
+    (fewer if there are fewer windows), whose mean differences are nearly independent. The test is
+    Student's on those. Windows count by their rows.
 
     Parameters
     ----------
@@ -73,21 +82,22 @@ def paired_test(
             "least; use a smaller --window, or another metric"
         )
     rows, a, b = np.array(pairs, np.float64).T
-    n, weights = len(rows), rows / rows.mean()
     difference = float(np.average(a - b, weights=rows))
-    error = _newey_west(weights * (a - b - difference))
-    if error == 0.0:
+    error, k = _standard_error(a - b, rows)
+    if error <= 1e-12 * float(np.abs([a, b]).max()):  # rounding, nothing to test
         p_value = 1.0 if difference == 0.0 else 0.0
     else:
-        p_value = float(2.0 * student.sf(abs(difference) / error, n - 1))
-    return Paired(metric, difference, error, p_value, n)
+        p_value = float(2.0 * student.sf(abs(difference) / error, k - 1))
+    margin = error * float(student.isf(LEVEL / 2.0, k - 1))
+    return Paired(metric, difference, error, p_value, len(rows), margin)
 
 
-def _newey_west(deviations: Any) -> float:
-    """Standard error of the mean of a series (n,) of which the deviations are given."""
-    n = len(deviations)
-    lag = min(n - 1, math.floor(4.0 * (n / 100.0) ** (2.0 / 9.0)))
-    variance = deviations @ deviations
-    for k in range(1, lag + 1):
-        variance += 2.0 * (1.0 - k / (lag + 1.0)) * (deviations[k:] @ deviations[:-k])
-    return math.sqrt(max(variance, 0.0) / (n * (n - 1.0)))
+def _standard_error(differences: Any, rows: Any) -> tuple[float, int]:
+    """Of the mean of window differences (n,), by stretches; and how many stretches there are."""
+    k = min(len(rows), _STRETCHES)
+    first = np.linspace(0, len(rows), k + 1).astype(int)[:-1]
+    weights = np.add.reduceat(rows, first)  # (k,)
+    means = np.add.reduceat(rows * differences, first) / weights
+    weights /= weights.sum()
+    deviations = weights * (means - weights @ means)
+    return math.sqrt(float(deviations @ deviations) * k / (k - 1.0)), k

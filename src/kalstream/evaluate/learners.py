@@ -63,6 +63,14 @@ def adapt(learner: Any, stream: Stream, classes: list[Any] | None = None) -> Ada
     """
     if inspect.isclass(learner):
         raise InvalidInput(f"{learner.__name__} is a class; pass an instance, {learner.__name__}()")
+    tags = getattr(learner, "__sklearn_tags__", None)  # scikit-learn's word of what it predicts
+    kind = None if tags is None else tags().estimator_type
+    wanted = "regressor" if stream.task == REGRESSION else "classifier"
+    if kind in {"classifier", "regressor"} - {wanted}:
+        raise InvalidInput(
+            f"{type(learner).__name__} is a {kind}, and {stream.name} is {stream.task}; give a "
+            f"{wanted}, or another task"
+        )
     if hasattr(learner, "learn_one") and hasattr(learner, "predict_one"):
         return _River(learner, stream)
     if hasattr(learner, "partial_fit") and hasattr(learner, "predict"):

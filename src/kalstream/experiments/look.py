@@ -13,6 +13,7 @@ import numpy as np
 from kalstream.errors import InvalidInput
 from kalstream.experiments.checkpoint import open_checkpoint
 from kalstream.streams import ArrayStream, Batch, Stream, TableStream
+from kalstream.streams.embeddings import EMBEDDINGS, read_features
 
 _ROWS = 1000  # predicted at a time
 
@@ -52,22 +53,13 @@ def _rows_of(source: str, model: Any, columns: Any) -> Stream:
     """The rows of a table as the model takes them."""
     if columns is not None:
         return TableStream(source, columns=columns.frozen())
-    if source.endswith((".npy", ".safetensors")):
-        features = _features(source)
+    if source.lower().endswith(EMBEDDINGS):
+        features = read_features(source)
         return ArrayStream(features, np.full(len(features), None))
     raise InvalidInput(
         "this file holds a model alone, and not what its columns were; give the run's folder, "
         f"or load it in Python and call predict_proba on rows of {model.n_features_in_} numbers"
     )
-
-
-def _features(source: str) -> Any:
-    """Rows (n, d) of an embedding file, its labels or not."""
-    if source.endswith(".npy"):
-        return np.load(source, allow_pickle=False)
-    from safetensors.numpy import load_file
-
-    return load_file(source)["features"]
 
 
 def described(checkpoint: str | Path) -> dict[str, Any]:

@@ -14,11 +14,25 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from kalstream._printable import printable, quoted
 from kalstream.errors import InvalidInput
 from kalstream.streams import Columns, EmbeddingStream, Stream, TableStream, packaged, time_series
-from kalstream.streams._base import REGRESSION
+from kalstream.streams._base import CLASSIFICATION, REGRESSION
+from kalstream.streams.embeddings import EMBEDDINGS
 
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_UNIT: Final = r"([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,3})?|\.[0-9]+)\s*([smhdw]?)"
+# Nanoseconds, and far more than the age of the universe in them.
+_LEAST_UNIT: Final = 1e-9
+_LARGEST_UNIT: Final = 1e30
+# Options that embeddings have no use for, and what to do instead.
+_NOT_OF_EMBEDDINGS: Final = {
+    "target": "labels are what is called `labels` in it, or NAME-labels.npy beside it",
+    "time": "times are what is called `times` in it, or NAME-times.npy beside it",
+    "ignore": "leave columns out when you write the file",
+    "categorical": "all columns are numbers",
+    "bad_rows": "leave bad rows out when you write the file",
+}
 # Windows of a run whose length is known, and the smallest window.
 _N_WINDOWS: Final = 200
 _LEAST_WINDOW: Final = 50
@@ -77,10 +91,21 @@ class Options(BaseModel):
     # ---- the stream -----------------------------------------------------------------------
 
     def open_stream(self, columns: Columns | None = None) -> Stream:
-        """The stream; ``columns`` is what an encoder had learnt before."""
+        """The stream; ``columns`` is what an encoder had learned before."""
+        stream = self._open(columns)
+        if str(self.time_unit) != "auto" and not self.is_timed(stream):
+            raise InvalidInput(
+                f"time_unit is {quoted(self.time_unit)}, but rows have no times: name their column "
+                "with --time, or leave --time-unit out"
+            )
+        return stream
+
+    def _open(self, columns: Columns | None) -> Stream:
         known = packaged.KNOWN.get(self.source)
         if known is not None and not os.path.exists(self.source):
             if self.source == "series":
+                names = ("target", "task", "time", "ignore", "categorical", "bad_rows", "order")
+                self._refuse(dict.fromkeys(names, "leave it out"), "is made from a seed")
                 return time_series(self.seed)
             if not known.packaged:
                 raise InvalidInput(f"{self.source} is not part of kalstream: {known.layout}")
@@ -88,17 +113,35 @@ class Options(BaseModel):
             stream.name = stream.source = self.source
             stream.n_rows, stream.attribution = known.rows, known.source
             return stream
-        if os.path.splitext(self.source)[1] in (".npy", ".safetensors"):
-            return EmbeddingStream(self.source, order=self.order, seed=self.seed)
+        if os.path.splitext(self.source)[1].lower() in EMBEDDINGS:
+            self._refuse(_NOT_OF_EMBEDDINGS, "holds embeddings")
+            task = self.task or CLASSIFICATION
+            return EmbeddingStream(self.source, order=self.order, seed=self.seed, task=task)
         if "://" in self.source:
             raise InvalidInput(f"{self.source} is an address; fetch it first, and give the file")
         if self.target is None:
             raise InvalidInput(
-                f"which column of {self.source} is to be predicted? Name it with --target"
+                f"which column of {printable(self.source, 300)} is to be predicted? "
+                "Name it with --target"
             )
         return self._table(self.source, self.target, columns)
 
+    def _refuse(self, remedies: dict[str, str], why: str) -> None:
+        """Refuse options that this source would ignore; each has its remedy."""
+        for name, remedy in remedies.items():
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise InvalidInput(
+                    f"--{name.replace('_', '-')} does not apply to {printable(self.source, 300)}, "
+                    f"which {why}: {remedy}"
+                )
+
     def _table(self, source: str, target: str | None, columns: Columns | None) -> TableStream:
+        if self.order != "as-is":
+            raise InvalidInput(
+                f"--order {self.order} is for embeddings; {printable(self.source, 300)} is a "
+                "table, and is read in its own order. Shuffle the file first, and run it "
+                "without --order: (head -n 1 data.csv; tail -n +2 data.csv | shuf) > shuffled.csv"
+            )
         return TableStream(
             source,
             self.target or target,
@@ -132,25 +175,40 @@ class Options(BaseModel):
 
         kind = KalmanRegressor if stream.task == REGRESSION else KalmanClassifier
         how: dict[str, Any] = {"random_state": self.seed}
-        if self.time is not None:
+        if self.is_timed(stream):
             how["time_unit"] = self.unit(stream)
         return kind(_forgetting(self.forgetting), self.features, **how)
+
+    def is_timed(self, stream: Stream) -> bool:
+        """Whether rows come with times."""
+        return self.time is not None or getattr(stream, "timed", False)
 
     def unit(self, stream: Stream) -> float:
         """What times are counted in."""
         text = str(self.time_unit)
-        found = re.fullmatch(r"((?:\d+\.?\d*|\.\d+)(?:e[0-9]+)?)\s*([smhdw]?)", text)
-        if found and 0.0 < float(found[1]) * _UNITS.get(found[2], 1.0) < math.inf:
-            return float(found[1]) * _UNITS.get(found[2], 1.0)
-        if text != "auto":
+        if text == "auto":
+            return _usual_gap(stream)
+        found = re.fullmatch(_UNIT, text, re.ASCII)
+        unit = float(found[1]) * _UNITS.get(found[2], 1.0) if found else 0.0
+        if not _LEAST_UNIT <= unit <= _LARGEST_UNIT:
             raise InvalidInput(
-                f"time_unit is {text!r}; give a number, '30s', '12h', '1d' or 'auto'"
+                f"time_unit is {quoted(text)}; give a number from {_LEAST_UNIT:g} to "
+                f"{_LARGEST_UNIT:g}, '30s', '12h', '1d' or 'auto'"
             )
-        first = next(stream.batches(), None)
-        if first is None or first.times is None:
-            return 1.0
-        gaps = np.diff(first.times)
-        return float(np.median(gaps[gaps > 0.0])) if (gaps > 0.0).any() else 1.0
+        return unit
+
+
+def _usual_gap(stream: Stream) -> float:
+    """The median gap between the times of the first rows; 1 if there is none."""
+    if isinstance(stream, TableStream) and not stream.repeatable:
+        times: Any = stream.first_times()
+    else:
+        times = getattr(next(stream.batches(), None), "times", None)
+    if times is None:
+        return 1.0
+    gaps = np.diff(times)
+    gaps = gaps[gaps > 0.0]
+    return float(np.clip(np.median(gaps), _LEAST_UNIT, _LARGEST_UNIT)) if gaps.size else 1.0
 
 
 def _forgetting(text: str) -> str | float:

@@ -12,6 +12,7 @@ import numpy as np
 
 from kalstream._files import write_whole
 from kalstream.errors import InvalidInput
+from kalstream.evaluate.compare import LEVEL
 from kalstream.report import words
 from kalstream.report.headline import METRICS, baseline_name, state
 from kalstream.report.markup import Markup, join, tag
@@ -248,7 +249,7 @@ def _test(test: Mapping[str, Any]) -> list[str]:
     better = a if (difference < 0) == (metric in _LESS_IS_BETTER) else b
     if math.isnan(p) or math.isnan(difference):
         verdict = "Cannot be told."
-    elif p < 0.05 and difference:
+    elif p < LEVEL and difference:
         verdict = f"{better} is better."
     else:
         verdict = "No more than chance would give."

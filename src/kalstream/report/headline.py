@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kalstream.evaluate.compare import LEVEL, paired_test
 from kalstream.report import words
 from kalstream.report.markup import Markup, join, tag
-from kalstream.report.read import FloatArray, Run
-from kalstream.report.series import Timeline
+from kalstream.report.read import FloatArray, Run, window_lines
 
 BASELINES = {
     "no_change": "no-change",
@@ -36,10 +36,9 @@ METRICS = {
     "mae": "MAE",
 }
 _NOISE = (
-    "± is twice the standard error of the difference, from up to 30 stretches of the stream; "
-    "within it, learner and baseline count as level."
+    "± is half the 95% confidence interval of the difference, by the paired test that "
+    "`kalstream compare` uses; within it, learner and baseline count as level."
 )
-_BATCHES = 30  # stretches of the stream whose differences tell how far chance goes
 
 
 def baseline_name(key: str) -> str:
@@ -65,7 +64,9 @@ class Lead:
     gain : float
         Their difference, positive where the run is better.
     noise : float
-        Twice the standard error of the difference; 0 if it cannot be told.
+        Half the 95% confidence interval of the difference; 0 if it cannot be told.
+    p_value : float
+        Of the paired test that compares runs; 0 if it cannot be told.
     ahead : float
         Share of the windows in which the run was better.
     """
@@ -75,13 +76,14 @@ class Lead:
     theirs: float
     gain: float
     noise: float
+    p_value: float
     ahead: float
 
     @property
     def verdict(self) -> str:
         """Whether the run ``"beats"``, ``"is level with"`` or ``"is behind"`` the baseline."""
         rounding = 1e-9 * max(abs(self.ours), abs(self.theirs), 1e-3)
-        if abs(self.gain) <= max(self.noise, rounding):
+        if self.p_value >= LEVEL or abs(self.gain) <= rounding:
             return "is level with"
         return "beats" if self.gain > 0 else "is behind"
 
@@ -114,25 +116,19 @@ def leads(run: Run, metric: str) -> list[Lead]:
         if metric == "rmse" and ours + theirs > 0:
             # the difference of two roots is not a mean over rows: linearise it about the totals
             pair = pair[0] ** 2 / (ours + theirs), pair[1] ** 2 / (ours + theirs)
-        noise = _noise(run, pair[0] - pair[1])
-        found.append(Lead(baseline, ours, theirs, sign * (ours - theirs), noise, share))
+        noise, p_value = _tested(run, metric, *pair)
+        gain = sign * (ours - theirs)
+        found.append(Lead(baseline, ours, theirs, gain, noise, p_value, share))
     return found
 
 
-def _noise(run: Run, difference: FloatArray) -> float:
-    """Twice the standard error of a mean difference, from long stretches of the stream.
-
-    Stretches much longer than a window are nearly independent of each other, which single rows or
-    windows of a drifting stream are not.
-    """
-    time = Timeline(run, _BATCHES)
-    means = time.mean(difference)
-    known = np.isfinite(means) & (time.weights > 0)
-    if known.sum() < 10:
-        return 0.0
-    weights = time.weights[known] / time.weights[known].sum()
-    centred = means[known] - np.sum(weights * means[known])
-    return float(2 * np.sqrt(np.sum((weights * centred) ** 2)))
+def _tested(run: Run, metric: str, ours: FloatArray, theirs: FloatArray) -> tuple[float, float]:
+    """Margin and p-value of the paired test of two series of windows; 0 for too few windows."""
+    if np.count_nonzero(np.isfinite(ours) & np.isfinite(theirs) & (run.scored > 0)) < 2:
+        return 0.0, 0.0
+    one, two = (window_lines(run, metric, values) for values in (ours, theirs))
+    test = paired_test(one, two, metric)
+    return test.margin, test.p_value
 
 
 def _standing(found: Sequence[Lead], target: str, named: bool) -> str:

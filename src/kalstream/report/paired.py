@@ -12,7 +12,7 @@ from typing import Any
 from kalstream.errors import InvalidInput
 from kalstream.evaluate import paired_test
 from kalstream.report.compare import _check_same_data, _names
-from kalstream.report.read import Run, read_run
+from kalstream.report.read import Run, read_run, window_lines
 
 
 def compare_runs(runs: Sequence[Path]) -> list[dict[str, Any]]:
@@ -26,8 +26,8 @@ def compare_runs(runs: Sequence[Path]) -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        ``a``, ``b``, ``metric``, ``difference``, ``standard_error``, ``p_value``, ``n``; without
-        metrics that one of two runs does not have, and runs of a single window.
+        ``a``, ``b``, ``metric``, ``difference``, ``standard_error``, ``p_value``, ``n``,
+        ``margin``; without metrics that one of two runs does not have, and runs of a single window.
     """
     if len(runs) < 2:
         raise InvalidInput(f"a comparison needs at least two runs, not {len(runs)}")
@@ -47,8 +47,4 @@ def _has(run: Run, metric: str) -> bool:
 
 
 def _lines(run: Run, metric: str) -> list[dict[str, Any]]:
-    values = run.column(f"window.{metric}").tolist()
-    return [
-        {"row": w.row, "n": w.n, "window": {metric: None if math.isnan(value) else value}}
-        for w, value in zip(run.windows, values, strict=True)
-    ]
+    return window_lines(run, metric, run.column(f"window.{metric}"))

@@ -152,6 +152,11 @@ class Run:
         """Rows that were scored."""
         return sum(window.n for window in self.windows)
 
+    @property
+    def scored(self) -> FloatArray:
+        """Rows that were scored in every window, (n_windows,)."""
+        return np.array([window.n for window in self.windows], dtype=float)
+
     @cached_property
     def baselines(self) -> tuple[str, ...]:
         """Names of the baselines, as in the files."""
@@ -218,6 +223,14 @@ class Run:
         closing = ((self.end or {}).get("clock") or {}).get(key)
         last = self.windows[-1].scores.get(f"clock.{key}", math.nan)
         return last if closing is None else _number(closing, key)
+
+
+def window_lines(run: Run, metric: str, values: FloatArray) -> list[dict[str, Any]]:
+    """Values of a metric, one of each window, as `paired_test` takes them."""
+    return [
+        {"row": w.row, "n": w.n, "window": {metric: value if math.isfinite(value) else None}}
+        for w, value in zip(run.windows, values.tolist(), strict=True)
+    ]
 
 
 def read_run(folder: Path) -> Run:

@@ -190,4 +190,6 @@ def as_targets(targets: ArrayLike, task: str) -> Array:
         return array.astype(np.float64)
     out = np.empty(len(array), object)
     out[:] = array.tolist()
+    if array.dtype.kind == "f":
+        out[np.isnan(array)] = None  # a label that is missing
     return out

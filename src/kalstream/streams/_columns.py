@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from kalstream._printable import printable, quoted
+from kalstream.core._checks import LARGEST_FLOAT64 as LARGEST
 from kalstream.errors import InvalidInput
 from kalstream.streams._base import CLASSIFICATION, REGRESSION, Array, check_task
 
@@ -26,9 +28,11 @@ MOST_ROOMS = 64
 MOST_CLASSES = 100  # whole numbers of more distinct values are taken for amounts
 # One in so many values may be no number before a column of text is taken for categories.
 TYPOS = 20
+_LONG = 100  # characters of a name beyond which no likeness is looked for
 _NUMERIC = ("integer", "floating", "decimal", "null")
 _MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
 _MISSING_TEXTS = pa.array([*_MISSING, *(text.upper() for text in _MISSING)])
+_TOO_LARGE = "the largest number that can be learned"
 _NO_VALUE = (ValueError, TypeError, OverflowError, KeyError)
 
 # Of each bad row its column, the value there, and why it is bad.
@@ -139,7 +143,9 @@ class Columns:
         names = table.schema.names
         features = [name for name in names if name not in (target, time)]
         if not features:
-            raise InvalidInput(f"no column is left to predict {target!r} from; give more columns")
+            raise InvalidInput(
+                f"no column is left to predict {quoted(target)} from; give more columns"
+            )
         check_known(categorical, features, "categorical")
         target_column, guess = _target(target, table.column(target), as_written, task)
         found = cls([], target_column)
@@ -147,7 +153,7 @@ class Columns:
             kind = kind_of(time, table.column(time), as_written)
             if kind not in (NUMBER, DATE):
                 raise InvalidInput(
-                    f"the time {time!r} is a {kind}; give a column of numbers or of ISO dates"
+                    f"the time {quoted(time)} is a {kind}; give a column of numbers or of ISO dates"
                 )
             found.time = Column(time, kind)
         for name in features:
@@ -216,7 +222,7 @@ class Columns:
                 known = np.flatnonzero(slots >= 0)
                 rows[known, at + slots[known]] = 1.0
             else:
-                hint = f" (if these are codes, give categorical=[{column.name!r}])"
+                hint = f" (if these are codes, give categorical=[{quoted(column.name)}])"
                 rows[:, at] = _checked(array, column, bad, hint)
             at += column.rooms
         present = table.schema.names
@@ -272,11 +278,17 @@ def check_known(names: Iterable[str], known: Sequence[str], what: str, file: str
     there = set(known)
     name = next((name for name in names if name not in there), None)
     if name is not None:
-        near = get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        shown = ", ".join(known[:30]) + (", ..." if len(known) > 30 else "")
+        near = get_close_matches(name[:_LONG], [each for each in known if len(each) <= _LONG], 1)
+        hint = f"did you mean {quoted(near[0])}? " if near else ""
         place = f"{file}: " if file else ""
-        raise InvalidInput(f"{place}{what} {name!r} is not there; {hint}columns: {shown}")
+        raise InvalidInput(
+            f"{place}{what} {quoted(name)} is not there; {hint}columns: {listed(known)}"
+        )
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names of columns for a message: the first ones, each cut if it is long."""
+    return ", ".join(printable(n, 40) for n in names[:30]) + (", ..." if len(names) > 30 else "")
 
 
 def kind_of(name: str, array: pa.Array, as_written: bool) -> str:
@@ -290,8 +302,8 @@ def kind_of(name: str, array: pa.Array, as_written: bool) -> str:
         return DATE
     if not _is_string(t):
         raise InvalidInput(
-            f"column {name!r} is of type {t}, which no learner takes; leave it out with "
-            f"ignore=[{name!r}], or write it as plain columns"
+            f"column {quoted(name)} is of type {printable(t)}, which no learner takes; leave it "
+            f"out with ignore=[{quoted(name)}], or write it as plain columns"
         )
     for kind in (NUMBER, BOOLEAN, DATE) if as_written else (DATE,):
         numbers, bad = convert(array, kind)
@@ -314,7 +326,7 @@ def _target(name: str, array: pa.Array, as_written: bool, task: str | None) -> t
     if task is None:
         if not values:
             raise InvalidInput(
-                f"target {name!r} is empty in the first {len(array)} rows; "
+                f"target {quoted(name)} is empty in the first {len(array)} rows; "
                 f'give task="{CLASSIFICATION}" or "{REGRESSION}"'
             )
         task, other = CLASSIFICATION, REGRESSION
@@ -322,14 +334,14 @@ def _target(name: str, array: pa.Array, as_written: bool, task: str | None) -> t
             task, other = other, task
         what = f"{len(values)} different whole numbers" if whole else _PLURAL[kind]
         guess = (
-            f"the target {name!r} holds {what} in the first {len(array)} rows, so this is "
+            f"the target {quoted(name)} holds {what} in the first {len(array)} rows, so this is "
             f'{task}; if it is not, give task="{other}"'
         )
     if check_task(task) == REGRESSION:
         if kind != NUMBER:
             raise InvalidInput(
-                f"target {name!r} holds {_PLURAL[kind]} such as {values[0]!r}; regression needs "
-                f'numbers, labels need task="{CLASSIFICATION}"'
+                f"target {quoted(name)} holds {_PLURAL[kind]} such as {quoted(values[0])}; "
+                f'regression needs numbers, labels need task="{CLASSIFICATION}"'
             )
         return Column(name, NUMBER), guess
     if kind == BOOLEAN and not as_written:
@@ -445,7 +457,17 @@ def _checked(array: pa.Array, column: Column, bad: Bad, hint: str = "") -> Array
     values, wrong = convert(array, column.kind)
     for row, value in wrong.items():
         bad.setdefault(row, (column.name, value, f"is no {_PARSERS[column.kind][2]}{hint}"))
+    if values.dtype == np.float64:
+        for row in np.flatnonzero(np.abs(values) > LARGEST).tolist():
+            value = array[row].as_py()
+            if np.isfinite(values[row]) or not _is_infinity(value):
+                bad.setdefault(row, (column.name, value, f"is beyond {LARGEST:g}, {_TOO_LARGE}"))
     return values
+
+
+def _is_infinity(value: Any) -> bool:
+    """Whether an infinite number was meant; 1e400 is a number that is too large."""
+    return not any(letter.isdigit() for letter in str(value))
 
 
 def text_of(value: Any) -> str | None:
@@ -475,7 +497,7 @@ def _whole(value: Any) -> int | None:
     number = _number(value)
     if number is None or math.isnan(number):
         return None
-    if not number.is_integer():
+    if not number.is_integer() or (isinstance(value, float) and abs(value) > LARGEST):
         raise ValueError
     try:
         return int(value)  # all digits of a long one

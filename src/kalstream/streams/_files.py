@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kalstream.errors import InvalidInput, MissingFile
+from kalstream._printable import printable
+from kalstream.errors import InvalidInput, MissingFile, Unreadable
 
 
 def check_choice(what: str, value: str, choices: tuple[str, ...]) -> str:
@@ -22,10 +23,18 @@ def load_npy(path: Path) -> NDArray[Any]:
     """The array of an .npy, memory-mapped; pickled objects are refused."""
     try:
         return np.lib.format.open_memmap(path, mode="r")
-    except FileNotFoundError as error:
-        raise MissingFile(f"no file {path}") from error
-    except (ValueError, EOFError, OSError) as error:
-        raise InvalidInput(f"{path} must hold a plain array, as np.save writes: {error}") from error
+    except Exception as error:  # a damaged header can raise nearly anything
+        raise unreadable(path, "a plain array, as np.save writes", error) from error
+
+
+def unreadable(path: Path, what: str, error: Exception) -> InvalidInput:
+    """The error for a file that could not be read, and should hold something."""
+    if isinstance(error, FileNotFoundError):
+        return MissingFile(f"no file {path}")
+    if isinstance(error, PermissionError):
+        return Unreadable(f"{path}: may not be read by this user; change its permissions")
+    why = printable(error, 300) or type(error).__name__
+    return InvalidInput(f"{path} must hold {what}: {why}")
 
 
 def tasks(

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+import sys
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from kalstream.streams._columns import text_of
 from kalstream.streams._rows import Problem
+
+# Numbers that may be too large to be held: exponents and numbers of many digits.
+_LARGE = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{100}")
 
 
 class JsonLines:
@@ -41,8 +48,11 @@ class JsonLines:
 
 def _objects(data: bytes) -> tuple[list[dict[str, Any]], list[Problem]]:
     lines = [line for line in data.split(b"\n") if line.strip()]
+    read = json.loads
+    if _LARGE.search(data):
+        read = partial(json.loads, parse_float=_float)
     try:  # all at once, which is faster
-        rows = json.loads(b"[" + b",".join(lines) + b"]")
+        rows = read(b"[" + b",".join(lines) + b"]")
         if len(rows) == len(lines) and all(type(row) is dict for row in rows):
             return rows, []
     except (ValueError, RecursionError):
@@ -50,7 +60,7 @@ def _objects(data: bytes) -> tuple[list[dict[str, Any]], list[Problem]]:
     rows, problems = [], []
     for number, line in enumerate(lines):
         try:
-            row = json.loads(line)
+            row = read(line)
             why = "" if isinstance(row, dict) else "is no JSON object"
         except (ValueError, RecursionError) as error:
             why = f"is no JSON object in UTF-8 ({error})"
@@ -59,6 +69,12 @@ def _objects(data: bytes) -> tuple[list[dict[str, Any]], list[Problem]]:
         else:
             rows.append(row)
     return rows, problems
+
+
+def _float(text: str) -> float:
+    """A number; one that is too large to be held stays finite, as it is no infinity."""
+    number = float(text)
+    return math.copysign(sys.float_info.max, number) if math.isinf(number) else number
 
 
 def _column(values: list[Any]) -> pa.Array:

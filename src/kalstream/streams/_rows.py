@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
 
+from kalstream._printable import printable, quoted
 from kalstream.errors import InvalidInput, Unreadable
-
-_SHOWN = 80  # characters of a bad value
 
 
 class BadRow(InvalidInput):
@@ -47,10 +47,7 @@ class BadRow(InvalidInput):
         self.file, self.line, self.row, self.column, self.value = file, line, row, column, value
         place = f"row {row}" if line is None else f"line {line}"
         if column is not None:
-            shown = repr(value)
-            if len(shown) > _SHOWN:
-                shown = shown[:_SHOWN] + "..."
-            why = f"column {column!r} holds {shown}, which {why}"
+            why = f"column {quoted(column)} holds {quoted(value)}, which {why}"
         super().__init__(
             f"{file}, {place}: {why}; correct it, or leave such rows out with bad_rows='skip'"
         )
@@ -127,8 +124,8 @@ class Part(Protocol):
 def no_duplicates(file: str, names: list[str]) -> list[str]:
     """The names, if all are different."""
     if len(set(names)) < len(names):
-        name = next(name for name in names if names.count(name) > 1)
-        raise InvalidInput(f"{file}: two columns are called {name!r}; rename one of them")
+        name = next(name for name, n in Counter(names).items() if n > 1)
+        raise InvalidInput(f"{file}: two columns are called {quoted(name)}; rename one of them")
     return names
 
 
@@ -137,6 +134,6 @@ def damaged(file: str, place: str, error: Exception) -> InvalidInput:
     if isinstance(error, PermissionError):
         return Unreadable(f"{file}: may not be read by this user; change its permissions")
     return InvalidInput(
-        f"{file}: cannot be read after {place} ({error}); it is damaged or was cut short: "
-        "write or fetch it again"
+        f"{file}: cannot be read after {place} ({printable(error, 300)}); it is damaged or was "
+        "cut short: write or fetch it again"
     )

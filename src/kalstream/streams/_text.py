@@ -117,8 +117,15 @@ class TextPart:
             with closing(self._text()) as pieces:
                 for piece in chain(pieces, (b"\n",)):
                     start += piece
-                    if (found := self._format_of(start, delimiter)) is not None:
+                    # A header ends with a line: a long one is not looked at again before.
+                    ends = len(start) <= _PIECE or breaks(piece) > 0
+                    if ends and (found := self._format_of(start, delimiter)) is not None:
                         return found
+                    if len(start) > _LONGEST:
+                        raise InvalidInput(
+                            f"{self.file}: its first {_LONGEST >> 20} MB hold no whole header; "
+                            "give a table with a line of column names and a line for each row"
+                        )
         except OSError as error:
             raise damaged(self.file, "line 0", error) from None
         if start.strip():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import zipfile
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from kalstream.core._checks import LARGEST_FLOAT64 as LARGEST
 from kalstream.errors import InvalidInput, MissingFile
 from kalstream.streams import _files
 from kalstream.streams._base import CLASSIFICATION, Array, Batch, Stream, as_targets, check_task
 from kalstream.streams._fingerprint import of_files
 
+EMBEDDINGS = (".npy", ".npz", ".safetensors")
 # of safetensors, those that numpy has
 _TYPES = {"BOOL": "?", "U8": "u1", "I8": "i1"} | {
     f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "FIU" for size in (2, 4, 8)
@@ -48,11 +50,13 @@ class EmbeddingStream(Stream):
     ----------
     boundaries : tuple of int
         Rows where a task starts; (0,) unless the order is "tasks".
+    timed : bool
+        Whether rows come with times.
 
     Notes
     -----
     Numbers of any type, float16 included, become float64 a batch at a time. A row that is not
-    finite is an error when it comes.
+    finite, or holds a number beyond 1e100, is an error when it comes.
 
     Examples
     --------
@@ -83,14 +87,7 @@ class EmbeddingStream(Stream):
         self.batch_size = batch_size
         found = _read(self.path, names)
         self._paths = [self.path]
-        features = found.get(names[0])
-        if features is None or features.ndim != 2 or features.dtype.kind not in "fiu":
-            got = "none" if features is None else f"{features.shape} of {features.dtype}"
-            raise InvalidInput(
-                f"{self.path}: {names[0]} must be (n, d) numbers, got {got}; give what they are "
-                "called in it as names=(features, labels, times)"
-            )
-        self._features = features
+        self._features = features = _checked(self.path, found.get(names[0]), names[0])
         targets = self._beside(found.get(names[1]), "labels", labels)
         if targets is None:
             raise MissingFile(
@@ -103,12 +100,18 @@ class EmbeddingStream(Stream):
         self._times: Array | None = None
         if order == "as-is":
             self._times = self._beside(found.get(names[2]), "times", None)
+            self._check_times()
+        elif order == "tasks" and task != CLASSIFICATION:
+            raise InvalidInput(f'order "tasks" goes by classes, and the task is {task}')
         else:
             n_tasks = n_tasks if order == "tasks" else 1
             self._rows, self.boundaries = _files.tasks(targets, n_tasks, seed)
+        self.timed = self._times is not None
         self.n_rows = len(features)
         self.columns = tuple(f"x{k}" for k in range(features.shape[1]))
-        self.classes = np.unique(targets).tolist() if task == CLASSIFICATION else None
+        self.classes = None
+        if task == CLASSIFICATION:
+            self.classes = [label for label in np.unique(targets).tolist() if label == label]
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
         """The rows from number ``start`` on."""
@@ -116,17 +119,40 @@ class EmbeddingStream(Stream):
             cut: Any = slice(first, first + self.batch_size)
             if self._rows is not None:
                 cut = self._rows[cut]
-            rows = np.array(self._features[cut], np.float64)
-            finite = np.isfinite(rows).all(axis=1)
-            if not finite.all():
-                row = first + int(finite.argmin())
-                place = row if self._rows is None else self._rows[row]
-                raise InvalidInput(
-                    f"{self.path}: features of row {place} (row {row} of the stream) are not "
-                    "finite; make them again in float32, or leave such rows out"
-                )
+            with np.errstate(invalid="ignore"):  # a NaN of damaged bytes, refused below
+                rows = np.array(self._features[cut], np.float64)
+            self._check("features", first, np.all(np.abs(rows) <= LARGEST, axis=1))
+            targets = as_targets(self._labels[cut], self.task)
+            if self.task != CLASSIFICATION:
+                large = np.isfinite(targets) & (np.abs(targets) > LARGEST)
+                self._check("labels", first, np.logical_not(large))
             times = None if self._times is None else np.array(self._times[cut], np.float64)
-            yield Batch(first, rows, as_targets(self._labels[cut], self.task), times)
+            yield Batch(first, rows, targets, times)
+
+    def _check(self, what: str, first: int, good: Array) -> None:
+        """Refuse a row of a batch, numbers that cannot be learned, by its place in the file."""
+        if not good.all():
+            row = first + int(good.argmin())
+            place = row if self._rows is None else self._rows[row]
+            raise InvalidInput(
+                f"{self.path}: {what} of row {place} (row {row} of the stream) are not finite, or "
+                f"beyond {LARGEST:g}; make them again in float32, or leave such rows out"
+            )
+
+    def _check_times(self) -> None:
+        """Refuse times that are missing or go back."""
+        if self._times is None:
+            return
+        with np.errstate(invalid="ignore"):
+            times = np.array(self._times, np.float64)
+        good = np.abs(times) <= LARGEST
+        good[1:] &= times[1:] >= times[:-1]
+        if not good.all():
+            row = int(good.argmin())
+            raise InvalidInput(
+                f"{self.path}: times must be numbers that never go back, and that of row {row} is "
+                f"{times[row]:.15g}; sort the rows by time"
+            )
 
     def describe(self) -> dict[str, Any]:
         """Name, task, size, order and seed, and a digest of the files."""
@@ -137,6 +163,7 @@ class EmbeddingStream(Stream):
             "order": self.order,
             "seed": self.seed,
             "n_tasks": len(self.boundaries),
+            "time": "times" if self.timed else None,
             "fingerprint": of_files(self._paths),
         }
 
@@ -154,24 +181,59 @@ class EmbeddingStream(Stream):
                 f"{path or self.path}: {what} must be ({len(self._features)},), one of each row of "
                 f"features, got {array.shape}"
             )
+        if array is not None:
+            _check_kind(path or self.path, what, array, self.task)
         return array
+
+
+def _check_kind(path: Path, what: str, array: Array, task: str) -> None:
+    """Refuse labels or times of a type, or with values, that nothing can be made of."""
+    text = what == "labels" and task == CLASSIFICATION
+    if array.dtype.kind not in ("biufU" if text else "biuf"):
+        raise InvalidInput(
+            f"{path}: {what} are of type {array.dtype}; save them as numbers"
+            f"{', or as text of numpy type U' if text else ''}"
+        )
+    if text and array.dtype.kind == "f" and np.isinf(array).any():
+        raise InvalidInput(f"{path}: an infinite number is no label; save labels as whole numbers")
+    if array.dtype.kind == "U" and array.dtype.itemsize:
+        letters = np.array(array, f"=U{array.dtype.itemsize // 4}").view(np.uint32)
+        if letters.max() > sys.maxunicode:
+            raise InvalidInput(f"{path}: {what} are not Unicode; it is damaged: write it again")
+
+
+def read_features(path: str | Path, name: str = "features") -> Array:
+    """Features (n, d) of an embedding file alone, its labels or not."""
+    path = Path(path)
+    return _checked(path, _read(path, (name,)).get(name), name)
+
+
+def _checked(path: Path, features: Array | None, name: str) -> Array:
+    if features is None or features.ndim != 2 or features.dtype.kind not in "fiu":
+        got = "none" if features is None else f"{features.shape} of {features.dtype}"
+        raise InvalidInput(
+            f"{path}: {name} must be (n, d) numbers, got {got}; give what they are called in it "
+            "as names=(features, labels, times)"
+        )
+    if 0 in features.shape:
+        raise InvalidInput(f"{path}: {name} is empty, {features.shape}")
+    return features
 
 
 def _read(path: Path, names: tuple[str, ...]) -> dict[str, Array]:
     """The arrays of a file that have one of the names."""
-    if path.suffix == ".safetensors":
+    suffix = path.suffix.lower()
+    if suffix == ".safetensors":
         return _map_safetensors(path, names)
-    if path.suffix == ".npy":
+    if suffix == ".npy":
         return {names[0]: _files.load_npy(path)}
-    if path.suffix != ".npz":
+    if suffix != ".npz":
         raise InvalidInput(f"{path} must be .npy, .npz or .safetensors")
     try:
         with path.open("rb") as file, np.lib.npyio.NpzFile(file) as found:
             return {name: found[name] for name in names if name in found}
-    except FileNotFoundError as error:
-        raise MissingFile(f"no file {path}") from error
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise InvalidInput(f"{path} must hold plain arrays, as np.savez writes: {error}") from error
+    except Exception as error:  # of zip, of its compressions, of numpy: many kinds
+        raise _files.unreadable(path, "plain arrays, as np.savez writes", error) from error
 
 
 def _map_safetensors(path: Path, names: tuple[str, ...]) -> dict[str, Array]:
@@ -179,10 +241,8 @@ def _map_safetensors(path: Path, names: tuple[str, ...]) -> dict[str, Array]:
     try:
         with safe_open(path, framework="numpy"):
             pass  # the header is sound
-    except FileNotFoundError as error:
-        raise MissingFile(f"no file {path}") from error
     except (SafetensorError, OSError) as error:
-        raise InvalidInput(f"{path} is not a safetensors file: {error}") from error
+        raise _files.unreadable(path, "tensors of safetensors", error) from error
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))

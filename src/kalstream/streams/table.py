@@ -16,9 +16,10 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 
+from kalstream._printable import quoted
 from kalstream.errors import InvalidInput, MissingFile, Unreadable
 from kalstream.streams._base import Array, Batch, Stream
-from kalstream.streams._columns import Bad, Columns, as_text, check_known
+from kalstream.streams._columns import Bad, Columns, as_text, check_known, convert, listed
 from kalstream.streams._fingerprint import of_files
 from kalstream.streams._parquet import MAGIC, ParquetPart
 from kalstream.streams._rows import BadRow, Block, Part, damaged
@@ -51,7 +52,8 @@ class TableStream(Stream):
 
     Text may be compressed by gzip or zstd. The table may be larger than memory. What a column is,
     number, boolean, category or date, is decided by the first 10,000 rows, for standard input
-    by the first row. An infinite number stays one: `Batch.without_infinities`.
+    by the first row. An infinite number stays one: `Batch.without_infinities`. A number beyond
+    1e100 is a bad row.
 
     Parameters
     ----------
@@ -149,7 +151,7 @@ class TableStream(Stream):
             if differ:
                 raise InvalidInput(
                     f"{part.file}: its columns are not those of {first.file}; only one of the two "
-                    f"has {', '.join(differ)}; files of one folder must have the same columns"
+                    f"has {listed(differ)}; files of one folder must have the same columns"
                 )
 
     def _decide(
@@ -157,10 +159,14 @@ class TableStream(Stream):
     ) -> tuple[Columns, str]:
         names, file = self._parts[0].names, self._parts[0].file
         if target is None:
-            raise InvalidInput(f"say which column is the target; columns: {', '.join(names)}")
+            raise InvalidInput(f"say which column is the target; columns: {listed(names)}")
         check_known([target], names, "target", file)
         check_known([] if time is None else [time], names, "time", file)
         check_known(self.ignore, names, "ignore", file)
+        if target == time:
+            raise InvalidInput(
+                f"{file}: {quoted(target)} is both target and time; name two columns"
+            )
         used = {target, time}
         table = self._first([n for n in names if n in used or n not in self.ignore])
         return Columns.of_table(
@@ -205,6 +211,22 @@ class TableStream(Stream):
             total += part.size
         mean = self._parts[0].row_bytes if isinstance(self._parts[0], TextPart) else 0.0
         return round(total / mean) if mean else None
+
+    def first_times(self, n: int = 11) -> Array | None:
+        """Times of the first ``n`` rows that have one, or of all if there are fewer.
+
+        Of standard input this waits until they have come; `batches` hands them on afterwards.
+        """
+        time = self.encoder.time
+        if time is None:
+            return None
+        times = np.empty(0)
+        for _, _, block in self._blocks([time.name]):
+            found, _ = convert(block.batch.column(0), time.kind)
+            times = np.concatenate((times, found[np.isfinite(found)]))
+            if len(times) >= n:
+                break
+        return times[:n]
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
         """The rows from number ``start`` on; of standard input only once.
@@ -419,5 +441,7 @@ def _copy(columns: Columns, target: str | None, task: str | None, time: str | No
     }
     for what, value in asked.items():
         if value not in (None, there[what]):
-            raise InvalidInput(f"{what} is {value!r}, but columns was made for {there[what]!r}")
+            raise InvalidInput(
+                f"{what} is {quoted(value)}, but columns was made for {quoted(there[what])}"
+            )
     return deepcopy(columns)
