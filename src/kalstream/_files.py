@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, Self
 
 from kalstream.errors import InUse
 
@@ -223,6 +223,13 @@ class Lock:
         self.file.truncate(0)
         self.file.write(json.dumps(about).encode() + b"\n")
         self.file.flush()
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
     def release(self) -> None:
         """Give the lock back; nothing happens if it is not held."""
