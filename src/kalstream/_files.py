@@ -18,6 +18,7 @@ import shutil
 import socket
 import stat
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,6 +34,7 @@ FilePath = str | os.PathLike[str]
 _TEMPORARY: Final = re.compile(r"\.kalstream-(\d+)-[0-9a-f]+\.tmp")
 _DESCRIPTOR: Final = re.compile(r"(?:/dev|/proc/self)/fd/(\d+)")
 _LONGEST_COMMAND: Final = 200
+_SECONDS_TO_WRITE: Final = 0.2
 _STANDARD: Final = {"/dev/stdout": 1, "/dev/stderr": 2}
 _ours: set[str] = set()  # names of the temporary files that this process is writing
 
@@ -210,7 +212,8 @@ class Lock:
             locked = _lock(file.fileno())
             if locked is False or (locked is None and _is_other(_holder(file))):
                 with file:
-                    raise InUse(f"{self.what} is in use by {_named(_holder(file))}; {self.remedy}")
+                    name = _named(_awaited_holder(file))
+                raise InUse(f"{self.what} is in use by {name}; {self.remedy}")
             try:
                 if os.path.samestat(os.fstat(file.fileno()), os.stat(self.path)):
                     self.file = file
@@ -247,6 +250,14 @@ def _holder(file: BinaryIO) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _awaited_holder(file: BinaryIO) -> dict[str, Any]:
+    """The same, of a process that may have taken the lock just now and not yet written."""
+    until = time.monotonic() + _SECONDS_TO_WRITE
+    while not (holder := _holder(file)) and time.monotonic() < until:
+        time.sleep(0.005)
+    return holder
 
 
 def _is_other(holder: dict[str, Any]) -> bool:
