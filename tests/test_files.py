@@ -1,7 +1,9 @@
 """Files are written whole, links are followed, devices and pipes stay what they are."""
 
+import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -12,7 +14,8 @@ from typing import Any
 import pytest
 
 from kalstream import _files
-from kalstream._files import is_alive, replacing, write_whole
+from kalstream._files import Lock, is_alive, replacing, write_whole
+from kalstream.errors import InUse
 
 posix = pytest.mark.skipif(os.name != "posix", reason="links, pipes and signals of POSIX")
 
@@ -167,3 +170,66 @@ def test_which_processes_are_alive() -> None:
     assert is_alive(os.getpid())
     assert is_alive(1)
     assert is_alive(10**30)  # no process; nobody knows what it was
+
+
+# ---- locks ----------------------------------------------------------------------------------
+
+
+def lock_at(path: Path) -> Lock:
+    return Lock(path, "the folder", "wait for it")
+
+
+@posix
+def test_a_lock_is_held_by_one(path: Path) -> None:
+    one, two = lock_at(path), lock_at(path)
+    for _ in range(2):
+        with one:
+            one.acquire()  # held already
+            with pytest.raises(InUse, match=rf"the folder is in use by process {os.getpid()} \("):
+                two.acquire()
+            path.write_text("\x1b[2Jno JSON")
+            with pytest.raises(InUse, match="in use by another process; wait for it"):
+                two.acquire()
+        assert not path.exists()
+    with two:
+        assert path.exists()
+
+
+@posix
+def test_a_lock_that_is_released_while_it_is_taken(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = lock_at(path)
+    held.acquire()
+    lock, calls = _files._lock, []
+
+    def late(descriptor: int) -> bool | None:
+        calls.append(descriptor)
+        if len(calls) == 1:  # the file was opened, and is removed before it is locked
+            held.release()
+        return lock(descriptor)
+
+    monkeypatch.setattr(_files, "_lock", late)
+    with lock_at(path):
+        assert len(calls) == 2
+        monkeypatch.undo()
+        with pytest.raises(InUse):
+            lock_at(path).acquire()
+
+
+@posix
+@pytest.mark.parametrize("place", ["here", "elsewhere"])
+def test_where_the_file_system_has_no_locks(
+    path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setattr(_files, "_lock", lambda descriptor: None)
+    host = socket.gethostname() if place == "here" else "elsewhere"
+    path.write_text(json.dumps({"pid": 1, "host": host, "command": "x\x1b[2J\n"}))
+    if place == "here":
+        with pytest.raises(InUse, match=r"process 1 \(x\?\[2J\?\); wait"):
+            lock_at(path).acquire()
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
+        pass
+    path.write_text(json.dumps({"pid": process.pid, "host": host, "command": "x"}))
+    with lock_at(path):
+        assert json.loads(path.read_text())["pid"] == os.getpid()

@@ -18,10 +18,11 @@ import shutil
 import socket
 import stat
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, Self
 
 from kalstream.errors import InUse
 
@@ -33,6 +34,7 @@ FilePath = str | os.PathLike[str]
 _TEMPORARY: Final = re.compile(r"\.kalstream-(\d+)-[0-9a-f]+\.tmp")
 _DESCRIPTOR: Final = re.compile(r"(?:/dev|/proc/self)/fd/(\d+)")
 _LONGEST_COMMAND: Final = 200
+_SECONDS_TO_WRITE: Final = 0.2
 _STANDARD: Final = {"/dev/stdout": 1, "/dev/stderr": 2}
 _ours: set[str] = set()  # names of the temporary files that this process is writing
 
@@ -210,7 +212,8 @@ class Lock:
             locked = _lock(file.fileno())
             if locked is False or (locked is None and _is_other(_holder(file))):
                 with file:
-                    raise InUse(f"{self.what} is in use by {_named(_holder(file))}; {self.remedy}")
+                    name = _named(_awaited_holder(file))
+                raise InUse(f"{self.what} is in use by {name}; {self.remedy}")
             try:
                 if os.path.samestat(os.fstat(file.fileno()), os.stat(self.path)):
                     self.file = file
@@ -223,6 +226,13 @@ class Lock:
         self.file.truncate(0)
         self.file.write(json.dumps(about).encode() + b"\n")
         self.file.flush()
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
     def release(self) -> None:
         """Give the lock back; nothing happens if it is not held."""
@@ -240,6 +250,14 @@ def _holder(file: BinaryIO) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _awaited_holder(file: BinaryIO) -> dict[str, Any]:
+    """The same, of a process that may have taken the lock just now and not yet written."""
+    until = time.monotonic() + _SECONDS_TO_WRITE
+    while not (holder := _holder(file)) and time.monotonic() < until:
+        time.sleep(0.005)
+    return holder
 
 
 def _is_other(holder: dict[str, Any]) -> bool:

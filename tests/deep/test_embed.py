@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from torch import nn  # noqa: E402
 
 from kalstream.deep.backbones import preprocess, resnet18  # noqa: E402
 from kalstream.deep.embed import ImageFolderStream, digest, embed  # noqa: E402
-from kalstream.errors import InvalidInput, MissingFile  # noqa: E402
+from kalstream.errors import InUse, InvalidInput, MissingFile  # noqa: E402
 from kalstream.streams import ArrayStream, EmbeddingStream  # noqa: E402
 
 torch.set_num_threads(1)
@@ -223,6 +224,21 @@ def test_a_finished_file_is_left_alone(tmp_path: Path) -> None:
     again(resume=False)
     assert told
     assert out.stat().st_mtime_ns != before
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks of POSIX")
+def test_one_process_at_a_time_writes_a_file(tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    told: list[int] = []
+
+    def meanwhile(done: int, n: int | None) -> None:
+        told.append(done)
+        with pytest.raises(InUse, match=rf"out\.safetensors is in use by process {os.getpid()} "):
+            embed(images(), network(), out)
+
+    embed(images(), network(), out, progress=meanwhile)
+    assert told
+    assert [path.name for path in tmp_path.iterdir()] == ["out.safetensors"]
 
 
 @pytest.mark.parametrize("finished", [False, True])

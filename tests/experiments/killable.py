@@ -2,7 +2,8 @@
 
 `Runs` starts it. A line of JSON on standard input is a run: the arguments of the command line, the
 folder, a file for standard input, the audited event (a file that is opened, moved or removed) at
-which it kills itself, the largest size of a file. It answers with the process number, then with the
+which it kills itself, the end of the name of a file at which it stops itself before it opens it
+first, the largest size of a file. It answers with the process number, then with the
 exit status.
 """
 
@@ -101,6 +102,15 @@ def _child(asked: dict[str, Any]) -> None:
                     os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(note)
+    if asked.get("stop_at") is not None:
+        names = [asked["stop_at"]]
+
+        def stop(event: str, arguments: tuple[Any, ...]) -> None:
+            if names and event == "open" and str(arguments[0]).endswith(names[0]):
+                names.clear()
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+        sys.addaudithook(stop)
     sys.argv = ["kalstream", *asked["arguments"]]
     try:
         cli.main()

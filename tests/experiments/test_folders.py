@@ -62,6 +62,7 @@ def edited(path: Path, change: Any) -> None:
         ((137, 140, 333), 0.0, {}),
         ((137, 333), 30.0, {"forgetting": "mixture", "features": "fourier"}),
         ((60, 199), 30.0, {"delay": 40}),
+        ((100, 250), 0.0, {"delay": 40}),  # no chunk is cut, and rows wait
         ((25, 26, 148), 0.0, {"chunk": 10}),
         ((5, 83), 30.0, {"chunk": 10, "delay": 40}),
         ((100, 350), 0.0, {"chunk": 100, "delay": 7, "cost": 1.5}),
@@ -159,16 +160,25 @@ def test_a_limit_whose_last_line_was_lost(tmp_path: Path, data: Path) -> None:
 # ---- interrupts and failures in the middle of a chunk ---------------------------------------
 
 
-@pytest.mark.parametrize("protocol", [{}, {"chunk": 10}, {"delay": 30}], ids=str)
+@pytest.mark.parametrize(
+    ("call", "every", "protocol"),
+    [(3, 30.0, {}), (27, 0.0, {"chunk": 10}), (127, 0.0, {"delay": 30})],
+    ids=str,
+)
 def test_an_interrupt_in_the_middle_of_a_chunk_saves_nothing(
-    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, protocol: dict[str, Any]
+    tmp_path: Path,
+    data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: int,
+    every: float,
+    protocol: dict[str, Any],
 ) -> None:
     Run(tmp_path / "whole", options_of(data, **protocol)).go()
-    run = Run(tmp_path / "run", options_of(data, **protocol), checkpoint_every=0.0)
+    run = Run(tmp_path / "run", options_of(data, **protocol), checkpoint_every=every)
     score, calls = type(run.evaluation.judge).score, iter(range(10**9))
 
     def interrupted(self: Any, *arguments: Any, **how: Any) -> Any:
-        if self is run.evaluation.judge and next(calls) == 25 // (10 if not protocol else 1):
+        if self is run.evaluation.judge and next(calls) == call:
             raise KeyboardInterrupt
         return score(self, *arguments, **how)
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from kalstream import streams
-from kalstream._files import replacing, write_whole
+from kalstream._files import Lock, replacing, write_whole
 from kalstream.deep import backbones
 from kalstream.errors import InvalidInput, MissingFile
 from kalstream.streams import Stream
@@ -179,27 +179,30 @@ def embed(
         "preprocess": prepared,
         "dtype": dtype,
     }
-    # what is compared has been through JSON, where a tuple is a list
-    rows = _Rows(out, json.loads(json.dumps(identity, default=str)), resume)
-    if rows.finished:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    remedy = "wait until it has ended, stop it, or give another out"
+    with Lock(out.with_name(f".{out.name}.lock"), str(out), remedy):
+        # what is compared has been through JSON, where a tuple is a list
+        rows = _Rows(out, json.loads(json.dumps(identity, default=str)), resume)
+        if rows.finished:
+            return out
+        modes = [(module, module.training) for module in backbone.modules()]
+        try:
+            _move(backbone, device)
+            backbone.eval()
+            for batch in _rebatched(stream.batches(rows.done), batch_size):
+                features = _features(batch, backbone, preprocess, device, dtype, stream.name)
+                rows.append(batch, features, stream.task == REGRESSION)
+                if progress is not None:
+                    progress(rows.done, stream.n_rows)
+            if not rows.done:
+                raise InvalidInput(f"the stream {stream.name!r} has no rows to embed")
+            rows.finish(getattr(stream, "class_names", None))
+        finally:
+            rows.close()
+            for module, training in modes:
+                module.training = training
         return out
-    modes = [(module, module.training) for module in backbone.modules()]
-    try:
-        _move(backbone, device)
-        backbone.eval()
-        for batch in _rebatched(stream.batches(rows.done), batch_size):
-            features = _features(batch, backbone, preprocess, device, dtype, stream.name)
-            rows.append(batch, features, stream.task == REGRESSION)
-            if progress is not None:
-                progress(rows.done, stream.n_rows)
-        if not rows.done:
-            raise InvalidInput(f"the stream {stream.name!r} has no rows to embed")
-        rows.finish(getattr(stream, "class_names", None))
-    finally:
-        rows.close()
-        for module, training in modes:
-            module.training = training
-    return out
 
 
 def digest(backbone: nn.Module) -> str:
@@ -323,7 +326,6 @@ class _Rows:
         if batch.times is not None:
             block["times"] = batch.times
         if self.file is None:
-            self.part.parent.mkdir(parents=True, exist_ok=True)
             self.file = self.part.open("r+b" if self.done else "wb")
             self.file.truncate(self.done * block.itemsize)
             self.file.seek(0, os.SEEK_END)
