@@ -18,6 +18,8 @@ T = TypeVar("T")
 LARGEST_FLOAT64: Final = 1e100
 LARGEST_FLOAT32: Final = 1e15
 LARGEST_VARIANCE: Final = 1e50
+# More features, outputs or samples than any memory holds; numpy cannot even ask for them.
+LARGEST_COUNT: Final = 10**9
 
 _FLOAT64: Final = np.dtype(np.float64)
 _INT64: Final = np.dtype(np.int64)
@@ -110,6 +112,8 @@ def count(name: str, value: int) -> int:
     """An integer of at least one."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise InvalidInput(f"{name} must be an integer of at least 1, got {value!r}")
+    if value > LARGEST_COUNT:
+        raise InvalidInput(f"{name} must be at most {LARGEST_COUNT:,}, got {value!r}")
     return int(value)
 
 
@@ -197,7 +201,7 @@ def per_row(name: str, value: Any, n_rows: int) -> Array:
 
 def gammas(value: Any, n_rows: int) -> Array:
     """Per-row forgetting coefficients in [0, 1], shape (b,)."""
-    if np.ndim(value) == 0:
+    if isinstance(value, float) or numeric("gamma", value).ndim == 0:
         return np.full(n_rows, unit_interval("gamma", value))
     gamma = per_row("gamma", value, n_rows)
     if (gamma < 0.0).any() or (gamma > 1.0).any():

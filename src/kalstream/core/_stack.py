@@ -103,13 +103,20 @@ def softmax_of(described: Array, coef: Array, out: Array) -> None:
 
 
 @jit
-def blend(own: Array, belief: float, active: Array, out: Array) -> None:
-    """Move probabilities (K,) of the active classes, which keep their sum, towards own (A,)."""
+def blend(own: Array, belief: float, active: Array, out: Array) -> bool:
+    """Move probabilities (K,) of the active classes, which keep their sum, towards own (A,).
+
+    Returns whether they were finite and not negative.
+    """
     whole = 0.0
+    for k in range(out.shape[0]):
+        if not 0.0 <= out[k] < np.inf:
+            return False
     for k in active:
         whole += out[k]
     for a in range(len(active)):
         out[active[a]] += belief * (whole * own[a] - out[active[a]])
+    return True
 
 
 @jit
@@ -249,8 +256,8 @@ def scan(
             if not (sound and own.sum() < 2.0):
                 return out, belief, last, i
             now = belief + share * (0.5 - belief)
-            if n_said:
-                blend(own, now, active, out[i])
+            if n_said and not blend(own, now, active, out[i]):
+                return out, belief, last, i
         if label < 0:
             continue
         is_new = not counts[label] > 0.0
@@ -300,7 +307,6 @@ def correct(
             means[:, i], variances[:, i], weights[i], calibrations, active, described
         )
         softmax_of(described, coef, own)
-        if not (sound and own.sum() < 2.0):
+        if not (sound and own.sum() < 2.0 and blend(own, belief, active, out[i])):
             return out, i
-        blend(own, belief, active, out[i])
     return out, -1

@@ -251,6 +251,10 @@ class Stack:
             )
         if not all(np.isfinite(part).all() for part in moments):
             raise InvalidInput(f"step holds NaN or inf at row {row}; pass the step of a mixture")
+        if plain.size and not (np.isfinite(plain[row]).all() and plain[row].min() >= 0.0):
+            raise InvalidInput(
+                f"plain holds {plain[row].tolist()} at row {row}; give probabilities"
+            )
         n_outputs = moments[0].shape[2]
         if min(plain.shape[1] or n_outputs, n_outputs) < n_classes:
             raise InvalidInput(
