@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,22 +12,40 @@ from numpy.typing import ArrayLike, NDArray
 from kalstream.errors import InvalidInput
 
 Array = NDArray[Any]
+T = TypeVar("T")
 
 # Squares of features and targets, and sums of many of them, must not overflow.
 LARGEST_FLOAT64: Final = 1e100
 LARGEST_FLOAT32: Final = 1e15
 LARGEST_VARIANCE: Final = 1e50
+# More features, outputs or samples than any memory holds; numpy cannot even ask for them.
+LARGEST_COUNT: Final = 10**9
 
+_FLOAT64: Final = np.dtype(np.float64)
+_INT64: Final = np.dtype(np.int64)
 _NO_LABELS: Final = np.empty(0, np.int64)
 _NO_VALUES: Final = np.empty((0, 0))
 
 
 def scalar(name: str, value: Any) -> float:
     """One number."""
-    array = np.asarray(value)
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidInput(f"{name} must be one number, got a masked array; fill it first")
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):  # lists of unequal lengths
+        array = np.empty(0)
     if array.ndim != 0 or array.dtype.kind not in "fiub":
         raise InvalidInput(f"{name} must be one number, got {value!r}")
     return float(array)
+
+
+def finite(name: str, value: Any) -> float:
+    """One finite number."""
+    number = scalar(name, value)
+    if not math.isfinite(number):
+        raise InvalidInput(f"{name} must be a finite number, got {value!r}")
+    return number
 
 
 def positive(name: str, value: float) -> float:
@@ -45,6 +64,17 @@ def variance(name: str, value: float, dtype: Any) -> float:
         raise InvalidInput(
             f"{name} must lie between {1.0 / limit:g} and {limit:g} in {np.dtype(dtype)}, "
             f"got {value!r}; rescale features or targets"
+        )
+    return number
+
+
+def factor(name: str, value: float) -> float:
+    """A scalar above zero, of a size whose products with logits stay finite."""
+    number = positive(name, value)
+    if not 1.0 / LARGEST_VARIANCE <= number <= LARGEST_VARIANCE:
+        raise InvalidInput(
+            f"{name} must lie between {1.0 / LARGEST_VARIANCE:g} and {LARGEST_VARIANCE:g}, "
+            f"got {value!r}"
         )
     return number
 
@@ -70,7 +100,10 @@ def instance(name: str, value: Any, kind: type) -> None:
 
 def sequence(name: str, value: Any) -> tuple[float, ...]:
     """A sequence of at least one number."""
-    if np.ndim(value) != 1 or len(value) == 0:
+    if hasattr(value, "__array__"):
+        array = numeric(name, value)
+        value = array.tolist() if array.ndim == 1 else ()
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) == 0:
         raise InvalidInput(f"{name} must be a sequence of at least one number, got {value!r}")
     return tuple(scalar(name, item) for item in value)
 
@@ -79,12 +112,14 @@ def count(name: str, value: int) -> int:
     """An integer of at least one."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise InvalidInput(f"{name} must be an integer of at least 1, got {value!r}")
+    if value > LARGEST_COUNT:
+        raise InvalidInput(f"{name} must be at most {LARGEST_COUNT:,}, got {value!r}")
     return int(value)
 
 
 def choice(name: str, value: str, options: tuple[str, ...]) -> str:
     """One of the given words."""
-    if value not in options:
+    if not (isinstance(value, str) and value in options):
         raise InvalidInput(f"{name} must be one of {', '.join(map(repr, options))}, got {value!r}")
     return value
 
@@ -166,7 +201,7 @@ def per_row(name: str, value: Any, n_rows: int) -> Array:
 
 def gammas(value: Any, n_rows: int) -> Array:
     """Per-row forgetting coefficients in [0, 1], shape (b,)."""
-    if np.ndim(value) == 0:
+    if isinstance(value, float) or numeric("gamma", value).ndim == 0:
         return np.full(n_rows, unit_interval("gamma", value))
     gamma = per_row("gamma", value, n_rows)
     if (gamma < 0.0).any() or (gamma > 1.0).any():
@@ -297,6 +332,71 @@ def _float_labels(array: Array, n_outputs: int) -> Targets:
     return _labels(np.where(known, array, -1.0), n_outputs)
 
 
+def trusted(cls: type[T], *values: Any) -> T:
+    """An object of a frozen dataclass with slots, without the checks of its `__post_init__`.
+
+    For parts that were just computed: the checks would take as long as learning a row.
+    """
+    made = object.__new__(cls)
+    for name, value in zip(cls.__slots__, values, strict=True):  # type: ignore[attr-defined]
+        object.__setattr__(made, name, value)
+    return made
+
+
+def is_block(value: Any, shape: tuple[int, ...], dtype: Any = _FLOAT64) -> bool:
+    """Whether compiled code may take a value for a C-ordered array of this shape and dtype."""
+    return (
+        type(value) is np.ndarray
+        and value.shape == shape
+        and value.dtype == dtype
+        and value.flags.c_contiguous
+    )
+
+
+def block(name: str, value: Any, shape: tuple[int, ...]) -> Array:
+    """A C-ordered float64 array of exactly this shape."""
+    if is_block(value, shape):
+        return value
+    array = numeric(name, value)
+    if array.shape != shape:
+        raise InvalidInput(f"{name} must have shape {shape}, got {array.shape}")
+    return np.ascontiguousarray(array, _FLOAT64)
+
+
+def integers(name: str, value: Any, n_rows: int) -> Array:
+    """Integers (b,), of any range, as C-ordered int64."""
+    if is_block(value, (n_rows,), _INT64):
+        return value
+    array = numeric(name, value)
+    if array.shape != (n_rows,) or array.dtype.kind not in "iu":
+        raise InvalidInput(
+            f"{name} must be {n_rows} integers, one per row of the step, got {kind_of(array)}"
+        )
+    if array.dtype.kind == "u" and array.size and int(array.max()) > np.iinfo(np.int64).max:
+        raise InvalidInput(f"{name} holds {array.max()}, more than an index can be")
+    return np.ascontiguousarray(array, _INT64)
+
+
+def columns(name: str, value: Any, n_columns: int) -> Array:
+    """Indices (K',) of different columns, at least one, each in 0..n_columns - 1."""
+    array = numeric(name, value)
+    known = array.ndim == 1 and array.size > 0 and array.dtype.kind in "iu"
+    if not (known and array.min() >= 0 and array.max() < n_columns):
+        raise InvalidInput(
+            f"{name} must be a sequence of integers in 0..{n_columns - 1}, got {value!r}"
+        )
+    if len(np.unique(array)) < len(array):
+        raise InvalidInput(f"{name} names a column twice, got {value!r}; name each once")
+    return array.astype(np.int64)
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, for messages."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} of shape {value.shape}"
+    return type(value).__name__
+
+
 def numeric(name: str, value: Any) -> Array:
     """An array of real numbers."""
     if type(value) is np.ndarray and value.dtype.kind in "fiub":
@@ -316,6 +416,16 @@ def numeric(name: str, value: Any) -> Array:
             remedy = "; encode labels as 0..K-1, as np.unique(y, return_inverse=True) does"
         raise InvalidInput(f"{name} must be real numbers, got dtype {array.dtype}{remedy}")
     return array
+
+
+def limited(name: str, array: Array, limit: float) -> None:
+    """Refuse NaN, inf, and numbers beyond a limit."""
+    if array.size and not (float(array.max()) <= limit and float(array.min()) >= -limit):
+        where = tuple(int(i) for i in np.argwhere(~(np.abs(array) <= limit))[0])
+        raise InvalidInput(
+            f"{name} holds {array[where]} at index {where}; give numbers between {-limit:g} and "
+            f"{limit:g}"
+        )
 
 
 def sum_of_squares(array: Array) -> float:

@@ -9,12 +9,14 @@ import numpy as np
 
 from kalstream.core._jit import jit
 from kalstream.core._scan import calibrated_terms, is_among
-from kalstream.core._softmax_integral import probabilities
+from kalstream.core._softmax_integral import LARGEST_LOGIT, probabilities
 
 Array = Any
 
 # A target that no filter could have foreseen must not leave -inf minus -inf behind.
 _LEAST_LOG = -1e100
+# From here on the difference of two lgamma is taken by Stirling's series.
+_MUCH_FREEDOM = 1e6
 # The scale of regression forgets as a filter with a half-life of some 700 examples.
 KEEP_SCALE = 0.999
 
@@ -67,11 +69,17 @@ def mix(
     log_liks = np.empty((n_filters, n_calibrations))
     scaled = np.empty(n_outputs)
     for i in range(n):
+        whole = 0.0
         for j in range(n_filters):
             for c in range(n_calibrations):
-                weights[i, j, c] = np.exp(log_weights[j, c])
+                share = np.exp(log_weights[j, c])
+                share += switch[i] * (1.0 / n_all - share)
+                weights[i, j, c] = share
+                whole += share
+        for j in range(n_filters):
+            for c in range(n_calibrations):
+                weights[i, j, c] /= whole
                 if switch[i] > 0.0:
-                    weights[i, j, c] += switch[i] * (1.0 / n_all - weights[i, j, c])
                     log_weights[j, c] = np.log(weights[i, j, c])
         if learn_scale:
             for j in range(n_filters):
@@ -122,10 +130,7 @@ def mix(
         for j in range(n_filters):
             for c in range(n_calibrations):
                 log_weights[j, c] += weight[i] * log_liks[j, c]
-        total = log_sum_exp(log_weights)
-        for j in range(n_filters):
-            for c in range(n_calibrations):
-                log_weights[j, c] -= total
+        normalise(log_weights)
     return weights, scale, log_prob, n_active
 
 
@@ -194,11 +199,18 @@ def student_log_density(target: Array, mean: Array, unit: float, spread: Array) 
     n_outputs = target.shape[0]
     after = freedom + n_outputs
     return (
-        math.lgamma(0.5 * after)
-        - math.lgamma(0.5 * freedom)
+        log_gamma_ratio(0.5 * freedom, 0.5 * n_outputs)
         - 0.5 * n_outputs * np.log(np.pi * squares * unit)
         - 0.5 * after * np.log1p(squared_distance(target, mean) / (unit * squares))
     )
+
+
+@jit
+def log_gamma_ratio(x: float, more: float) -> float:
+    """Log of Gamma(x + more) / Gamma(x); the difference of two large lgamma has no digits left."""
+    if x < _MUCH_FREEDOM:
+        return math.lgamma(x + more) - math.lgamma(x)
+    return (x + more - 0.5) * math.log1p(more / x) - more + more * math.log(x)
 
 
 @jit
@@ -218,10 +230,11 @@ def mixed_probabilities(
     ell: Array,
     slope: Array,
     work: Array,
-) -> Array:
-    """Class probabilities (b, K) of a mixture with weights (b, J, C).
+) -> tuple[Array, int]:
+    """Class probabilities (b, K) of a mixture with weights (b, J, C), and a row that has none.
 
     The lightest components that hold ``light`` together are taken by probit, the others exactly.
+    The row is -1 if all have; NaN and numbers without bounds would lead the integral astray.
     """
     n_filters, n, n_outputs = means.shape
     n_all = n_filters * calibrations.shape[0]
@@ -229,17 +242,28 @@ def mixed_probabilities(
     mean, std = np.empty((1, n_outputs)), np.empty(1)
     for i in range(n):
         flat = np.sort(weights[i].ravel())
-        held, least, most = 0.0, np.inf, light * flat.sum()
+        whole = flat.sum()
+        held, least, most = 0.0, np.inf, light * whole
+        if not (flat[0] >= 0.0 and whole > 0.0 and whole < np.inf):
+            return out, i
         for a in range(n_all):
             held += flat[a]
             if held > most:
                 least = flat[a]
                 break
         for j in range(n_filters):
-            top = means[j, i].max()
+            top, low = means[j, i, 0], means[j, i, 0]
+            if not variances[j, i] < np.inf:
+                return out, i
+            for k in range(n_outputs):
+                if not abs(means[j, i, k]) < LARGEST_LOGIT:
+                    return out, i
+                top, low = max(top, means[j, i, k]), min(low, means[j, i, k])
             for c in range(calibrations.shape[0]):
                 weight, alpha = weights[i, j, c], calibrations[c]
                 spread = alpha * np.sqrt(max(variances[j, i], 0.0))
+                if not (spread < LARGEST_LOGIT and alpha * (top - low) < LARGEST_LOGIT):
+                    return out, i
                 exact = weight >= (1.0 - 1e-9) * least and n_outputs > 1  # ties are not split
                 if not exact:
                     alpha /= np.sqrt(1.0 + np.pi / 8.0 * spread * spread)
@@ -253,13 +277,31 @@ def mixed_probabilities(
                 for k in range(n_outputs):
                     out[i, k] += share * one[0, k]
         out[i] /= out[i].sum()
-    return out
+    return out, -1
 
 
 @jit
 def log_sum_exp(x: Array) -> float:
     top = x.max()
     return top + np.log(np.exp(x - top).sum())
+
+
+@jit
+def normalise(log_weights: Array) -> None:
+    """Shift the logarithms of weights (J, C), in place, so that the weights sum to 1.
+
+    The largest is subtracted first. One shift by `log_sum_exp` would lose the logarithm of the sum:
+    beside 1e14, a surprise of 1e7 standard deviations, float64 keeps two digits after the point.
+    """
+    top, total = log_weights.max(), 0.0
+    for j in range(log_weights.shape[0]):
+        for c in range(log_weights.shape[1]):
+            log_weights[j, c] -= top
+            total += np.exp(log_weights[j, c])
+    total = np.log(total)
+    for j in range(log_weights.shape[0]):
+        for c in range(log_weights.shape[1]):
+            log_weights[j, c] -= total
 
 
 @jit

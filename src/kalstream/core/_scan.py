@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kalstream.core._jit import jit
-from kalstream.core._softmax_integral import label_terms
+from kalstream.core._softmax_integral import LARGEST_LOGIT, label_terms
 
 Array = Any
 
@@ -282,6 +282,12 @@ def gaussian_slope(
 
 
 @jit
+def moved(delta: float, move: float) -> float:
+    """Delta after a move; an infinite rate times a slope of 0, which is NaN, is no move."""
+    return delta if np.isnan(move) else delta + move
+
+
+@jit
 def is_among(label: int, classes: Array) -> bool:
     """Whether a label is one of the classes."""
     return bool(np.any(classes == label))
@@ -301,8 +307,9 @@ def calibrated_terms(
 ) -> tuple[float, float, float]:
     """Log predictive of a label, eq. (13), its slope along the logits, and by their variance."""
     for k in active:
-        scaled[k] = alpha * mean[k]
-    return label_terms(scaled, alpha * np.sqrt(var), label, active, ell, slope, work)
+        scaled[k] = min(max(alpha * mean[k], -LARGEST_LOGIT), LARGEST_LOGIT)
+    std = min(alpha * np.sqrt(var), LARGEST_LOGIT)
+    return label_terms(scaled, std, label, active, ell, slope, work)
 
 
 @jit
@@ -378,7 +385,7 @@ def scan_learned(
                     keep_mean,
                     var_slope,
                 )
-                delta += rate * weight[i] * gap[i] * slope_delta
+                delta = moved(delta, rate * weight[i] * gap[i] * slope_delta)
             else:
                 if not is_among(labels[i], active[:n_active]):
                     active[n_active] = labels[i]
@@ -415,7 +422,7 @@ def scan_learned(
                         slope_delta = scale2 * by_var * var_slope
                         if not keep_mean:
                             slope_delta -= 0.5 * along_mean
-                        delta += rate * weight[i] * gap[i] * slope_delta
+                        delta = moved(delta, rate * weight[i] * gap[i] * slope_delta)
                     if alpha_rule[1] > 0.0:
                         log_alpha, log_alpha_var = learn_alpha(
                             log_alpha, log_alpha_var, by_log_alpha, weight[i], alpha_rule

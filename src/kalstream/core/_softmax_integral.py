@@ -65,6 +65,8 @@ NODES_TO_BEND = 8.5
 MAX_STRIDE = 7  # 1.4 u, 3/8 of the standard deviation of a Gaussian
 
 WORK_ROWS = 10
+# Squares of larger logits and deviations would not be finite; NaN would become a wild index.
+LARGEST_LOGIT = 1e150
 # Two logits of at most this standard deviation are averaged directly: one dimension, few nodes.
 _LARGEST_OF_TWO = 100.0
 _WIDE_OF_TWO = 6.0
@@ -166,7 +168,8 @@ def _fill_lattice(
     std: float, ell: Array, slope: Array, log_cdf: Array, rho: Array, weights: Array
 ) -> None:
     """Interpolate the table across std: log F and rho (per unit of u) on the lattice."""
-    v = math.asinh(min(std, STD_MAX) / STD_UNIT) / STD_STEP
+    # An index is made of it: NaN must not become one.
+    v = math.asinh(min(std, STD_MAX) / STD_UNIT) / STD_STEP if std >= 0.0 else 0.0
     first = int(v)
     _lagrange(v - first, weights)
     log_cdf[:] = 0.0
@@ -216,7 +219,7 @@ def _locate(gap: float, per_step: float, limit: int, var: float) -> tuple[int, f
     smooth and monotone in the gap.
     """
     steps = gap * per_step
-    if steps < limit:
+    if 0.0 <= steps < limit:
         offset = int(steps)
         return offset, steps - offset, 0.0
     return limit, 0.0, _far(limit / per_step, var) - _far(gap, var)
@@ -342,7 +345,8 @@ def _lesser_of_two(gap: float, std: float) -> float:
     if std == 0.0:
         return math.exp(gap) / (1.0 + math.exp(gap))
     if std > _WIDE_OF_TWO:
-        for i in range(math.ceil((37.0 - gap) / 0.65)):
+        # From x = 746 on, after 1,177 nodes, the density of the logistic variable is 0 in float64.
+        for i in range(math.ceil(min((37.0 - gap) / 0.65, 1177.0))):
             x = 0.65 * i - 18.5
             tail = math.exp(-abs(x))
             total += tail / (1.0 + tail) ** 2 * math.erfc(-(gap + x) / (math.sqrt(2.0) * std))

@@ -29,11 +29,13 @@ LABELS = 10.0
 @jit
 def describe_filters(
     means: Array, variances: Array, weights: Array, calibrations: Array, active: Array, out: Array
-) -> None:
+) -> bool:
     """Log-probabilities of classes by the mixture, and calibrated logits by each filter.
 
     Of one row: means (J, K), variances (J,), weights (J, C); out (A, D) for the active classes.
+    Returns whether all of it is finite.
     """
+    size = 0.0
     n_filters, n_calibrations, n_active = means.shape[0], calibrations.shape[0], len(active)
     each = np.empty(n_active)
     out[:, 0] = 0.0
@@ -55,8 +57,12 @@ def describe_filters(
         alpha = shrunk(np.exp(mean_log / mass) if mass > 0.0 else 1.0, var)
         for a in range(n_active):
             out[a, j + 1] = alpha * (means[j, active[a]] - top)
+            size += abs(out[a, j + 1])
+        size += abs(mass) + abs(variances[j])
     for a in range(n_active):
+        size += abs(out[a, 0])
         out[a, 0] = np.log(max(out[a, 0], LEAST))
+    return bool(size < np.inf)
 
 
 @jit
@@ -97,13 +103,20 @@ def softmax_of(described: Array, coef: Array, out: Array) -> None:
 
 
 @jit
-def blend(own: Array, belief: float, active: Array, out: Array) -> None:
-    """Move probabilities (K,) of the active classes, which keep their sum, towards own (A,)."""
+def blend(own: Array, belief: float, active: Array, out: Array) -> bool:
+    """Move probabilities (K,) of the active classes, which keep their sum, towards own (A,).
+
+    Returns whether they were finite and not negative.
+    """
     whole = 0.0
+    for k in range(out.shape[0]):
+        if not 0.0 <= out[k] < np.inf:
+            return False
     for k in active:
         whole += out[k]
     for a in range(len(active)):
         out[active[a]] += belief * (whole * own[a] - out[active[a]])
+    return True
 
 
 @jit
@@ -197,8 +210,10 @@ def scan(
     stays: Array,
     coef: Array,
     precision: Array,
-) -> tuple[Array, float, int]:
-    """Rows that are predicted, and then learnt if they have a label: the last five change in place.
+) -> tuple[Array, float, int, int]:
+    """Rows that are predicted, and then learned if they have a label.
+
+    The last five arrays change in place.
 
     Parameters
     ----------
@@ -215,28 +230,37 @@ def scan(
     out : as plain
     belief, last : float, int
         After the last row.
+    bad : int
+        A row that cannot be used, or -1: its label, its weight, or what it tells.
     """
-    n_filters, n = means.shape[:2]
+    n_filters, n, n_outputs = means.shape
     out, n_said = plain.copy(), plain.shape[1]
+    n_described = min(n_said, n_outputs) if n_said else n_outputs
     active = np.flatnonzero(counts > 0.0)
     described, own = np.zeros((len(active), coef.shape[0])), np.empty(len(active))
     now = belief
     for i in range(n):
         label = labels[i]
+        if label < -1 or label >= counts.shape[0] or not 0.0 <= weight[i] < np.inf:
+            return out, belief, last, i
         if len(active) and (n_said or label >= 0):
-            describe_filters(
+            if active[-1] >= n_described:
+                return out, belief, last, i
+            sound = describe_filters(
                 means[:, i], variances[:, i], weights[i], calibrations, active, described
             )
             described[:, n_filters + 1 :] = 0.0
             if ordered and last >= 0:
                 describe_labels(counts, recent, stays, last, active, n_filters + 1, described)
             softmax_of(described, coef, own)
+            if not (sound and own.sum() < 2.0):
+                return out, belief, last, i
             now = belief + share * (0.5 - belief)
-            if n_said:
-                blend(own, now, active, out[i])
+            if n_said and not blend(own, now, active, out[i]):
+                return out, belief, last, i
         if label < 0:
             continue
-        is_new = counts[label] == 0.0
+        is_new = not counts[label] > 0.0
         if not is_new:
             place = np.searchsorted(active, label)
             w = min(weight[i], HEAVIEST)
@@ -244,13 +268,15 @@ def scan(
             odds += w * (np.log(max(own[place], LEAST)) - described[place, 0])
             belief = 1.0 / (1.0 + np.exp(-min(max(odds, -MOST_SURE), MOST_SURE)))
             improve(described, own, place, w, prior, coef, precision)
+            if not abs(coef.sum() + belief) < np.inf:
+                return out, belief, last, i
         note(label, last, keep, counts, recent, stays)
         if is_new:
             active = np.flatnonzero(counts > 0.0)
             described = np.zeros((len(active), coef.shape[0]))
             own = np.empty(len(active))
         last = label
-    return out, belief, last
+    return out, belief, last, -1
 
 
 @jit
@@ -267,15 +293,20 @@ def correct(
     stays: Array,
     coef: Array,
     ordered: bool,
-) -> Array:
-    """Corrected probabilities (b, K) of rows, each as the next one."""
-    n_filters, n = means.shape[:2]
+) -> tuple[Array, int]:
+    """Corrected probabilities (b, K) of rows, each as the next one, and a bad row as in `scan`."""
+    n_filters, n, n_outputs = means.shape
     out, active = plain.copy(), np.flatnonzero(counts > 0.0)
+    if len(active) and active[-1] >= min(plain.shape[1], n_outputs):
+        return out, 0
     described, own = np.zeros((len(active), coef.shape[0])), np.empty(len(active))
     if ordered and last >= 0:
         describe_labels(counts, recent, stays, last, active, n_filters + 1, described)
     for i in range(n):
-        describe_filters(means[:, i], variances[:, i], weights[i], calibrations, active, described)
+        sound = describe_filters(
+            means[:, i], variances[:, i], weights[i], calibrations, active, described
+        )
         softmax_of(described, coef, own)
-        blend(own, belief, active, out[i])
-    return out
+        if not (sound and own.sum() < 2.0 and blend(own, belief, active, out[i])):
+            return out, i
+    return out, -1

@@ -14,9 +14,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from kalstream.core import _checks as check
+from kalstream.errors import InvalidInput
 
 # log alpha stays within this many prior standard deviations of where it started.
 BOUND: Final = 3.0
+# exp of it is 1e173, and its square still finite.
+LARGEST_LOG: Final = 400.0
+# With BOUND and the largest factor that the checks let pass, log alpha stays below LARGEST_LOG.
+_LARGEST_SPREAD: Final = 50.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,16 @@ class Alpha:
 
     log_mean: float
     log_var: float
+
+    def __post_init__(self) -> None:
+        for name in ("log_mean", "log_var"):
+            if type(getattr(self, name)) is not float:
+                object.__setattr__(self, name, check.scalar(name, getattr(self, name)))
+        if not (abs(self.log_mean) <= LARGEST_LOG and 0.0 <= self.log_var < math.inf):
+            raise InvalidInput(
+                f"alpha has log_mean {self.log_mean!r} and log_var {self.log_var!r}; they must lie "
+                f"between -{LARGEST_LOG:g} and {LARGEST_LOG:g}, and be finite and at least 0"
+            )
 
     @property
     def value(self) -> float:
@@ -60,10 +75,16 @@ class Calibration:
     gamma: float = 0.9999
 
     def __post_init__(self) -> None:
-        check.positive("calibration init", self.init)
-        check.unit_interval("calibration gamma", self.gamma)
-        if self.spread != 0.0:
-            check.positive("calibration spread", self.spread)
+        # As floats: of integers compiled code would be compiled anew.
+        object.__setattr__(self, "init", check.factor("calibration init", self.init))
+        object.__setattr__(self, "gamma", check.unit_interval("calibration gamma", self.gamma))
+        spread = check.scalar("calibration spread", self.spread)
+        object.__setattr__(self, "spread", spread)
+        if not 0.0 <= spread <= _LARGEST_SPREAD:
+            raise InvalidInput(
+                f"calibration spread must lie between 0, which keeps alpha, and "
+                f"{_LARGEST_SPREAD:g}, got {self.spread!r}"
+            )
 
     @classmethod
     def fixed(cls, value: float) -> Calibration:
@@ -84,6 +105,11 @@ class Calibration:
 
         The reference for what `_scan.learn_alpha` does inside a chunk.
         """
+        check.instance("alpha", alpha, Alpha)
+        gradient = check.finite("gradient", gradient)
+        weight = check.scalar("weight", weight)
+        if not 0.0 <= weight <= check.LARGEST_FLOAT64:
+            raise InvalidInput(f"weight must lie between 0 and 1e100, got {weight}")
         centre, prior_var = math.log(self.init), self.spread**2
         mean = centre + self.gamma * (alpha.log_mean - centre)  # as eq. (7)
         var = prior_var + self.gamma**2 * (alpha.log_var - prior_var)

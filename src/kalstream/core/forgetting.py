@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
+_BOOL: Final = np.dtype(bool)
 # gamma = 0.08 keeps nothing worth having, and the gradient of delta, which vanishes with gamma,
 # still leads back: SGD that shot further would never return.
 _LARGEST_DELTA: Final = 5.0
@@ -87,6 +88,21 @@ class FilterState:
     alpha: Alpha
     seen: Array
 
+    def __post_init__(self) -> None:
+        check.instance("the posterior of the state", self.posterior, Posterior)
+        check.instance("the alpha of the state", self.alpha, Alpha)
+        if not check.is_block(self.seen, (self.posterior.n_outputs,), _BOOL):
+            raise InvalidInput(
+                f"the seen of the state must be one bool for each of {self.posterior.n_outputs} "
+                f"outputs, got {check.kind_of(self.seen)}; take a state from start or step_chunk"
+            )
+        delta = check.scalar("the delta of the state", self.delta)
+        object.__setattr__(self, "delta", delta)
+        if not 0.0 <= delta <= _INFINITE_DELTA:
+            raise InvalidInput(
+                f"the delta of the state must lie between 0 and {_INFINITE_DELTA:g}, got {delta}"
+            )
+
     @property
     def gamma(self) -> float:
         """Current forgetting coefficient."""
@@ -112,6 +128,7 @@ class FilterState:
 
     def keep_outputs(self, columns: Array) -> FilterState:
         """Keep these outputs only, exactly: outputs do not depend on one another."""
+        columns = check.columns("columns", columns, len(self.seen))
         return replace(
             self, posterior=keep_outputs(self.posterior, columns), seen=self.seen[columns]
         )
@@ -149,10 +166,12 @@ class _OneFilter(ABC):
         check.instance("state", state, FilterState)
         gamma, lr, _ = self._rule
         calibration = _as_calibration(self.calibration)
-        return replace(
-            state,
-            delta=state.delta if lr > 0.0 else _delta_of(gamma),
-            alpha=state.alpha if calibration.learns else calibration.start(),
+        return check.trusted(
+            FilterState,
+            state.posterior,
+            state.delta if lr > 0.0 else _delta_of(gamma),
+            state.alpha if calibration.learns else calibration.start(),
+            state.seen,
         )
 
     def step_chunk(
@@ -269,7 +288,7 @@ class Fixed(_OneFilter):
     calibration: Calibration | float = 1.0
 
     def __post_init__(self) -> None:
-        check.unit_interval("gamma", self.gamma)
+        object.__setattr__(self, "gamma", check.unit_interval("gamma", self.gamma))
         _as_calibration(self.calibration)
 
     @property
@@ -323,13 +342,13 @@ class Learned(_OneFilter):
     calibrated: bool = True
 
     def __post_init__(self) -> None:
-        check.unit_interval("init", self.init)
+        object.__setattr__(self, "init", check.unit_interval("init", self.init))
         if self.init < math.exp(-0.5 * _LARGEST_DELTA):
             raise InvalidInput(
                 f"init must be at least {math.exp(-0.5 * _LARGEST_DELTA):.3f}, got {self.init!r}: "
                 "from below, no gradient leads back"
             )
-        check.positive("lr", self.lr)
+        object.__setattr__(self, "lr", check.positive("lr", self.lr))
         check.flag("calibrated", self.calibrated)
         _as_calibration(self.calibration)
 
@@ -397,7 +416,7 @@ class _Scanner:
         return found
 
     def state(self, posterior: Posterior) -> FilterState:
-        return FilterState(posterior, self.delta, self.alpha, self.seen.mask())
+        return check.trusted(FilterState, posterior, self.delta, self.alpha, self.seen.mask())
 
 
 class Seen:
@@ -444,7 +463,7 @@ def one_ahead(
     spread = np.einsum("bm,bm->b", times_cov, phi, dtype=np.float64)
     norm = np.einsum("bm,bm->b", phi, phi, dtype=np.float64)
     var = g**2 * np.maximum(spread, 0.0) + (1.0 - g) * (1.0 + g) * prior_var * norm
-    mean = times_mean if keep_mean else g[:, None] * times_mean
+    mean = times_mean if check.flag("keep_mean", keep_mean) else g[:, None] * times_mean
     return Step(mean, var, g, np.full(n, np.inf), np.full(n, np.nan))
 
 
@@ -453,4 +472,4 @@ def _as_calibration(calibration: Any) -> Calibration:
         return calibration
     if not isinstance(calibration, float | int | np.number):
         raise InvalidInput(f"calibration={calibration!r}: pass a number, or Calibration() to learn")
-    return Calibration.fixed(check.positive("calibration", float(calibration)))
+    return Calibration.fixed(check.factor("calibration", float(calibration)))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kalstream.core import _checks as check
 from kalstream.core.state import Posterior, Step
-from kalstream.errors import NumericalError
+from kalstream.errors import InvalidInput, NumericalError
 
 Array = NDArray[Any]
 
@@ -68,17 +68,35 @@ def health(state: Any, step: Any) -> Health:
     """
     posterior: Posterior = getattr(state, "posterior", state)
     check.instance("state", posterior, Posterior)
-    if hasattr(step, "filters") and hasattr(state, "heaviest"):
-        step = step.filters[state.heaviest]
+    if hasattr(step, "told") and hasattr(state, "heaviest"):
+        try:
+            filters = step.filters
+        except (AttributeError, TypeError, ValueError):  # a step made by hand
+            filters = ()
+        if state.heaviest >= len(filters):
+            raise InvalidInput(
+                f"step is of {len(filters)} filters and the state has more; pass the step that led "
+                "to the state"
+            )
+        step = filters[state.heaviest]
     check.instance("step", step, Step)
     cov = posterior.cov
     variances = cov.diagonal()
-    learnt = np.isfinite(np.atleast_1d(step.noise_var))
-    noise_var = np.atleast_1d(step.noise_var)[learnt]
-    innovation_var = np.atleast_1d(step.logit_var)[learnt] + noise_var
-    nis = np.atleast_1d(step.nis)[learnt]
-    with np.errstate(divide="ignore"):
-        memory = posterior.n_features * noise_var / np.atleast_1d(step.logit_var)[learnt]
+    noise_var, logit_var, nis = (
+        np.atleast_1d(check.numeric(f"the {name} of the step", getattr(step, name)))
+        for name in ("noise_var", "logit_var", "nis")
+    )
+    if not noise_var.shape == logit_var.shape == nis.shape == (noise_var.size,):
+        raise InvalidInput(
+            f"the noise_var, logit_var and nis of the step must be of the same rows, got shapes "
+            f"{noise_var.shape}, {logit_var.shape} and {nis.shape}; pass the step that led to the "
+            "state"
+        )
+    learnt = np.isfinite(noise_var)
+    noise_var, logit_var, nis = noise_var[learnt], logit_var[learnt], nis[learnt]
+    innovation_var = logit_var + noise_var
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        memory = posterior.n_features * noise_var / logit_var
     return Health(
         smallest_innovation_var=float(innovation_var.min(initial=np.inf)),
         asymmetry=float(np.abs(cov - cov.T).max() / max(variances.max(), np.finfo(float).tiny)),

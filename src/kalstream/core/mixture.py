@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
+_BOOL: Final = np.dtype(bool)
 # Rows predicted at a time, so that memory stays bounded.
 _PREDICTED_ROWS: Final = 256
 
@@ -60,6 +61,34 @@ class MixtureState:
     log_weights: Array
     seen: Array
     spread: Array
+
+    def __post_init__(self) -> None:
+        check.instance("the bank of the state", self.bank, Bank)
+        shape = self.bank.arrays.mean.shape
+        for name in ("half_lives", "calibrations"):
+            values = check.sequence(f"the {name} of the state", getattr(self, name))
+            object.__setattr__(self, name, values)
+        if len(self.half_lives) != shape[0]:
+            raise InvalidInput(
+                f"the state has {shape[0]} filters and the half-lives {self.half_lives}; give one "
+                "half-life for each filter"
+            )
+        shapes = {"log_weights": (shape[0], len(self.calibrations)), "spread": (shape[0], 2)}
+        for name, expected in shapes.items():
+            part = check.block(f"the {name} of the state", getattr(self, name), expected)
+            object.__setattr__(self, name, part)
+        if not check.is_block(self.seen, shape[2:], _BOOL):
+            raise InvalidInput(
+                f"the seen of the state must be one bool for each of {shape[2]} outputs, got "
+                f"{check.kind_of(self.seen)}"
+            )
+        if not (self.spread.min() >= 0.0 and self.spread.max() < math.inf):
+            raise InvalidInput(
+                f"the spread of the state must be finite and not negative, got {self.spread}"
+            )
+        whole = self.weights.sum() if self.log_weights.max() < 1.0 else math.inf
+        if not abs(whole - 1.0) < 1e-6:
+            raise InvalidInput(f"the weights of the state must sum to 1, they sum to {whole}")
 
     @property
     def posteriors(self) -> tuple[Posterior, ...]:
@@ -103,6 +132,7 @@ class MixtureState:
 
     def add_outputs(self, n_outputs: int) -> MixtureState:
         """Grow by classes never seen, exactly."""
+        n_outputs = check.count("n_outputs", n_outputs)
         return replace(
             self,
             bank=self.bank.add_outputs(n_outputs),
@@ -111,10 +141,13 @@ class MixtureState:
 
     def keep_outputs(self, columns: Array) -> MixtureState:
         """Keep these outputs only, exactly: outputs do not depend on one another."""
+        columns = check.columns("columns", columns, len(self.seen))
         return replace(self, bank=self.bank.keep_outputs(columns), seen=self.seen[columns])
 
     def add_features(self, n_features: int, prior_var: float) -> MixtureState:
         """Grow by features that have been 0 in all rows so far, exactly."""
+        n_features = check.count("n_features", n_features)
+        prior_var = check.variance("prior_var", prior_var, self.bank.dtype)
         return replace(self, bank=self.bank.add_features(n_features, prior_var))
 
 
@@ -151,6 +184,25 @@ class MixtureStep:
     scale: Array
     half_lives: tuple[float, ...]
     calibrations: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        check.instance("the told of the step", self.told, BankStep)
+        means = check.numeric("the logit_mean of the step", self.told.logit_mean)
+        if means.ndim != 3:
+            raise InvalidInput(f"the logit_mean of the step must be (J, b, K), got {means.shape}")
+        n_filters, n, _ = means.shape
+        calibrations = check.sequence("the calibrations of the step", self.calibrations)
+        shapes = {"logit_mean": means.shape, "logit_var": (n_filters, n)}
+        parts = {
+            name: check.block(f"the {name} of the step", getattr(self.told, name), shape)
+            for name, shape in shapes.items()
+        }
+        weights = check.block(
+            "the weights of the step", self.weights, (n, n_filters, len(calibrations))
+        )
+        object.__setattr__(self, "told", replace(self.told, **parts))
+        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "calibrations", calibrations)
 
     @property
     def logit_mean(self) -> Array:
@@ -241,8 +293,8 @@ class Mixture:
         for value in self.half_lives:
             gamma_of(value)
         for value in self.calibrations:
-            check.positive("calibrations", value)
-        check.unit_interval("share", self.share)
+            check.factor("calibrations", value)
+        object.__setattr__(self, "share", check.unit_interval("share", self.share))
         check.choice("predictive", self.predictive, ("exact", "probit"))
         check.flag("learn_scale", self.learn_scale)
 
@@ -335,10 +387,9 @@ class Mixture:
             *table(),
             work(),
         )
-        step = MixtureStep(told, weights, log_prob, scale, state.half_lives, state.calibrations)
-        after = MixtureState(
-            bank, state.half_lives, state.calibrations, log_weights, seen.mask(), spread
-        )
+        grids = state.half_lives, state.calibrations
+        step = check.trusted(MixtureStep, told, weights, log_prob, scale, *grids)
+        after = check.trusted(MixtureState, bank, *grids, log_weights, seen.mask(), spread)
         return after, step
 
     def _gammas(self, gap: Array) -> Array:
@@ -363,7 +414,7 @@ class Mixture:
         phi = check.feature_rows(features, bank.n_features, bank.dtype)
         gap = check.non_negative_rows("time_gap", time_gap, len(phi))
         prior_var = check.variance("prior_var", prior_var, bank.dtype)
-        check.flag("keep_mean", keep_mean)
+        keep_mean = check.flag("keep_mean", keep_mean)
         cuts = range(0, len(phi), _PREDICTED_ROWS)
         parts = [
             self._foretold(state, phi[i : i + _PREDICTED_ROWS], gap[i:], prior_var, keep_mean)
@@ -377,9 +428,8 @@ class Mixture:
         scale = np.ones((len(phi), len(self.half_lives)))
         if self.learn_scale:
             scale *= self.scale(state)
-        return MixtureStep(
-            BankStep(*told), weights, log_prob, scale, state.half_lives, state.calibrations
-        )
+        grids = state.half_lives, state.calibrations
+        return check.trusted(MixtureStep, BankStep(*told), weights, log_prob, scale, *grids)
 
     def _foretold(
         self, state: MixtureState, phi: Array, gap: Array, prior_var: float, keep_mean: bool
@@ -394,6 +444,7 @@ class Mixture:
 
     def scale(self, state: MixtureState) -> Array:
         """What the variances of each filter are multiples of (J,)."""
+        self._check(state)
         if not self.learn_scale:
             return np.ones(len(state.half_lives))
         with np.errstate(invalid="ignore"):
@@ -441,20 +492,27 @@ def mixture_probabilities(
     >>> mixture_probabilities(seen)
     array([[0.5, 0.5]])
     """
-    check.instance("step", step, MixtureStep)
+    moments = moments_of(step)
+    means, variances, weights, calibrations = moments
     check.choice("method", method, METHODS)
     if method in ("exact", "probit"):
         from kalstream.core._mix import mixed_probabilities
         from kalstream.core._softmax_integral import table, work
 
         light = check.unit_interval("light", light) if method == "exact" else math.inf
-        components = step.logit_mean, step.logit_var, step.weights, _array(step.calibrations)
-        return mixed_probabilities(*components, light, *table(), work())
-    weights = step.weights / step.weights.sum(axis=(1, 2), keepdims=True)
+        out, bad = mixed_probabilities(*moments, light, *table(), work())
+        if bad >= 0:
+            _refuse_row(bad, moments)
+        return out
+    whole = weights.sum(axis=(1, 2))
+    sound = (weights.min(axis=(1, 2)) >= 0.0) & (whole > 0.0) & (whole < math.inf)
+    if not sound.all():
+        _refuse_row(int(np.argmin(sound)), moments)
+    weights = weights / whole[:, None, None]
     rng = check.generator("random_state", random_state)
-    total = np.zeros(step.logit_mean.shape[1:])
-    for j, (mean, var) in enumerate(zip(step.logit_mean, step.logit_var, strict=True)):
-        for c, calibration in enumerate(step.calibrations):
+    total = np.zeros(means.shape[1:])
+    for j, (mean, var) in enumerate(zip(means, variances, strict=True)):
+        for c, calibration in enumerate(calibrations.tolist()):
             total += weights[:, j, c, None] * class_probabilities(
                 mean,
                 np.maximum(var, 0.0),
@@ -466,10 +524,37 @@ def mixture_probabilities(
     return total / total.sum(axis=1, keepdims=True)
 
 
+def moments_of(step: MixtureStep) -> tuple[Array, Array, Array, Array]:
+    """Means (J, b, K), variances (J, b), weights (b, J, C) and calibrations (C,) of a step.
+
+    Compiled code may rely on the shapes; J, b and K are at least 1.
+    """
+    check.instance("step", step, MixtureStep)
+    told = step.told
+    if not told.logit_mean.size:
+        raise InvalidInput(
+            f"step has logit_mean of shape {told.logit_mean.shape}; it must have a row and a class"
+        )
+    return told.logit_mean, told.logit_var, step.weights, _array(step.calibrations)
+
+
+def _refuse_row(row: int, moments: tuple[Array, ...]) -> NoReturn:
+    means, variances, weights, calibrations = moments
+    raise InvalidInput(
+        f"row {row} of the step has no probabilities: its means reach "
+        f"{np.abs(means[:, row]).max():g} and its variances {variances[:, row].max():g} before "
+        f"calibrations of up to {calibrations.max():g}, its weights lie between "
+        f"{weights[row].min():g} and {weights[row].max():g}; logits must stay below 1e150 and "
+        "weights be finite, at least 0 and not all 0"
+    )
+
+
 @lru_cache
 def _array(values: tuple[float, ...]) -> Array:
-    """Numbers as an array; not to be changed."""
-    return np.array(values)
+    """Calibrations as an array; not to be changed."""
+    return np.array(
+        [check.factor("calibrations", v) for v in check.sequence("calibrations", values)]
+    )
 
 
 @lru_cache

@@ -137,7 +137,7 @@ def label_log_prob(
     """
     mean, std, alpha, shape = _calibrated(logit_mean, logit_var, calibration)
     rows, n_classes = mean.shape
-    index = np.asarray(labels)
+    index = check.numeric("labels", labels)
     if index.dtype.kind not in "iu" or index.shape != shape[:-1]:
         raise InvalidInput(
             f"labels have shape {index.shape} and dtype {index.dtype}; "
@@ -183,7 +183,8 @@ def gaussian_log_density(target: ArrayLike, mean: ArrayLike, var: ArrayLike) -> 
     y, mu, v = _floats("target", target), _floats("mean", mean), _floats("var", var)
     if not (v > 0.0).all():
         raise InvalidInput(f"var goes down to {v.min()}; every variance must be positive")
-    with np.errstate(over="ignore"):  # a density of 0 has log -inf
+    _broadcast(target=y, mean=mu, var=v)
+    with np.errstate(over="ignore", invalid="ignore"):  # a density of 0 has log -inf
         return np.asarray(-0.5 * (np.log(2.0 * np.pi) + np.log(v) + (y - mu) ** 2 / v))
 
 
@@ -216,8 +217,22 @@ def mixture_log_density(
         )
     if weights.ndim == 1:
         weights = weights.reshape(-1, *[1] * (terms.ndim - 1))
+    if not (weights < math.inf).all():
+        raise InvalidInput("log_weights holds NaN or inf; give logarithms, -inf for a weight of 0")
+    _broadcast(target=terms, log_weights=weights)
     total: Array = np.logaddexp.reduce(terms + weights, axis=0)
     return np.asarray(total)
+
+
+def _broadcast(**arrays: Array) -> None:
+    """Refuse arrays whose shapes do not go together."""
+    try:
+        np.broadcast_shapes(*(array.shape for array in arrays.values()))
+    except ValueError:
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+        raise InvalidInput(
+            f"shapes do not go together: {shapes}; give broadcastable ones"
+        ) from None
 
 
 def _softmax(logits: Array) -> Array:
@@ -287,7 +302,4 @@ def _per_row(
 
 
 def _floats(name: str, value: ArrayLike) -> Array:
-    try:
-        return np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(f"{name} must be an array of real numbers: {error}") from None
+    return np.asarray(check.numeric(name, value), dtype=np.float64)

@@ -16,7 +16,7 @@ from kalstream.core import _checks as check
 from kalstream.core.guard import check_innovations, rounding_error
 from kalstream.core.predictive import gaussian_log_density, label_log_prob
 from kalstream.core.state import Posterior, Step
-from kalstream.errors import InvalidInput
+from kalstream.errors import InvalidInput, NumericalError
 
 Array = NDArray[Any]
 
@@ -39,6 +39,7 @@ def log_likelihood(
     >>> round(log_likelihood([[1.0]], [2.0], 2.0, noise_var=1.0), 3)
     -0.919
     """
+    noise_var = check.variance("noise_var", noise_var, np.float64)
     w = check.matrix("weights", weights)
     phi = check.feature_vector(features, len(w), np.float64)
     read = check.single_target(target, w.shape[1])
@@ -46,7 +47,7 @@ def log_likelihood(
         raise InvalidInput(f"target is unknown ({target!r}); a missing target has no likelihood")
     residual = read.minus((phi @ w)[None])
     # eq. (1)
-    return float(gaussian_log_density(residual, 0.0, check.positive("noise_var", noise_var)).sum())
+    return float(gaussian_log_density(residual, 0.0, noise_var).sum())
 
 
 def init(
@@ -83,10 +84,10 @@ def drift(weights: ArrayLike, *, gamma: float, prior_var: float) -> tuple[Array,
     >>> drift([[2.0]], gamma=0.5, prior_var=1.0)
     (array([[1.]]), 0.75)
     """
-    check.unit_interval("gamma", gamma)
-    check.positive("prior_var", prior_var)
+    gamma = check.unit_interval("gamma", gamma)
+    prior_var = check.variance("prior_var", prior_var, np.float64)
     # eq. (3)
-    return gamma * np.asarray(weights, dtype=np.float64), (1.0 - gamma) * (1.0 + gamma) * prior_var
+    return gamma * check.matrix("weights", weights), (1.0 - gamma) * (1.0 + gamma) * prior_var
 
 
 def transition(
@@ -133,6 +134,7 @@ def predict(posterior: Posterior, features: ArrayLike) -> tuple[Array, float]:
     >>> predict(Posterior([[1.0, 0.0]], [[0.5]]), [2.0])
     (array([2., 0.]), 2.0)
     """
+    check.instance("posterior", posterior, Posterior)
     phi = check.feature_vector(features, posterior.n_features, posterior.dtype)
     return phi @ posterior.mean, float(phi @ posterior.cov @ phi)
 
@@ -228,10 +230,16 @@ def ridge_posterior(
     phi, y = check.matrix("features", features), check.matrix("targets", targets)
     if len(phi) != len(y):
         raise InvalidInput(f"features has {len(phi)} rows and targets {len(y)}; give as many")
-    check.positive("noise_var", noise_var)
-    check.positive("prior_var", prior_var)
+    noise_var = check.variance("noise_var", noise_var, np.float64)
+    prior_var = check.variance("prior_var", prior_var, np.float64)
     precision = phi.T @ phi / noise_var + np.eye(phi.shape[1]) / prior_var
-    cov = np.linalg.inv(precision)
+    try:
+        cov = np.linalg.inv(precision)
+    except np.linalg.LinAlgError:
+        raise NumericalError(
+            f"the precision of {phi.shape[1]} weights has no inverse in float64; scale the "
+            "features, raise noise_var or lower prior_var"
+        ) from None
     return Posterior(cov @ (phi.T @ y) / noise_var, (cov + cov.T) / 2.0)
 
 
@@ -258,13 +266,18 @@ def delta_gradient(
     >>> delta_gradient(posterior, [1.0], 3.0, gamma=1.0, noise_var=1.0, prior_var=1.0)
     4.0
     """
-    check.positive("noise_var", noise_var)
+    check.instance("posterior", posterior, Posterior)
+    gamma = check.unit_interval("gamma", gamma)
+    noise_var = check.variance("noise_var", noise_var, np.float64)
+    prior_var = check.variance("prior_var", prior_var, posterior.dtype)
+    calibration = check.factor("calibration", calibration)
+    check.flag("keep_mean", keep_mean)
+    phi = check.feature_vector(features, posterior.n_features, np.float64)
     read = check.single_target(target, posterior.n_outputs)
     if not read.observed[0]:
         return 0.0
     predicted = transition(posterior, gamma=gamma, prior_var=prior_var, keep_mean=keep_mean)
     mean, var = predict(predicted, features)
-    phi = np.asarray(features, np.float64)
     mean_slope = np.zeros_like(mean) if keep_mean else -0.5 * mean
     var_slope = prior_var * float(phi @ phi) - var
     if read.labels is not None:

@@ -8,13 +8,17 @@ come in runs, or a class that was just there is due no more. A filter knows noth
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from functools import lru_cache
+from typing import Any, Final, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kalstream.core.mixture import MixtureStep, _array
+from kalstream.core import _checks as check
+from kalstream.core.mixture import MixtureStep, moments_of
+from kalstream.errors import InvalidInput, NumericalError
 
 Array = NDArray[Any]
 
@@ -82,10 +86,28 @@ class Stack:
     precision: Array
     belief: float
 
+    def __post_init__(self) -> None:
+        k, d = np.size(self.counts), np.size(self.coef)
+        shapes = {
+            **{"counts": (k,), "recent": (len(HALF_LIVES), k), "stays": (k, 2)},
+            **{"coef": (d,), "precision": (d, d)},
+        }
+        for name, shape in shapes.items():
+            part = check.block(f"the {name} of the stack", getattr(self, name), shape)
+            check.limited(f"the {name} of the stack", part, check.LARGEST_FLOAT64)
+            object.__setattr__(self, name, part)
+        check.unit_interval("the belief of the stack", self.belief)
+        if not (isinstance(self.last, int) and -1 <= self.last < k and self.n_filters > 0):
+            raise InvalidInput(
+                f"the stack has {k} classes, {d} coefficients and the last label {self.last!r}; "
+                "start from Stack.start"
+            )
+
     @classmethod
     def start(cls, n_filters: int, n_classes: int) -> Self:
         """Nothing seen yet."""
-        prior = _prior(n_filters)
+        prior = _prior(check.count("n_filters", n_filters))
+        n_classes = check.count("n_classes", n_classes)
         counts, recent = np.zeros(n_classes), np.zeros((len(HALF_LIVES), n_classes))
         coef = np.zeros(len(prior))
         coef[0] = 1.0
@@ -98,9 +120,14 @@ class Stack:
 
     def grown(self, n_classes: int) -> Self:
         """With room for classes never seen."""
-        n_new = n_classes - len(self.counts)
-        if n_new <= 0:
+        n_new = check.count("n_classes", n_classes) - len(self.counts)
+        if n_new == 0:
             return self
+        if n_new < 0:
+            raise InvalidInput(
+                f"n_classes is {n_classes}, and the stack has {len(self.counts)} already; it only "
+                "grows, keep_classes drops classes"
+            )
         return replace(
             self,
             counts=np.pad(self.counts, (0, n_new)),
@@ -110,7 +137,8 @@ class Stack:
 
     def keep_classes(self, columns: Array) -> Self:
         """With these classes only (K',), in this order."""
-        places = {int(column): place for place, column in enumerate(columns)}
+        columns = check.columns("columns", columns, len(self.counts))
+        places = {column: place for place, column in enumerate(columns.tolist())}
         return replace(
             self,
             counts=self.counts[columns],
@@ -133,9 +161,14 @@ class Stack:
         """
         from kalstream.core._stack import correct
 
+        moments = self._moments(step)
+        plain = self._plain(plain, moments[0])
         belief = self.belief + _SHARE * (0.5 - self.belief)
-        known = belief, self.last, self.counts, self.recent, self.stays, self.coef
-        return correct(*_moments(step), plain, *known, ordered)
+        known = plain, belief, self.last, self.counts, self.recent, self.stays, self.coef
+        out, bad = correct(*moments, *known, check.flag("ordered", ordered))
+        if bad >= 0:
+            self._blame(bad, moments, plain, None, None)
+        return out
 
     def learnt(
         self,
@@ -168,22 +201,75 @@ class Stack:
         """
         from kalstream.core._stack import scan
 
+        moments = self._moments(step)
+        n = moments[0].shape[1]
+        labels = check.integers("labels", labels, n)
+        weight = np.ones(n) if weight is None else check.block("weight", weight, (n,))
+        plain = _NOTHING if plain is None else self._plain(plain, moments[0])
         kept = self.counts, self.recent, self.stays, self.coef, self.precision
-        counts, recent, stays, coef, precision = (array.copy() for array in kept)
-        weight = np.ones(len(labels)) if weight is None else weight
+        counts, recent, stays, coef, precision = (part.copy() for part in kept)
         changing = counts, recent, stays, coef, precision
-        plain = _NOTHING if plain is None else plain
-        how = ordered, _SHARE, _prior(self.n_filters), _KEEP, self.belief, self.last
-        out, belief, last = scan(*_moments(step), plain, labels, weight, *how, *changing)
-        return type(self)(*changing[:3], int(last), *changing[3:], float(belief)), out
+        settings = check.flag("ordered", ordered), _SHARE, _prior(self.n_filters), _KEEP
+        now = self.belief, self.last
+        out, belief, last, bad = scan(*moments, plain, labels, weight, *settings, *now, *changing)
+        if bad >= 0:
+            self._blame(bad, moments, plain, labels, weight)
+        after = check.trusted(type(self), *changing[:3], int(last), *changing[3:], float(belief))
+        return after, out
+
+    def _moments(self, step: MixtureStep) -> tuple[Array, ...]:
+        """The moments of a step that has the filters of this stack."""
+        moments = moments_of(step)
+        if len(moments[0]) != self.n_filters:
+            raise InvalidInput(
+                f"step is of {len(moments[0])} filters, the stack was started for "
+                f"{self.n_filters}; pass a step of the same mixture"
+            )
+        return moments
+
+    def _plain(self, plain: Any, means: Array) -> Array:
+        """Probabilities (b, K'), of at most the classes of the means (J, b, K) and of the stack."""
+        _, n, n_outputs = means.shape
+        if type(plain) is not np.ndarray or plain.ndim != 2:
+            plain = check.matrix("plain", plain)
+        width = min(plain.shape[1], max(n_outputs, len(self.counts)))
+        return check.block("plain", plain, (n, width))
+
+    def _blame(
+        self, row: int, moments: tuple[Array, ...], plain: Array, labels: Any, weight: Any
+    ) -> NoReturn:
+        """Say why compiled code refused a row."""
+        n_classes = len(self.counts)
+        if labels is not None and not -1 <= labels[row] < n_classes:
+            raise InvalidInput(
+                f"labels holds {labels[row]} at row {row}, outside 0..{n_classes - 1}; use -1 for "
+                "an unknown label, and grown(n_classes) before a new class comes"
+            )
+        if weight is not None and not 0.0 <= weight[row] < math.inf:
+            raise InvalidInput(
+                f"weight holds {weight[row]} at row {row}; give finite weights of at least 0"
+            )
+        if not all(np.isfinite(part).all() for part in moments):
+            raise InvalidInput(f"step holds NaN or inf at row {row}; pass the step of a mixture")
+        if plain.size and not (np.isfinite(plain[row]).all() and plain[row].min() >= 0.0):
+            raise InvalidInput(
+                f"plain holds {plain[row].tolist()} at row {row}; give probabilities"
+            )
+        n_outputs = moments[0].shape[2]
+        if min(plain.shape[1] or n_outputs, n_outputs) < n_classes:
+            raise InvalidInput(
+                f"step has {n_outputs} classes and plain {plain.shape[1]}, where the stack has "
+                f"seen others at row {row}; give a column for each of its {n_classes} classes"
+            )
+        raise NumericalError(
+            f"the stack cannot be continued at row {row}: its coefficients {self.coef} with belief "
+            f"{self.belief} give no finite probabilities. Start again from Stack.start"
+        )
 
 
+@lru_cache
 def _prior(n_filters: int) -> Array:
-    """Precision (D,) of the coefficients before any data."""
+    """Precision (D,) of the coefficients before any data; not to be changed."""
     from kalstream.core._stack import FILTERS, LABELS
 
     return np.array([FILTERS] * (1 + n_filters) + [LABELS] * (len(HALF_LIVES) + 1))
-
-
-def _moments(step: MixtureStep) -> tuple[Array, ...]:
-    return step.logit_mean, step.logit_var, step.weights, _array(step.calibrations)

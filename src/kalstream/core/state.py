@@ -97,8 +97,9 @@ class Posterior:
             raise InvalidInput(
                 f"mean must be (m, K) and cov (m, m), got shapes {mean.shape} and {cov.shape}"
             )
-        if not (np.isfinite(mean).all() and np.isfinite(cov).all()):
-            raise InvalidInput("mean and cov must be finite, got NaN or inf; start from init")
+        largest = check.LARGEST_FLOAT32 if dtype == np.float32 else check.LARGEST_VARIANCE
+        check.limited("mean", mean, largest**3)
+        check.limited("cov", cov, 1.01 * largest)  # as large as a prior may be, and rounded
         if np.abs(cov - cov.T).max() > 1e3 * np.finfo(dtype).eps * np.abs(cov).max():
             raise InvalidInput("cov must be symmetric; pass (cov + cov.T) / 2")
         if cov.diagonal().min() < 0.0:
@@ -415,7 +416,9 @@ def keep_outputs(posterior: Posterior, columns: Array) -> Posterior:
     >>> keep_outputs(Posterior(np.array([[1.0, 2.0, 3.0]]), np.eye(1)), np.array([2, 0])).mean
     array([[3., 1.]])
     """
+    check.instance("posterior", posterior, Posterior)
     stored = posterior.stored
+    columns = check.columns("columns", columns, posterior.n_outputs)
     stored.base.lent = True
     mean = np.ascontiguousarray(stored.base.mean[:, columns])
     coefficients = None if stored.coefficients is None else stored.coefficients[:, columns]
@@ -433,7 +436,9 @@ def add_features(posterior: Posterior, n_features: int, prior_var: float) -> Pos
     array([[0.5, 0. ],
            [0. , 2. ]])
     """
+    check.instance("posterior", posterior, Posterior)
     m, new = posterior.n_features, check.count("n_features", n_features)
+    prior_var = check.variance("prior_var", prior_var, posterior.dtype)
     cov = np.diag(np.full(m + new, prior_var, posterior.dtype))
     cov[:m, :m] = posterior.cov
     return Posterior(np.pad(posterior.mean, ((0, new), (0, 0))), cov)

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from hashlib import sha256
 from reprlib import repr as short
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 from numpy.random import (
@@ -161,27 +161,16 @@ def read(path: FilePath, kind: str) -> Any:
     CheckpointError
         The file is not a checkpoint, is damaged, newer than this kalstream, or of another kind.
     """
-    with open(_file(path), "rb") as file:
-        data = file.read()
-    if data[8:9] != b"{":
-        what = "not a safetensors file" if data else "empty"
-        raise CheckpointError(f"{path} is no checkpoint, it is {what}; pass a file that save wrote")
     damaged = f"{path} is damaged or cut short; take another copy of it"
+    with open(_file(path), "rb") as file:
+        header, about = _header(path, file)
+        # Only what the header describes is read: nothing of a file that it does not fit.
+        body = _body_size(header)
+        if os.fstat(file.fileno()).st_size != 8 + len(header) + body:
+            raise CheckpointError(f"{damaged} (it is not as long as its header says)")
+        data = b"".join((len(header).to_bytes(8, "little"), header, file.read(body)))
     try:
-        size = int.from_bytes(data[:8], "little")
-        metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
-        about = json.loads(metadata.get("kalstream", "null"))
-        if about is None:
-            raise CheckpointError(
-                f"{path} is a safetensors file, but not of kalstream; pass a file that save wrote"
-            )
-        # First of all: a newer format need not have any of the rest.
-        if about["format"] > FORMAT:
-            raise CheckpointError(
-                f"{path} was written by kalstream {about['version']} in format {about['format']}, "
-                f"kalstream {__version__} reads up to {FORMAT}; upgrade kalstream"
-            )
-        start = data.index(_MARK) + len(_MARK)
+        start = header.index(_MARK) + 8 + len(_MARK)
         found = sha256(data[:start])
         found.update(_NO_DIGEST.encode())
         found.update(memoryview(data)[start + len(_NO_DIGEST) :])
@@ -193,8 +182,8 @@ def read(path: FilePath, kind: str) -> Any:
             )
         tensors = load(data)
         del data  # it may be large
-        tree = json.loads(metadata["kalstream"], object_hook=lambda node: _array(node, tensors))
-        tree = tree["tree"]
+        text = json.loads(header)["__metadata__"]["kalstream"]
+        tree = json.loads(text, object_hook=lambda node: _array(node, tensors))["tree"]
         for number in range(about["format"], FORMAT):
             tree = _MIGRATIONS[number](tree)
         return _Decoder().value(tree)
@@ -207,16 +196,49 @@ def read(path: FilePath, kind: str) -> Any:
 def kind_of(path: FilePath) -> str:
     """What a file that `write` wrote holds; only its header is read."""
     with open(_file(path), "rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        try:
-            if size > _LONGEST_HEADER:
-                raise ValueError("its header is too long")
-            about = json.loads(json.loads(file.read(size))["__metadata__"]["kalstream"])
-            return str(about["kind"])
-        except (KeyError, TypeError, ValueError) as error:
+        return str(_header(path, file)[1]["kind"])
+
+
+def _header(path: FilePath, file: BinaryIO) -> tuple[bytes, dict[str, Any]]:
+    """The header of a file of safetensors, and in it what is written about the tree."""
+    damaged = f"{path} is damaged or cut short; take another copy of it"
+    start = file.read(9)
+    if start[8:] != b"{":
+        what = "not a safetensors file" if start else "empty"
+        raise CheckpointError(f"{path} is no checkpoint, it is {what}; pass a file that save wrote")
+    size = int.from_bytes(start[:8], "little")
+    if size > min(_LONGEST_HEADER, os.fstat(file.fileno()).st_size - 8):
+        raise CheckpointError(f"{damaged} (its header cannot be {size} bytes long)")
+    header = start[8:] + file.read(size - 1)
+    try:
+        about = json.loads(json.loads(header).get("__metadata__", {}).get("kalstream", "null"))
+        if about is None:
             raise CheckpointError(
-                f"{path} is no checkpoint of kalstream; pass a file that save wrote"
-            ) from error
+                f"{path} is a safetensors file, but not of kalstream; pass a file that save wrote"
+            )
+        # First of all: a newer format need not have any of the rest.
+        if about["format"] > FORMAT:
+            raise CheckpointError(
+                f"{path} was written by kalstream {about['version']} in format {about['format']}, "
+                f"kalstream {__version__} reads up to {FORMAT}; upgrade kalstream"
+            )
+        if not {"sha256", "format", "version", "kind", "tree"} <= set(about):
+            raise ValueError(f"it says only {', '.join(map(str, about))} about itself")
+        return header, about
+    except CheckpointError:
+        raise
+    except Exception as error:  # JSON of any kind, nested to any depth
+        raise CheckpointError(f"{damaged} ({type(error).__name__}: {error})") from error
+
+
+def _body_size(header: bytes) -> int:
+    """Bytes of all tensors together, as a header has them; -1 if it makes no sense."""
+    entries = json.loads(header)
+    try:
+        ends = [part["data_offsets"][1] for name, part in entries.items() if name[:2] != "__"]
+        return max(ends, default=0) if all(type(end) is int for end in ends) else -1
+    except (KeyError, IndexError, TypeError, AttributeError):
+        return -1
 
 
 def foreign(obj: Any) -> Foreign:
@@ -386,7 +408,11 @@ def _parts(value: Any) -> dict[str, Any]:
     if isinstance(value, Posterior):
         return {"stored": value.stored}
     if isinstance(value, Bank):
-        _ = value.arrays  # raises if it was given away
+        # Raises if it was given away. What is in the part of cov that is not meant depends on
+        # predictions and on memory that was used again; the bytes of a file must not.
+        value.arrays.mirrored()
+    if isinstance(value, _Base):
+        return {"mean": value.mean, "cov": np.asfortranarray(np.tril(value.cov))}
     if isinstance(value, Generator):
         return {"bit_generator": value.bit_generator}
     if isinstance(value, RandomState):
@@ -431,52 +457,125 @@ def _whole(cls: type, parts: dict[str, Any]) -> Any:
             made = cls(SeedSequence(**seeds))
         made.state = state
     elif is_dataclass(cls):
+        if cls is MixtureState:
+            parts["log_weights"] = _normalised(parts["log_weights"])
         made = cls(**parts)
     else:
         made = cls()  # so that an attribute that is newer than the file has its default
         vars(made).update(parts)
-    if cls in _CHECKS and not _CHECKS[cls](made):
-        raise ValueError(f"the parts of a {cls.__name__} do not belong together")
+    if cls in _CHECKS:
+        _CHECKS[cls](made)
     return made
 
 
-def _fits(array: Any, shape: tuple[int, ...], dtype: Any) -> bool:
-    return isinstance(array, np.ndarray) and array.shape == shape and array.dtype == dtype
+def need(condition: Any, part: str, what: str) -> None:
+    """Refuse a part of a tree that is not what it must be."""
+    if not condition:
+        raise ValueError(f"{part} must be {what}")
 
 
-def _sound(part: Any, rows: Any, coefficients: Any) -> bool:
-    """Whether mean (..., m, K), cov (..., m, m) and pending rows are of the same filters."""
-    *batch, m, n_outputs = part.mean.shape
-    dtype = part.mean.dtype
-    n = 0 if rows is None else rows.shape[-2]
-    pending = (rows is None and coefficients is None) or (
-        _fits(rows, (*batch, n, m), dtype) and _fits(coefficients, (*batch, n, n_outputs), dtype)
+def need_array(part: str, array: Any, shape: tuple[int, ...], dtype: Any = np.float64) -> None:
+    """Refuse anything but an array of this shape and dtype, and floats that are not finite."""
+    fits = isinstance(array, np.ndarray) and array.shape == shape and array.dtype == dtype
+    need(fits, part, f"{np.dtype(dtype)} of shape {shape}")
+    need(array.dtype.kind != "f" or np.isfinite(array).all(), part, "finite")
+
+
+def _check_filters(part: str, arrays: Any, rows: Any, coefficients: Any, scales: Any) -> None:
+    """Mean (..., m, K), cov (..., m, m), pending rows and scales (..., 5) of the same filters."""
+    mean = arrays.mean
+    need(isinstance(mean, np.ndarray) and mean.size, f"{part}.mean", "an array with elements")
+    *batch, m, n_outputs = mean.shape
+    need(mean.dtype in (np.float32, np.float64), f"{part}.mean", "float32 or float64")
+    need_array(f"{part}.mean", mean, mean.shape, mean.dtype)
+    need_array(f"{part}.cov", arrays.cov, (*batch, m, m), mean.dtype)
+    variances = np.einsum("...ii->...i", arrays.cov)
+    need((variances >= 0.0).all(), f"{part}.cov", "without negative variances")
+    need_array(f"{part}.scales", scales, (*batch, 5))
+    need((scales >= 0.0).all(), f"{part}.scales", "at least 0")
+    if rows is None and coefficients is None:
+        return
+    need(isinstance(rows, np.ndarray) and rows.ndim == mean.ndim, f"{part}.rows", "an array")
+    need_array(f"{part}.rows", rows, (*batch, rows.shape[-2], m), mean.dtype)
+    shape = (*batch, rows.shape[-2], n_outputs)
+    need_array(f"{part}.coefficients", coefficients, shape, mean.dtype)
+
+
+def _check_stored(stored: _Stored) -> None:
+    need(isinstance(stored.base, _Base), "_Stored.base", "a _Base")
+    need(np.ndim(stored.base.mean) == 2, "_Stored.mean", "of two dimensions")
+    scales = stored.mean_scale, stored.scale, stored.shift, stored.ceiling, stored.folds
+    need(all(type(scale) is float for scale in scales), "_Stored.scales", "five floats")
+    order = stored.base.mean.flags.c_contiguous and stored.base.cov.flags.f_contiguous
+    need(order, "_Stored.base", "in the order that BLAS takes")
+    _check_filters("_Stored", stored.base, stored.rows, stored.coefficients, np.array(scales))
+
+
+def _check_bank(bank: Bank) -> None:
+    need(isinstance(bank.stack, _Stack), "Bank.stack", "a _Stack")
+    need(np.ndim(bank.arrays.mean) == 3, "Bank.mean", "of three dimensions")
+    order = bank.arrays.mean.flags.c_contiguous and bank.arrays.cov.flags.c_contiguous
+    need(order, "Bank.stack", "in C order")
+    _check_filters("Bank", bank.arrays, bank.rows, bank.coefficients, bank.scales)
+
+
+def _check_scaler(scaler: OnlineScaler) -> None:
+    clip, half_life = scaler.clip, scaler.half_life
+    need(isinstance(clip, float | int) and 0 < clip < math.inf, "OnlineScaler.clip", "above 0")
+    need(isinstance(half_life, float | int) and half_life > 0, "OnlineScaler.half_life", "above 0")
+    if not hasattr(scaler, "count_"):
+        return
+    shape = (scaler.n_features_in_,)
+    for name in ("count_", "mean_", "_spread"):
+        need_array(f"OnlineScaler.{name}", getattr(scaler, name), shape)
+    need((scaler.count_ >= 0.0).all(), "OnlineScaler.count_", "at least 0")
+    need((scaler._spread >= 0.0).all(), "OnlineScaler._spread", "at least 0")
+
+
+def _check_waves(waves: RandomFourierFeatures) -> None:
+    if not hasattr(waves, "scaler_"):
+        return
+    need(isinstance(waves.scaler_, OnlineScaler), "RandomFourierFeatures.scaler_", "a scaler")
+    need(hasattr(waves.scaler_, "count_"), "RandomFourierFeatures.scaler_", "fitted")
+    part = "RandomFourierFeatures.projection_"
+    need(np.ndim(waves.projection_) == 2, part, "of two dimensions")
+    shape = (waves.n_features_in_, np.shape(waves.projection_)[1])
+    need_array(part, waves.projection_, shape)
+    need(shape[1] > 0, part, "with at least one direction")
+    size = waves._size
+    need(
+        isinstance(size, float) and 0.0 < size < math.inf, "RandomFourierFeatures._size", "above 0"
     )
-    return dtype in (np.float32, np.float64) and _fits(part.cov, (*batch, m, m), dtype) and pending
 
 
-# Compiled code does not look whether arrays are as long as it takes them to be.
-_CHECKS: dict[type, Callable[[Any], bool]] = {
-    _Stored: lambda s: s.base.mean.ndim == 2 and _sound(s.base, s.rows, s.coefficients),
-    Bank: lambda b: (
-        b.arrays.mean.ndim == 3
-        and _sound(b.arrays, b.rows, b.coefficients)
-        and _fits(b.scales, (len(b.arrays.mean), 5), np.float64)
-    ),
-    Posterior: lambda p: isinstance(p.stored, _Stored),
-    Foreign: lambda f: isinstance(f.class_name, str) and isinstance(f.attributes, dict),
-    FilterState: lambda s: _fits(s.seen, (s.posterior.n_outputs,), bool),
-    MixtureState: lambda s: (
-        _fits(s.seen, (s.bank.n_outputs,), bool)
-        and len(s.bank.arrays.mean) == len(s.half_lives)
-        and _fits(s.log_weights, (len(s.half_lives), len(s.calibrations)), np.float64)
-        and _fits(s.spread, (len(s.half_lives), 2), np.float64)
-    ),
-    OnlineScaler: lambda s: (
-        not hasattr(s, "count_")
-        or all(_fits(moment, (s.n_features_in_,), np.float64) for moment in s._moments())
-    ),
+def _check_foreign(saved: Foreign) -> None:
+    need(isinstance(saved.class_name, str), "Foreign.class_name", "a string")
+    need(isinstance(saved.attributes, dict), "Foreign.attributes", "a dict")
+
+
+# Compiled code does not look whether arrays are as long as it takes them to be. What a dataclass
+# checks when it is made (`FilterState`, `MixtureState`, `Stack`, policies) is not checked again.
+_CHECKS: dict[type, Callable[[Any], None]] = {
+    _Stored: _check_stored,
+    Bank: _check_bank,
+    Posterior: lambda p: need(isinstance(p.stored, _Stored), "Posterior.stored", "a _Stored"),
+    Foreign: _check_foreign,
+    OnlineScaler: _check_scaler,
+    RandomFourierFeatures: _check_waves,
 }
+
+
+def _normalised(log_weights: Any) -> Any:
+    """Log-weights that sum to 1: those of version 0.1 may not, after an outlier."""
+    need(isinstance(log_weights, np.ndarray), "MixtureState.log_weights", "an array")
+    need(log_weights.dtype == np.float64, "MixtureState.log_weights", "float64")
+    need(
+        log_weights.size and not np.isnan(log_weights).any(), "MixtureState.log_weights", "numbers"
+    )
+    top = log_weights.max()
+    need(np.isfinite(top), "MixtureState.log_weights", "finite somewhere")
+    total = np.log(np.exp(log_weights - top).sum())
+    return log_weights if abs(top + total) < 1e-9 else log_weights - top - total
 
 
 def _name(cls: type) -> str:

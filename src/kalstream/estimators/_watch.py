@@ -108,7 +108,10 @@ class Watch:
         """The watch after rows with half-life weights and variances (b, J)."""
         from kalstream.estimators._watch_scan import watch_rows
 
-        usual, levels, numbers = self.usual.copy(), self.levels.copy(), self.numbers.copy()
+        kept = self
+        if weights.shape[1] != len(self.usual):  # another policy, before anything was learned
+            kept = Watch.start(weights.shape[1])
+        usual, levels, numbers = kept.usual.copy(), kept.levels.copy(), kept.numbers.copy()
         how = _SLOW, _WARM_UP, *_ALARM, _LATELY, _RECENT
         watch_rows(weights, variance, *how, usual, levels, numbers)
         return Watch(weights[-1].copy(), usual, levels, numbers)

@@ -539,7 +539,9 @@ def _class_weights(class_weight: Any, labels: Labels, codes: Array, counts: Arra
 
 def _kept(stack: Stack | None, columns: Array) -> Stack | None:
     """A stack with these classes only."""
-    return None if stack is None else stack.grown(len(columns) + 1).keep_classes(columns)
+    if stack is None:
+        return None
+    return stack.grown(max(len(columns) + 1, len(stack.counts))).keep_classes(columns)
 
 
 def _among(step: Any, n_known: int) -> Any:

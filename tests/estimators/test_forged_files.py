@@ -1,0 +1,266 @@
+"""A file with a right checksum and parts that are not of each other is refused, by the part."""
+
+import os
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kalstream import KalmanClassifier, KalmanRegressor
+from kalstream.core import Stack
+from kalstream.errors import CheckpointError
+from kalstream.estimators import _checkpoint as checkpoint
+from kalstream.estimators._watch import Watch
+
+ROWS = np.random.default_rng(0).standard_normal((30, 3))
+LABELS = ["ab"[i] for i in (ROWS[:, 0] > 0).astype(int)]
+NAN = float("nan")
+KINDS: dict[str, Any] = {
+    "mixture": lambda: KalmanClassifier(n_components=4, random_state=0),
+    "learned": lambda: KalmanClassifier("learned", "scaled"),
+    "raw": lambda: KalmanClassifier(features="raw", intercept=False),
+    "regression": lambda: KalmanRegressor(features="raw"),
+    "fixed regression": lambda: KalmanRegressor(0.9, "raw", dtype=np.float32),
+}
+
+
+def fitted(name: str) -> Any:
+    model = KINDS[name]()
+    if isinstance(model, KalmanRegressor):
+        return model.fit(ROWS, ROWS[:, 0])
+    model.predict_then_learn(ROWS, LABELS)
+    return model.partial_fit(ROWS[:1], LABELS[:1])
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("saved")
+    for name in KINDS:
+        fitted(name).save(folder / name)
+    return {name: folder / name for name in KINDS}
+
+
+def put(tree: Any, path: str, value: Any) -> None:
+    """Set a part, whatever the class that holds it thinks of that."""
+    *owners, name = path.split(".")
+    for owner in owners:
+        tree = tree[owner] if isinstance(tree, dict) else getattr(tree, owner)
+    if isinstance(tree, dict):
+        tree[name] = value
+    else:
+        object.__setattr__(tree, name, value)
+
+
+def with_nan(array: Any) -> Any:
+    array = array.copy(order="K")
+    array.flat[0] = NAN
+    return array
+
+
+MANY = Stack.start(5, 50)
+# (whose file, which part, its new value or a function of the old one, what the error names)
+FORGERIES: list[tuple[str, str, Any, str]] = [
+    ("mixture", "model.stack", MANY, "stack"),
+    ("mixture", "model.ordered", MANY, "ordered"),
+    ("mixture", "model.stack", Stack.start(2, 2), "stack"),
+    ("mixture", "model.stack", replace(Stack.start(5, 2), last=1), ""),
+    ("learned", "model.stack", Stack.start(5, 2), "stack"),
+    ("mixture", "model.stack", "none", "stack"),
+    ("mixture", "model.stack.counts", np.zeros(9), "recent of the stack"),
+    ("mixture", "model.stack.coef", lambda a: a * NAN, "coef of the stack"),
+    ("mixture", "model.stack.last", 2, "stack"),
+    ("mixture", "model.stack.belief", -1.0, "belief"),
+    ("mixture", "model.watch", Watch.start(0), "watch"),
+    ("mixture", "model.watch", Watch.start(9), "watch"),
+    ("learned", "model.watch", Watch.start(5), "watch"),
+    ("mixture", "model.watch.numbers", np.zeros(6), "watch.numbers"),
+    ("mixture", "model.watch.usual", np.full(5, NAN), "watch.usual"),
+    ("mixture", "model.watch.levels", np.zeros(2), "watch.levels"),
+    ("mixture", "model.watch.now", np.zeros((5, 1)), "watch"),
+    ("mixture", "model.watch.numbers", np.full(7, -1.0), "watch.numbers"),
+    ("mixture", "model.labels.names", ("a", "b", "c", "d"), "counts"),
+    ("mixture", "model.labels.names", ("a", "a"), "labels"),
+    ("mixture", "model.labels.names", ["a", "b"], "labels"),
+    ("mixture", "model.labels.names", (), "counts"),
+    ("mixture", "model.counts", np.array([-1.0, 5.0]), "counts"),
+    ("mixture", "model.counts", np.array([1, 5]), "counts"),
+    ("mixture", "model.counts", np.full(2, NAN), "counts"),
+    ("mixture", "model.n_seen", -5, "n_seen"),
+    ("mixture", "model.n_seen", "many", "n_seen"),
+    ("mixture", "model.time", NAN, "time"),
+    ("mixture", "model.seed", -1, "seed"),
+    ("mixture", "model.spread", np.zeros(3), "spread"),
+    ("mixture", "model.offset", np.zeros(2), "offset"),
+    ("mixture", "model.told.nis", np.zeros((5, 99)), "told.nis"),
+    ("mixture", "model.told", 5, "told"),
+    ("mixture", "model.representation.size", 0.0, "size"),
+    ("mixture", "model.representation.intercept", 7, "intercept"),
+    ("mixture", "model.representation.intercept", False, "features"),
+    ("mixture", "model.representation.transformer", None, "features"),
+    ("mixture", "model.representation.transformer.projection_", np.zeros((9, 2)), "projection_"),
+    ("mixture", "model.representation.transformer.projection_", np.zeros((3, 8)), "features"),
+    ("mixture", "model.representation.transformer.projection_", np.zeros((3, 0)), "projection_"),
+    ("mixture", "model.representation.transformer.linear", False, "features"),
+    ("mixture", "model.representation.transformer._size", -1.0, "_size"),
+    ("mixture", "model.representation.transformer.scaler_.count_", with_nan, "count_"),
+    ("mixture", "model.representation.transformer.scaler_._spread", lambda a: -a, "_spread"),
+    ("learned", "model.representation.transformer.clip", NAN, "clip"),
+    ("learned", "model.representation.transformer.n_features_in_", 4, "count_"),
+    ("mixture", "model.state", None, "stack"),
+    ("learned", "model.state.delta", -1.0, "delta"),
+    ("learned", "model.state.alpha.log_mean", 1e9, "alpha"),
+    ("learned", "model.state.seen", np.zeros(9, bool), "seen"),
+    ("learned", "model.state.posterior.stored.base.cov", with_nan, "cov"),
+    ("learned", "model.state.posterior.stored.base.cov", lambda a: -a, "negative variances"),
+    ("learned", "model.state.posterior.stored.base.mean", with_nan, "mean"),
+    ("learned", "model.state.posterior.stored.scale", NAN, "scales"),
+    ("learned", "model.state.posterior.stored.shift", -1.0, "scales"),
+    ("learned", "model.state.posterior.stored.base.cov", lambda a: a[:-1, :-1], "cov"),
+    ("mixture", "model.state.bank.stack.cov", with_nan, "cov"),
+    ("mixture", "model.state.bank.stack.cov", lambda a: a[:, :-1, :-1].copy(), "cov"),
+    ("mixture", "model.state.bank.stack.mean", lambda a: a[:2].copy(), "cov"),
+    ("mixture", "model.state.bank.stack.mean", lambda a: a.astype("f4"), "cov"),
+    ("mixture", "model.state.bank.scales", lambda a: -a, "scales"),
+    ("mixture", "model.state.bank.scales", with_nan, "scales"),
+    ("mixture", "model.state.bank.scales", np.zeros((5, 4)), "scales"),
+    ("mixture", "model.state.log_weights", np.full((5, 5), NAN), "log_weights"),
+    ("mixture", "model.state.log_weights", np.full((5, 5), -np.inf), "log_weights"),
+    ("mixture", "model.state.spread", np.full((5, 2), -1.0), "spread"),
+    ("mixture", "model.state.half_lives", (1.0,), "half-lives"),
+    ("mixture", "fitted.n_features_in_", 4, "transformer"),
+    ("mixture", "fitted.n_features_in_", -3, "n_features_in_"),
+    ("mixture", "fitted.n_features_in_", None, "n_features_in_"),
+    ("mixture", "fitted.feature_names_in_", ["a"], "feature_names_in_"),
+    ("mixture", "fitted.predict", 5, "fitted"),
+    ("raw", "fitted.n_features_in_", 4, "features"),
+    ("regression", "model.offset", None, "offset"),
+    ("regression", "model.offset", np.zeros(4), "offset"),
+    ("regression", "model.offset", np.array([NAN]), "offset"),
+    ("regression", "model.labels.names", ("a",), "labels"),
+    ("regression", "fitted._flat", 3, "_flat"),
+    ("fixed regression", "model.spread", np.array([-1.0, 1.0]), "spread"),
+    ("fixed regression", "model.state.posterior.stored.base.mean", with_nan, "mean"),
+    ("mixture", "params.colour", "red", "colour"),
+    ("mixture", "params", 5, "TypeError"),
+    ("mixture", "model", {"a": 1}, "model"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "value", "named"), FORGERIES, ids=[f"{n}-{p}" for n, p, *_ in FORGERIES]
+)
+def test_a_forged_part_is_named(
+    saved: dict[str, Path], tmp_path: Path, name: str, part: str, value: Any, named: str
+) -> None:
+    kind = KalmanRegressor if "regression" in name else KalmanClassifier
+    tree = checkpoint.read(saved[name], kind.__name__)
+    if callable(value):
+        old: Any = tree
+        for step in part.split("."):
+            old = old[step] if isinstance(old, dict) else getattr(old, step)
+        value = value(old)
+    put(tree, part, value)
+    checkpoint.write(tmp_path / "forged", kind.__name__, tree)
+    if not named:  # nothing is wrong with it
+        kind.load(tmp_path / "forged").partial_fit(ROWS[:1], LABELS[:1])
+        return
+    with pytest.raises(CheckpointError, match="is damaged") as caught:
+        kind.load(tmp_path / "forged")
+    assert named in str(caught.value)
+
+
+def test_room_for_classes_to_come_is_no_forgery(saved: dict[str, Path], tmp_path: Path) -> None:
+    tree = checkpoint.read(saved["mixture"], "KalmanClassifier")
+    put(tree, "model.state", tree["model"].state.add_outputs(6))
+    checkpoint.write(tmp_path / "spare", "KalmanClassifier", tree)
+    KalmanClassifier.load(tmp_path / "spare")
+
+
+def test_weights_that_version_0_1_left_behind_are_put_right(
+    saved: dict[str, Path], tmp_path: Path
+) -> None:
+    # After one target of 1e9 noise deviations the weights of half-lives summed to 5.
+    tree = checkpoint.read(saved["regression"], "KalmanRegressor")
+    before = tree["model"].state.half_life_weights
+    put(tree, "model.state.log_weights", tree["model"].state.log_weights + np.log(5.0))
+    checkpoint.write(tmp_path / "old", "KalmanRegressor", tree)
+    model = KalmanRegressor.load(tmp_path / "old")
+    np.testing.assert_allclose(list(model.half_life_weights_.values()), before, rtol=1e-12)
+
+
+def test_a_policy_changed_before_the_first_label_does_not_write_beyond_the_watch() -> None:
+    model = KalmanClassifier(features="raw").partial_fit(ROWS, [None] * 30)
+    model.set_params(forgetting="learned").partial_fit(ROWS, [None] * 30)
+    model.partial_fit(ROWS, LABELS)
+    assert len(model._model.watch.usual) == 9
+
+
+# ---- bytes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_predicting_does_not_change_the_bytes(name: str, tmp_path: Path) -> None:
+    model = fitted(name)
+    model.save(tmp_path / "one")
+    for n in (1, 3, 30):
+        model.predict(ROWS[:n])
+    model.save(tmp_path / "two")
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+@pytest.mark.parametrize("predicts", [False, True])
+def test_saving_does_not_change_what_comes(predicts: bool, tmp_path: Path) -> None:
+    saves, plain = fitted("mixture"), fitted("mixture")
+    for i in range(20):
+        if predicts:
+            saves.predict(ROWS[i : i + 1])
+        saves.save(tmp_path / "now")
+        if i % 3 == 0:
+            saves = KalmanClassifier.load(tmp_path / "now")
+        for model in (saves, plain):
+            model.partial_fit(ROWS[i : i + 1 + i % 4], LABELS[i : i + 1 + i % 4])
+    np.testing.assert_array_equal(saves.predict_proba(ROWS), plain.predict_proba(ROWS))
+    saves.save(tmp_path / "saves")
+    plain.save(tmp_path / "plain")
+    assert (tmp_path / "saves").read_bytes() == (tmp_path / "plain").read_bytes()
+
+
+# ---- the header is read first -------------------------------------------------------------
+
+
+def sparse(path: Path, data: bytes, size: int) -> None:
+    """A file of any size that takes no room on the disk."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.truncate(size)
+
+
+def test_a_huge_file_is_refused_by_its_header(saved: dict[str, Path], tmp_path: Path) -> None:
+    path, huge = tmp_path / "huge", 1 << 42
+    whole = saved["mixture"].read_bytes()
+    for data, message in (
+        (whole, "not as long as its header says"),
+        (struct.pack("<Q", 1 << 41) + whole[8:], "header cannot be"),
+        (struct.pack("<Q", 99_000_000) + b"{" + bytes(100), "damaged"),
+        (b"gamma,half_life\n" * 9, "not a safetensors file"),
+    ):
+        try:
+            sparse(path, data, huge)
+        except OSError:
+            pytest.skip("this file system has no sparse files")
+        for call in (KalmanClassifier.load, checkpoint.kind_of):
+            if call is checkpoint.kind_of and data is whole:
+                assert call(path) == "KalmanClassifier"
+                continue
+            with pytest.raises(CheckpointError, match=message):
+                call(path)
+        os.unlink(path)
+
+
+def test_only_the_header_of_another_kind_is_needed(saved: dict[str, Path]) -> None:
+    assert checkpoint.kind_of(saved["regression"]) == "KalmanRegressor"
+    with pytest.raises(CheckpointError, match=r"use KalmanRegressor\.load"):
+        KalmanClassifier.load(saved["regression"])
