@@ -23,9 +23,12 @@ _NO_VALUES: Final = np.empty((0, 0))
 
 def scalar(name: str, value: Any) -> float:
     """One number."""
-    array = np.asarray(value)
-    if array.ndim != 0 or array.dtype.kind not in "fiub":
-        raise InvalidInput(f"{name} must be one number, got {value!r}")
+    try:
+        array = np.asarray(value)
+    except Exception:  # of whatever library the value comes from
+        array = np.empty(0)
+    if array.ndim != 0 or array.dtype.kind not in "fiub" or isinstance(value, np.ma.MaskedArray):
+        raise InvalidInput(f"{name} must be one number, got {shown(value)}")
     return float(array)
 
 
@@ -301,21 +304,59 @@ def numeric(name: str, value: Any) -> Array:
     """An array of real numbers."""
     if type(value) is np.ndarray and value.dtype.kind in "fiub":
         return value
-    if isinstance(value, np.ma.MaskedArray):
-        fill = "with NaN (or -1) for an unknown target" if name.startswith("target") else "first"
-        raise InvalidInput(f"{name} is a masked array; fill it {fill}")
+    fill = "with NaN (or -1) for an unknown target" if name.startswith("target") else "first"
+    unmasked(name, value, fill)
     try:
         array = np.asarray(value)
         if array.dtype.kind == "O" and not any(isinstance(x, str) for x in array.flat):
             array = array.astype(np.float64)  # None and pandas' missing values among numbers
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidInput(f"{name} must be an array of numbers: {error}") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # of whatever library the value comes from
+        raise InvalidInput(f"{name} must be an array of numbers: {said(error)}") from None
     if array.dtype.kind not in "fiub":
         remedy = ""
         if name.startswith("target"):
             remedy = "; encode labels as 0..K-1, as np.unique(y, return_inverse=True) does"
         raise InvalidInput(f"{name} must be real numbers, got dtype {array.dtype}{remedy}")
     return array
+
+
+def unmasked(name: str, value: Any, fill: str = "with NaN where a value is unknown") -> None:
+    """Refuse masked arrays, also in lists and in arrays of objects: numpy ignores their masks."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidInput(f"{name} is a masked array; fill it {fill}")
+    if _holds_masked(value):
+        raise InvalidInput(f"{name} holds a masked array or value; fill it {fill}")
+
+
+def _holds_masked(value: Any, depth: int = 4) -> bool:
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        items: Any = value.ravel().tolist()
+    elif isinstance(value, list | tuple):
+        items = value
+    else:
+        return isinstance(value, np.ma.MaskedArray)
+    kinds = set(map(type, items))
+    if any(issubclass(kind, np.ma.MaskedArray) for kind in kinds):
+        return True
+    nested = any(issubclass(kind, list | tuple | np.ndarray) for kind in kinds)
+    return nested and depth > 0 and any(_holds_masked(item, depth - 1) for item in items)
+
+
+def shown(value: Any, limit: int = 80) -> str:
+    """A value as an error quotes it: on one line, short, and whatever its class does."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # 10**5000 has no repr, and a class may do as it likes
+        return f"a {type(value).__name__}"
+    return text if len(text) <= limit else f"{text[:limit]}... (a {type(value).__name__})"
+
+
+def said(error: BaseException, limit: int = 400) -> str:
+    """The text of an error of another library, as an error of ours quotes it."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def sum_of_squares(array: Array) -> float:

@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import validate_data
 
 from kalstream.core import _checks as check
+from kalstream.core import _reading as reading
 from kalstream.core.bank import BankStep
 from kalstream.core.calibration import Calibration
 from kalstream.core.forgetting import Fixed, Learned
@@ -26,7 +25,14 @@ from kalstream.core.guard import Health, health
 from kalstream.core.mixture import Mixture, MixtureState, MixtureStep
 from kalstream.core.state import Posterior, Step
 from kalstream.errors import InvalidInput
-from kalstream.estimators._input import are_dates, as_times, blame_column, bounded
+from kalstream.estimators._input import (
+    allocated,
+    read_path,
+    read_seed,
+    read_unit,
+    read_weights,
+    sliceable,
+)
 from kalstream.estimators._labels import Labels
 from kalstream.estimators._model import SHORT, Filter, Model, tail
 from kalstream.estimators._representation import Representation
@@ -40,6 +46,7 @@ from kalstream.estimators._watch import (
     like,
     order_of,
 )
+from kalstream.features._rows import bounded, read_rows
 
 Array = NDArray[Any]
 Policy = Fixed | Learned | Mixture
@@ -208,7 +215,7 @@ class KalmanEstimator(BaseEstimator, ABC):
         """
         from kalstream.estimators._saving import save
 
-        save(self, path)
+        save(self, read_path(path))
 
     @classmethod
     def load(cls, path: str | PathLike[str], features: Any = None) -> Self:
@@ -234,7 +241,7 @@ class KalmanEstimator(BaseEstimator, ABC):
         """
         from kalstream.estimators._saving import load
 
-        return load(cls, path, features)
+        return load(cls, read_path(path), features)
 
     def snapshot(self) -> Self:
         """A copy that keeps what has been learnt so far, while this one goes on learning.
@@ -362,16 +369,7 @@ class KalmanEstimator(BaseEstimator, ABC):
             and len(X)
         ):
             return bounded(X)
-        if isinstance(X, np.ma.MaskedArray):
-            raise InvalidInput("X is a masked array; fill it, with NaN where a value is unknown")
-        try:
-            rows = validate_data(
-                self, X, reset=reset, dtype=np.float64, order="C", ensure_all_finite="allow-nan"
-            )
-        except (TypeError, ValueError) as error:
-            blame_column(X, error)
-            raise
-        return bounded(rows)
+        return bounded(read_rows(self, X, reset=reset))
 
     def _gaps(self, model: Model | None, time: Any, n: int) -> tuple[Array | None, float | None]:
         """Time before each row in units (b,), or None; and the time of the last row."""
@@ -383,7 +381,7 @@ class KalmanEstimator(BaseEstimator, ABC):
                     "give it in every call, or never"
                 )
             return None, None
-        times = as_times(time, n)
+        times = reading.times(time, n)
         if model is not None and last is None:
             raise InvalidInput(
                 f"time is given now and was not for the {model.n_seen} rows before; "
@@ -399,7 +397,12 @@ class KalmanEstimator(BaseEstimator, ABC):
             )
         gaps = steps / self._unit()
         early = model is None or model.n_seen < _EARLY
-        if early and are_dates(time) and self._unit() == 1.0 and np.median(gaps) > _LONG_GAP:
+        if (
+            early
+            and reading.are_dates(time)
+            and self._unit() == 1.0
+            and np.median(gaps) > _LONG_GAP
+        ):
             warnings.warn(
                 f"rows are {np.median(gaps):g} seconds apart and half-lives are counted in "
                 "seconds: almost everything is forgotten between rows. Give time_unit, such as "
@@ -412,7 +415,7 @@ class KalmanEstimator(BaseEstimator, ABC):
         """Time from the last row learnt to rows that are predicted: 1, or (b,)."""
         if time is None:
             return 1.0
-        times = as_times(time, n)
+        times = reading.times(time, n)
         if model.time is None:
             raise InvalidInput(
                 "time is given, but the rows learnt had none; give it to partial_fit too, or never"
@@ -425,12 +428,7 @@ class KalmanEstimator(BaseEstimator, ABC):
         return (times - model.time) / self._unit()
 
     def _unit(self) -> float:
-        unit = self.time_unit
-        if isinstance(unit, np.timedelta64):
-            return float(unit / np.timedelta64(1, "s"))
-        if hasattr(unit, "total_seconds"):
-            unit = unit.total_seconds()
-        return check.positive("time_unit", unit)
+        return read_unit(self.time_unit)
 
     def _fresh(self, n_columns: int) -> Model:
         """A model that has seen nothing."""
@@ -438,7 +436,7 @@ class KalmanEstimator(BaseEstimator, ABC):
         check.float_dtype(self.dtype)
         self._unit()
         n_watched = len(policy.half_lives) if isinstance(policy, Mixture) else len(GRID)
-        seed = check_random_state(_seed(self.random_state)).randint(np.iinfo(np.int32).max)
+        seed = read_seed(self.random_state)
         return Model(
             representation=Representation.of(
                 self.features, self.n_components, self.random_state, self.intercept, n_columns
@@ -452,7 +450,7 @@ class KalmanEstimator(BaseEstimator, ABC):
             told=None,
             offset=None,
             spread=np.zeros(2),
-            seed=int(seed),
+            seed=seed,
         )
 
     # ---- learning -------------------------------------------------------------------------
@@ -479,11 +477,9 @@ class KalmanEstimator(BaseEstimator, ABC):
         before = dict(self.__dict__)  # validate_data notes the columns before all is checked
         try:
             rows = self._rows(X, reset=first)
-            weight = None
-            if sample_weight is not None:
-                weight = check.non_negative_rows("sample_weight", sample_weight, len(rows))
-                if whole and not weight.any():
-                    raise InvalidInput("sample_weight is zero in every row: nothing to learn")
+            weight = read_weights(sample_weight, len(rows))
+            if weight is not None and whole and not weight.any():
+                raise InvalidInput("sample_weight is zero in every row: nothing to learn")
             if first:
                 shared = Shared(self._fresh(rows.shape[1]))
             else:
@@ -515,7 +511,9 @@ class KalmanEstimator(BaseEstimator, ABC):
                 m = model.representation.transform(np.zeros((1, n_before))).shape[1]
                 n_new = wider.transform(np.zeros((1, n_before + n_columns))).shape[1] - m
                 if n_new > 0:  # a transformer may mix its columns into as many features as before
-                    state = state.add_features(n_new, prior_var)
+                    size = self._policy_of_model(), m + n_new, len(state.seen), self.dtype
+                    old = state
+                    state = allocated(lambda: old.add_features(n_new, prior_var), *size)
             return replace(model, representation=wider, state=state)
 
         self._shared().update(change, short=True)
@@ -550,9 +548,9 @@ class KalmanEstimator(BaseEstimator, ABC):
             return model.but(watch=model.watch.after(weights, variance))
         state: Any = None if model.state is None else self._state(model)
         if state is None:
-            state = policy.start(
-                phi.shape[1], n_outputs, prior_var=settings["prior_var"], dtype=self.dtype
-            )
+            size = phi.shape[1], n_outputs
+            how: dict[str, Any] = {"prior_var": settings["prior_var"], "dtype": self.dtype}
+            state = allocated(lambda: policy.start(*size, **how), policy, *size, self.dtype)
             alone = True
         elif len(state.seen) < n_outputs:
             state = state.add_outputs(n_outputs - len(state.seen))
@@ -584,8 +582,7 @@ class KalmanEstimator(BaseEstimator, ABC):
         stop, before = stop_of(0), dict(self.__dict__)
         if stop >= n:
             return learn(X, slice(0, n))
-        if len(X) != n:
-            raise InvalidInput(f"y has {n} targets for the {len(X)} rows of X")
+        X = sliceable(X, n)
         if "_published" in before:
             with self._shared().reading() as model:
                 before["_published"] = Shared(model.apart())
@@ -699,10 +696,3 @@ def _cut(values: Any, piece: slice) -> Any:
     if values is None or np.ndim(values) == 0:
         return values
     return values.iloc[piece] if hasattr(values, "iloc") else values[piece]
-
-
-def _seed(random_state: Any) -> Any:
-    """What scikit-learn's check takes; a Generator is asked for a seed without being moved."""
-    if isinstance(random_state, np.random.Generator):
-        return int(copy.deepcopy(random_state).integers(2**31))
-    return copy.deepcopy(random_state) if random_state is not None else None

@@ -10,8 +10,6 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import column_or_1d
 
 from kalstream.core import _checks as check
 from kalstream.core.mixture import MixtureStep, mixture_probabilities
@@ -19,7 +17,8 @@ from kalstream.core.predictive import METHODS, class_probabilities
 from kalstream.core.stack import Stack
 from kalstream.errors import InvalidInput
 from kalstream.estimators._base import KalmanEstimator, _cut
-from kalstream.estimators._labels import as_array, read_labels
+from kalstream.estimators._input import read_moments, read_weights
+from kalstream.estimators._labels import read_labels
 from kalstream.estimators._model import Model
 
 Array = NDArray[Any]
@@ -179,14 +178,12 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         >>> KalmanClassifier(features="raw").fit([[1.0], [-1.0]], ["up", "down"]).predict([[2.0]])
         array(['up'], dtype='<U4')
         """
-        y = column_or_1d(y, warn=True)
-        labels = read_labels(y)
+        labels = read_labels(y, warn=True)
         if None in labels:
             raise InvalidInput(
                 f"y contains NaN or None at row {labels.index(None)}; fit needs every label, "
                 "partial_fit lets time pass without one"
             )
-        check_classification_targets(as_array(labels))
         return self._learn_labels(X, labels, None, sample_weight, time, first=True)
 
     def partial_fit(
@@ -293,6 +290,8 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
                [0.02, 0.98]])
         """
         names = read_labels(y)
+        sample_weight = read_weights(sample_weight, len(names))
+        time = read_moments(time, len(names))
         found: list[Array] = []
         if self.transition == "chunk":
             known = self.__sklearn_is_fitted__()
@@ -489,6 +488,34 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         labels[found.max(axis=1) < threshold] = None
         return labels
 
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Share of rows whose most probable label is the one in y, weighted if asked.
+
+        Parameters
+        ----------
+        X : (b, d)
+        y : (b,)
+            Labels, none missing.
+        sample_weight : (b,), optional
+
+        Examples
+        --------
+        >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
+        >>> model.score([[2.0], [-2.0]], ["up", "up"])
+        0.5
+        """
+        names, found = read_labels(y), self.predict(X).tolist()
+        if None in names or len(names) != len(found):
+            raise InvalidInput(
+                f"y has {sum(name is not None for name in names)} labels for the {len(found)} rows "
+                "of X; a score needs one for each"
+            )
+        hits = [one == other for one, other in zip(names, found, strict=True)]
+        weight = read_weights(sample_weight, len(hits))
+        if weight is not None and not weight.any():
+            raise InvalidInput("sample_weight is zero in every row: nothing to score")
+        return float(np.average(hits, weights=weight))
+
     # ---- classes --------------------------------------------------------------------------
 
     @property
@@ -524,7 +551,9 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
             column = model.labels.column.get(label) if isinstance(label, Hashable) else None
             if column is None:
                 known = ", ".join(map(repr, model.labels.classes[:10].tolist()))
-                raise InvalidInput(f"{label!r} is no class of this model; it knows {known}")
+                raise InvalidInput(
+                    f"{check.shown(label)} is no class of this model; it knows {known}"
+                )
             if len(model.labels.names) == 1:
                 raise InvalidInput(f"{label!r} is the only class; call reset() to start anew")
             kept = np.delete(np.arange(len(model.labels.names)), column)

@@ -17,6 +17,7 @@ from kalstream.core.guard import Health
 from kalstream.core.mixture import Mixture, MixtureState, MixtureStep
 from kalstream.errors import InvalidInput
 from kalstream.estimators._base import KalmanEstimator, Policy, _cut
+from kalstream.estimators._input import read_moments, read_values, read_weights
 from kalstream.estimators._model import Model
 
 Array = NDArray[Any]
@@ -107,7 +108,7 @@ random_state
         >>> KalmanRegressor(features="raw", noise_var=0.01).fit([[0.0], [1.0]], [0.0, 1.0]).n_seen_
         2
         """
-        values = _values(y)
+        values = read_values(y)
         if not np.isfinite(values).all():
             raise InvalidInput(
                 "y contains NaN or infinity; fit needs every target, "
@@ -141,7 +142,7 @@ random_state
         3
         """
         first = "_published" not in self.__dict__
-        values = _values(y)
+        values = read_values(y)
         self._learn(X, self._targets(values), sample_weight, time, first=first, whole=False)
         self._flat = values.ndim == 1
         return self
@@ -175,7 +176,9 @@ random_state
         >>> mean.round(2)
         array([nan,  2.,  2.])
         """
-        values = _values(y)
+        values = read_values(y)
+        sample_weight = read_weights(sample_weight, len(values))
+        time = read_moments(time, len(values))
         shape = len(values), 1 if values.ndim == 1 else values.shape[1]
         mean, std = np.full(shape, np.nan), np.full(shape, np.inf)
 
@@ -299,12 +302,40 @@ random_state
         >>> bool(mean[1] > mean[0]), bool(std[1] > std[0])  # further off, and less sure
         (True, True)
         """
+        check.flag("return_std", return_std)
         with self._shared().reading() as model:
             ahead, _ = self._ahead(model, X, time)
         mean = self._shaped(self._mean(model, ahead))
         if not return_std:
             return mean
         return mean, self._shaped(np.sqrt(self._variance(model, ahead)))
+
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Share of the targets' variance that the predicted means explain, R squared.
+
+        Parameters
+        ----------
+        X : (b, d)
+        y : (b,) or (b, K)
+            Targets, none missing.
+        sample_weight : (b,), optional
+
+        Examples
+        --------
+        >>> model = KalmanRegressor(features="raw", noise_var=0.01)
+        >>> model = model.partial_fit([[0.0], [1.0], [2.0]], [0.0, 1.0, 2.0])
+        >>> model.score([[0.0], [1.0]], [0.0, 1.0]) > 0.9
+        True
+        """
+        from sklearn.metrics import r2_score
+
+        values, mean = read_values(y), self.predict(X)
+        if values.reshape(len(values), -1).shape != mean.reshape(len(mean), -1).shape:
+            raise InvalidInput(f"y has shape {values.shape} for predictions of shape {mean.shape}")
+        if not np.isfinite(values).all():
+            raise InvalidInput("y contains NaN or infinity; a score needs every target")
+        weight = read_weights(sample_weight, len(values))
+        return float(r2_score(values, mean, sample_weight=weight))
 
     def _mean(self, model: Model, ahead: Any) -> Array:
         """Mean (b, K) of targets."""
@@ -387,12 +418,3 @@ random_state
         tags.target_tags.multi_output = True
         tags.target_tags.single_output = True
         return tags
-
-
-def _values(y: Any) -> Array:
-    """Targets as numbers; what is missing altogether is named as scikit-learn names it."""
-    if y is None:
-        raise InvalidInput("KalmanRegressor requires y to be passed, but the target y is None")
-    if getattr(getattr(y, "dtype", None), "kind", None) == "c":
-        raise InvalidInput("Complex data not supported: y must be real numbers")
-    return check.numeric("y", y)
