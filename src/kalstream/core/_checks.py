@@ -36,7 +36,7 @@ def positive(name: str, value: float) -> float:
     """A finite scalar above zero."""
     number = value if isinstance(value, float) else scalar(name, value)
     if not (math.isfinite(number) and number > 0.0):
-        raise InvalidInput(f"{name} must be a finite number above 0, got {value!r}")
+        raise InvalidInput(f"{name} must be a finite number above 0, got {shown(value)}")
     return number
 
 
@@ -47,7 +47,7 @@ def variance(name: str, value: float, dtype: Any) -> float:
     if not 1.0 / limit <= number <= limit:
         raise InvalidInput(
             f"{name} must lie between {1.0 / limit:g} and {limit:g} in {np.dtype(dtype)}, "
-            f"got {value!r}; rescale features or targets"
+            f"got {shown(value)}; rescale features or targets"
         )
     return number
 
@@ -57,7 +57,7 @@ def unit_interval(name: str, value: float) -> float:
     number = value if isinstance(value, float) else scalar(name, value)
     if not 0.0 <= number <= 1.0:
         note = " (1 forgets nothing, 0 everything)" if "gamma" in name else ""
-        raise InvalidInput(f"{name} must lie in [0, 1]{note}, got {value!r}")
+        raise InvalidInput(f"{name} must lie in [0, 1]{note}, got {shown(value)}")
     return number
 
 
@@ -73,22 +73,28 @@ def instance(name: str, value: Any, kind: type) -> None:
 
 def sequence(name: str, value: Any) -> tuple[float, ...]:
     """A sequence of at least one number."""
-    if np.ndim(value) != 1 or len(value) == 0:
-        raise InvalidInput(f"{name} must be a sequence of at least one number, got {value!r}")
+    try:
+        flat = np.ndim(value) == 1 and len(value) > 0
+    except Exception:  # ragged, or of a library with errors of its own
+        flat = False
+    if not flat:
+        raise InvalidInput(f"{name} must be a sequence of at least one number, got {shown(value)}")
     return tuple(scalar(name, item) for item in value)
 
 
 def count(name: str, value: int) -> int:
     """An integer of at least one."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise InvalidInput(f"{name} must be an integer of at least 1, got {value!r}")
+        raise InvalidInput(f"{name} must be an integer of at least 1, got {shown(value)}")
     return int(value)
 
 
 def choice(name: str, value: str, options: tuple[str, ...]) -> str:
     """One of the given words."""
-    if value not in options:
-        raise InvalidInput(f"{name} must be one of {', '.join(map(repr, options))}, got {value!r}")
+    if not isinstance(value, str) or value not in options:
+        raise InvalidInput(
+            f"{name} must be one of {', '.join(map(repr, options))}, got {shown(value)}"
+        )
     return value
 
 
@@ -98,14 +104,14 @@ def generator(name: str, seed: Any) -> np.random.Generator:
         return np.random.default_rng(seed)
     except (TypeError, ValueError):
         raise InvalidInput(
-            f"{name} must be an integer, a Generator or None, got {seed!r}"
+            f"{name} must be an integer, a Generator or None, got {shown(seed)}"
         ) from None
 
 
 def flag(name: str, value: bool) -> bool:
     """True or False."""
     if not isinstance(value, bool | np.bool_):
-        raise InvalidInput(f"{name} must be True or False, got {value!r}")
+        raise InvalidInput(f"{name} must be True or False, got {shown(value)}")
     return bool(value)
 
 
@@ -113,10 +119,10 @@ def float_dtype(dtype: Any) -> np.dtype[Any]:
     """float64 or float32."""
     try:
         resolved = np.dtype(dtype)
-    except TypeError:
+    except Exception:  # numpy raises several kinds
         resolved = np.dtype(object)
     if resolved not in (np.dtype(np.float64), np.dtype(np.float32)):
-        raise InvalidInput(f"dtype must be float64 or float32, got {dtype!r}")
+        raise InvalidInput(f"dtype must be float64 or float32, got {shown(dtype)}")
     return resolved
 
 

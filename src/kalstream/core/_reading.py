@@ -81,7 +81,8 @@ def _dates(name: str, array: Array) -> list[Any]:
     """Dates and durations as Python's, None where missing; numpy makes numbers of some."""
     missing = np.isnat(array)
     micro = _micro(name, array) if np.datetime_data(array.dtype)[0] in _FINE else array
-    out = np.where(missing, None, micro.astype(object)).tolist()
+    found = zip(micro.astype(object).tolist(), missing.tolist(), strict=True)
+    out = [None if lacks else value for value, lacks in found]
     if any(isinstance(value, int) for value in out) or not _same(array, micro, missing):
         raise InvalidInput(
             f"{name} is of dtype {array.dtype}, whose values have no exact Python equivalent; "
@@ -116,7 +117,7 @@ def times(time: Any, n: int) -> Array:
 
 def moments(time: Any) -> Array:
     """Times as an array: of numbers, or of dates in microseconds, none missing."""
-    fill = "since every row needs a time"
+    fill = "with a time for every row"
     check.unmasked("time", time, fill)
     if hasattr(time, "toarray") and hasattr(time, "nnz"):
         raise InvalidInput("time is sparse; use .toarray() to make it dense")

@@ -31,7 +31,6 @@ from kalstream.estimators._input import (
     read_seed,
     read_unit,
     read_weights,
-    sliceable,
 )
 from kalstream.estimators._labels import Labels
 from kalstream.estimators._model import SHORT, Filter, Model, tail
@@ -364,6 +363,7 @@ class KalmanEstimator(BaseEstimator, ABC):
             and type(X) is np.ndarray
             and X.dtype == np.float64
             and X.ndim == 2
+            and X.flags.carray
             and X.shape[1] == self.n_features_in_
             and "feature_names_in_" not in self.__dict__
             and len(X)
@@ -582,7 +582,6 @@ class KalmanEstimator(BaseEstimator, ABC):
         stop, before = stop_of(0), dict(self.__dict__)
         if stop >= n:
             return learn(X, slice(0, n))
-        X = sliceable(X, n)
         if "_published" in before:
             with self._shared().reading() as model:
                 before["_published"] = Shared(model.apart())
@@ -692,7 +691,7 @@ def _variance(ahead: Any) -> Array:
 
 
 def _cut(values: Any, piece: slice) -> Any:
-    """Some rows of an array, a list or a DataFrame."""
-    if values is None or np.ndim(values) == 0:
-        return values
+    """Some rows of an array, a list or a DataFrame; None if there are none."""
+    if values is None:
+        return None
     return values.iloc[piece] if hasattr(values, "iloc") else values[piece]

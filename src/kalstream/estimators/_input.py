@@ -48,14 +48,14 @@ def _plain_numbers(y: Any) -> Any:
     return y.to_numpy(dtype=np.float64, na_value=np.nan) if hasattr(y, "to_numpy") else y
 
 
-def read_weights(sample_weight: Any, n: int) -> Array | None:
+def read_weights(sample_weight: Any, n: int, name: str = "sample_weight") -> Array | None:
     """Weights (b,) of rows, at least 0; None for none."""
     if sample_weight is None:
         return None
-    _refuse_sparse("sample_weight", sample_weight)
-    check.unmasked("sample_weight", sample_weight, "with 0 where a row is not to count")
+    _refuse_sparse(name, sample_weight)
+    check.unmasked(name, sample_weight, "with 0 where a row is not to count")
     # -0.0 is 0, and a division by it must not give -inf
-    return check.non_negative_rows("sample_weight", sample_weight, n) + 0.0
+    return check.non_negative_rows(name, sample_weight, n) + 0.0
 
 
 def read_moments(time: Any, n: int) -> Array | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Final, Self
@@ -17,7 +17,7 @@ from kalstream.core.predictive import METHODS, class_probabilities
 from kalstream.core.stack import Stack
 from kalstream.errors import InvalidInput
 from kalstream.estimators._base import KalmanEstimator, _cut
-from kalstream.estimators._input import read_moments, read_weights
+from kalstream.estimators._input import read_moments, read_weights, sliceable
 from kalstream.estimators._labels import read_labels
 from kalstream.estimators._model import Model
 
@@ -290,6 +290,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
                [0.02, 0.98]])
         """
         names = read_labels(y)
+        X = sliceable(X, len(names))
         sample_weight = read_weights(sample_weight, len(names))
         time = read_moments(time, len(names))
         found: list[Array] = []
@@ -548,7 +549,10 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         """
 
         def change(model: Model, alone: bool) -> Model:
-            column = model.labels.column.get(label) if isinstance(label, Hashable) else None
+            try:
+                column = model.labels.column.get(label)
+            except Exception:  # it has no hash, or cannot be compared
+                column = None
             if column is None:
                 known = ", ".join(map(repr, model.labels.classes[:10].tolist()))
                 raise InvalidInput(

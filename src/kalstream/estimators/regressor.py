@@ -17,7 +17,7 @@ from kalstream.core.guard import Health
 from kalstream.core.mixture import Mixture, MixtureState, MixtureStep
 from kalstream.errors import InvalidInput
 from kalstream.estimators._base import KalmanEstimator, Policy, _cut
-from kalstream.estimators._input import read_moments, read_values, read_weights
+from kalstream.estimators._input import read_moments, read_values, read_weights, sliceable
 from kalstream.estimators._model import Model
 
 Array = NDArray[Any]
@@ -177,6 +177,7 @@ random_state
         array([nan,  2.,  2.])
         """
         values = read_values(y)
+        X = sliceable(X, len(values))
         sample_weight = read_weights(sample_weight, len(values))
         time = read_moments(time, len(values))
         shape = len(values), 1 if values.ndim == 1 else values.shape[1]
@@ -330,7 +331,7 @@ random_state
         from sklearn.metrics import r2_score
 
         values, mean = read_values(y), self.predict(X)
-        if values.reshape(len(values), -1).shape != mean.reshape(len(mean), -1).shape:
+        if np.atleast_2d(values.T).shape != np.atleast_2d(mean.T).shape:
             raise InvalidInput(f"y has shape {values.shape} for predictions of shape {mean.shape}")
         if not np.isfinite(values).all():
             raise InvalidInput("y contains NaN or infinity; a score needs every target")

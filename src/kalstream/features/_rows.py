@@ -30,14 +30,16 @@ def read_rows(estimator: Any, X: Any, *, reset: bool) -> Array:
     before = {name: estimator.__dict__[name] for name in _NOTED if name in estimator.__dict__}
     try:
         _refuse(X)
-        return validate_data(
+        rows = validate_data(
             estimator, X, reset=reset, dtype=np.float64, order="C", ensure_all_finite="allow-nan"
         )
+        # Compiled code would be compiled again for memory that is read-only, as pandas gives it.
+        return rows if rows.flags.carray else rows.copy()
     except Exception as error:
         if reset:
-            for name in _NOTED:
-                estimator.__dict__.pop(name, None)
             estimator.__dict__.update(before)
+            for name in set(_NOTED) & set(estimator.__dict__) - set(before):
+                del estimator.__dict__[name]
         if isinstance(error, InvalidInput):
             raise
         if isinstance(error, MemoryError):
