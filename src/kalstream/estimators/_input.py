@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 def read_values(y: Any) -> Array:
     """Targets of a regression (b,) or (b, K) as numbers, NaN where unknown."""
+    if type(y) is np.ndarray and y.ndim in (1, 2) and y.dtype.kind in "fiub":
+        return y
     if y is None:
         raise InvalidInput(
             "KalmanRegressor requires y to be passed, but the target y is None; "

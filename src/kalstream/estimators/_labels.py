@@ -100,6 +100,8 @@ def read_labels(y: Any, *, name: str = "y", warn: bool = False) -> list[Any]:
     NaN, None, NaT and pandas' NA are unknown. Numbers that are not whole cannot be labels. A tuple
     in a list is one label. With ``warn``, a column is taken with scikit-learn's warning.
     """
+    if type(y) is np.ndarray and y.ndim == 1 and y.dtype.kind in "iubSU":
+        return y.tolist()
     values, column = reading.labels(name, y)
     if column and warn:
         warnings.warn(
@@ -116,7 +118,7 @@ def read_labels(y: Any, *, name: str = "y", warn: bool = False) -> list[Any]:
 def _plain(value: Any, name: str) -> Any:
     """One label of Python's own type, None if it is unknown."""
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in _PLAIN or (kind is float and value.is_integer()):
         return value
     if isinstance(value, np.generic) or hasattr(value, "__array__"):
         value = _of_numpy(value, name)
