@@ -11,6 +11,14 @@ class InvalidInput(KalstreamError, ValueError):
     """An argument has a wrong shape, type or value; nothing was changed."""
 
 
+class InvalidType(InvalidInput, TypeError):
+    """An argument is of a type that cannot be read; nothing was changed."""
+
+
+class OutOfMemory(InvalidInput, MemoryError):
+    """The arrays that a call asks for do not fit in memory; nothing was changed."""
+
+
 class NumericalError(KalstreamError, ArithmeticError):
     """The filter cannot be continued in this precision; the state is the one before the call."""
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, clone
 
+from kalstream.core import _checks as check
 from kalstream.errors import InvalidInput
 
 Array = NDArray[Any]
@@ -70,17 +71,21 @@ def check_online_learner(make: Make, *, skip: Collection[str] = ()) -> None:
     AssertionError: Declared: new_classes: ValueError: The target label(s) ['d'] in y do not exist
     in the initial classes ['a' 'b' 'c']
     """
-    unknown = set(skip) - set(ONLINE_CHECKS)
+    if not callable(make):
+        raise InvalidInput(
+            f"make is {check.shown(make)}; pass what makes a learner, as lambda: KalmanClassifier()"
+        )
+    unknown = set([skip] if isinstance(skip, str) else skip) - set(ONLINE_CHECKS)
     if unknown:
         raise InvalidInput(
             f"skip holds {', '.join(map(repr, sorted(unknown)))}; "
             f"the checks are {', '.join(ONLINE_CHECKS)}"
         )
-    for name, check in ONLINE_CHECKS.items():
+    for name, run in ONLINE_CHECKS.items():
         if name in skip:
             continue
         try:
-            check(make)
+            run(make)
         except Exception as error:
             kind = "" if type(error) is AssertionError else f"{type(error).__name__}: "
             raise AssertionError(f"{type(make()).__name__}: {name}: {kind}{error}") from error

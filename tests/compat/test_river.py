@@ -18,7 +18,8 @@ from sklearn.preprocessing import StandardScaler
 
 from kalstream import estimators
 from kalstream.compat.river import KalmanClassifier, KalmanRegressor
-from kalstream.errors import InvalidInput
+from kalstream.errors import InvalidInput, OutOfMemory
+from kalstream.estimators import _input
 from kalstream.features import OnlineScaler, RandomFourierFeatures
 
 MODELS = [KalmanClassifier, KalmanRegressor]
@@ -283,7 +284,7 @@ def test_numbers_of_any_kind() -> None:
         ({"a": "1.0"}, r"'a' is '1.0', a str"),
         ({"a": 1.0, "new": [1.0]}, r"'new' is \[1.0\], a list"),
         ({"a": float("-inf")}, r"'a' is -inf, too large"),
-        ({"new": 10**400}, r"'new' is 10+, too large"),
+        ({"new": 10**400}, r"'new' is 10+\.\.\. \(a int\), too large"),
         ({"a": 1j}, r"'a' is 1j, a complex"),
         ({"a": pd.Timestamp(0)}, r"'a' is Timestamp.*"),
     ],
@@ -418,3 +419,106 @@ def test_without_river_the_extra_is_named() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'kalstream[river]'" in done.stdout
+
+
+# ---- odd input ---------------------------------------------------------------------------------
+
+ODD_ROWS = {
+    "None": None,
+    "list": [("a", 1.0)],
+    "text": "a",
+    "array": np.ones(2),
+    "NaN as a name": {float("nan"): 1.0},
+    "signalling NaN": {"a": Decimal("sNaN")},
+    "duration": {"a": np.timedelta64(1, "s")},
+    "masked": {"a": np.ma.masked},
+    "masked array": {"a": np.ma.masked_array(1.0, True)},
+    "array of one": {"a": np.array([1.0])},
+    "without a repr": {"a": 10**5000},
+    "long name": {"k" * 100_000: "x"},
+    "name twice": pd.Series([1.0, 2.0], index=["new", "new"]),
+}
+ODD_LABELS = {
+    "list": [1],
+    "dict": {"a": 1},
+    "set": {1},
+    "array": np.array([1]),
+    "masked": np.ma.masked,
+    "number": 0.5,
+    "complex": 1j,
+    "series": pd.Series([1]),
+    "tuple with NaN": (1, float("nan")),
+}
+ODD_TARGETS = {
+    "list": [1.0],
+    "pair": (1.0, 2.0),
+    "text": "1.0",
+    "array": np.array([1.0]),
+    "masked": np.ma.masked,
+    "infinite": float("inf"),
+    "huge": 10**400,
+    "complex": 1j,
+    "date": pd.Timestamp("2026-01-01"),
+    "duration": np.timedelta64(1, "s"),
+}
+ODD_WEIGHTS = [None, "1", [1.0, 2.0], float("nan"), float("inf"), -1.0, 1j, np.ma.masked, 10**400]
+
+
+def learned(kind: Any, n: int) -> Any:
+    model = kind("mixture", "scaled", seed=0)
+    for k, (x, y) in enumerate(ragged(0)[:n]):
+        model.learn_one(x, y if kind is KalmanClassifier else float(k % 4))
+    return model
+
+
+@pytest.mark.parametrize("n", [0, 20])
+@pytest.mark.parametrize("kind", [KalmanClassifier, KalmanRegressor])
+def test_odd_rows_labels_targets_and_weights_are_refused_by_name(kind: Any, n: int) -> None:
+    model, good = learned(kind, n), "low" if kind is KalmanClassifier else 1.0
+    calls: list[tuple[str, Any]] = []
+    for x in ODD_ROWS.values():
+        calls.append(("feature|^x ", lambda x=x: model.learn_one(x, good)))
+        if not isinstance(x, dict | pd.Series):
+            calls.append(("^x must be a dict", lambda x=x: model.predict_one(x)))
+    for y in (ODD_LABELS if kind is KalmanClassifier else ODD_TARGETS).values():
+        calls.append(("y (is|holds) ", lambda y=y: model.learn_one({"a": 1.0, "new": 2.0}, y)))
+    for w in ODD_WEIGHTS:
+        calls.append(("^w ", lambda w=w: model.learn_one({"a": 1.0, "new": 2.0}, good, w)))
+    two = pd.DataFrame({"a": [1.0, 2.0], "new": [np.nan, 1.0]})
+    for y in (None, good, np.ma.masked_array([1, 2], [0, 1]), [[1, 2], [3, 4]], {1, 2}, [good] * 3):
+        calls.append(("y ", lambda y=y: model.learn_many(two, y)))
+    for w in ([1.0], [1.0, 2.0, 3.0], "1", [1.0, -1.0], np.ma.masked_array([1.0, 1.0], [0, 1])):
+        calls.append(("^w ", lambda w=w: model.learn_many(two, pd.Series([good] * 2), w)))
+    for X in (None, two.to_numpy(), [{"a": 1.0}], two.assign(a="x"), two.assign(a=[[1], [2]])):
+        calls.append(
+            ("^X is a|feature 'a'", lambda X=X: model.learn_many(X, pd.Series([good] * 2)))
+        )
+    before = pickle.dumps(model)
+    for says, call in calls:
+        with pytest.raises(InvalidInput, match=says) as refused:
+            call()
+        assert len(str(refused.value)) < 700
+        assert pickle.dumps(model) == before
+
+
+def test_labels_of_many_rows_stay_what_they_are() -> None:
+    names = [("a", 1), "b", 3, ("a", 1)]
+    model = KalmanClassifier(features="raw")
+    model.learn_many(pd.DataFrame({"a": [1.0, -1.0, 5.0, 1.0]}), names)
+    assert set(model.estimator.classes_.tolist()) == set(names)
+    model.learn_one({"a": 1.0}, ("a", 1))
+    assert set(model.predict_proba_one({"a": 1.0})) == set(names)
+    regressor = KalmanRegressor(features="raw")
+    regressor.learn_one({"a": 1.0}, np.array(2.0))
+    regressor.learn_many(pd.DataFrame({"a": [1.0, 2.0]}), pd.Series([1, None], dtype="Int64"))
+    assert regressor.estimator.n_seen_ == 3
+
+
+def test_features_that_do_not_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = KalmanClassifier(0.9, "raw")
+    model.learn_one({"a": 1.0}, "low")
+    before = pickle.dumps(model)
+    monkeypatch.setattr(_input, "available_bytes", lambda: 8 * 3 * (3 + 1) - 1)
+    with pytest.raises(OutOfMemory, match="3 features; a filter over them with 1 outputs"):
+        model.learn_one({"a": 1.0, "b": 2.0}, "low")
+    assert pickle.dumps(model) == before

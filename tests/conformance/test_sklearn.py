@@ -122,3 +122,9 @@ def test_what_other_learners_promise():
 def test_skip_names_are_checked():
     with pytest.raises(InvalidInput, match=r"skip holds 'speed'; the checks are probabilities,"):
         check_online_learner(KalmanClassifier, skip=["speed"])
+    with pytest.raises(InvalidInput, match=r"skip holds 'speed'; the checks are probabilities,"):
+        check_online_learner(KalmanClassifier, skip="speed")
+    with pytest.raises(
+        InvalidInput, match=r"make is KalmanClassifier\(\); pass what makes a learner"
+    ):
+        check_online_learner(KalmanClassifier())

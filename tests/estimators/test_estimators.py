@@ -344,7 +344,7 @@ BAD_SETTINGS = [
     ({"forgetting": Fixed(0.9), "calibration": 2.0}, r"give the calibration to Fixed\(\.\.\.\)"),
     ({"intercept": "yes"}, r"intercept must be True or False, got 'yes'"),
     ({"dtype": int}, r"dtype must be float64 or float32, got <class 'int'>"),
-    ({"time_unit": 0.0}, r"time_unit must be a finite number above 0, got 0.0"),
+    ({"time_unit": 0.0}, r"time_unit must be a finite number above 0, or a duration .* got 0.0"),
 ]
 
 

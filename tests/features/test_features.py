@@ -1,13 +1,18 @@
 """Scaling and Fourier features learn as rows pass, and a chunk equals its rows."""
 
+import pickle
+
 import numpy as np
+import pandas as pd
 import pytest
+import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.exceptions import NotFittedError
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from kalstream.errors import InvalidInput
+from kalstream.errors import InvalidInput, OutOfMemory
 from kalstream.features import OnlineScaler, RandomFourierFeatures
 
 
@@ -106,3 +111,70 @@ def test_memory_does_not_grow():
 def test_bad_settings_are_named(made, named):
     with pytest.raises(InvalidInput, match=named):
         made.fit([[1.0, 2.0]])
+
+
+ODD = [
+    None,
+    3.0,
+    "text",
+    [1.0, 2.0],
+    [],
+    [[1.0], [1.0, 2.0]],
+    [["a", "b"]],
+    [[10**400, 1.0]],
+    [[np.inf, 1.0]],
+    [[1j, 1.0]],
+    np.ones((1, 2, 1)),
+    np.ones((1, 3)),
+    np.array([["2026-01-01"] * 2], "M8[s]"),
+    np.ma.masked_array([[1.0, 2.0]], [[0, 1]]),
+    [np.ma.masked_array([1.0, 2.0], [0, 1])],
+    scipy.sparse.csr_array(np.ones((1, 2))),
+    pd.DataFrame({"a": ["x"], "b": [1.0]}),
+    pd.DataFrame({"a": pd.to_datetime(["2026-01-01"]), "b": [1.0]}),
+    {1.0, 2.0},
+    (k for k in range(2)),
+]
+
+
+def content(model):
+    """All that it holds; attributes in the order of their names."""
+    return pickle.dumps(sorted(vars(model).items()))
+
+
+@pytest.mark.parametrize("kind", [OnlineScaler, RandomFourierFeatures])
+@pytest.mark.parametrize("names", [False, True])
+def test_odd_rows_are_refused_and_change_nothing(kind, names):
+    rows = np.random.default_rng(0).normal(size=(20, 2))
+    given = pd.DataFrame(rows, columns=["a", "b"]) if names else rows
+    for learned in (False, True):
+        model = kind().fit(given) if learned else kind()
+        before = content(model)
+        for odd in ODD:
+            for method in ("fit", "partial_fit", "advance", "transform"):
+                wide = isinstance(odd, np.ndarray) and odd.shape == (1, 3)
+                if wide and (method == "fit" or not learned):
+                    continue  # three columns are good for one that starts
+                error = InvalidInput if learned or method != "transform" else NotFittedError
+                with pytest.raises(error, match=r"X |not fitted"):
+                    getattr(model, method)(odd)
+                assert content(model) == before, method
+
+
+def test_odd_settings_and_counts():
+    scaler, waves = OnlineScaler().fit([[1.0, 2.0]]), RandomFourierFeatures(4).fit([[1.0, 2.0]])
+    for bad in (0, -1, 1.5, "2", None, True):
+        for model in (scaler, waves):
+            before = pickle.dumps(model)
+            with pytest.raises(InvalidInput, match="n_columns must be an integer of at least 1"):
+                model.add_columns(bad)
+            assert pickle.dumps(model) == before
+    for bad in (None, "5", [1.0], np.nan, 10**400):
+        with pytest.raises(InvalidInput, match="clip must be"):
+            OnlineScaler(clip=bad).fit([[1.0]])
+        with pytest.raises(InvalidInput, match="bandwidth must be"):
+            RandomFourierFeatures(bandwidth=bad).fit([[1.0]])
+    with pytest.raises(InvalidInput, match="random_state must be None, an integer"):
+        RandomFourierFeatures(random_state="seed").fit([[1.0]])
+    with pytest.raises(OutOfMemory, match=r"n_components=10000000000000000 waves need \d+"):
+        RandomFourierFeatures(10**16).fit([[1.0]])

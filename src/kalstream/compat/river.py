@@ -19,7 +19,10 @@ from numpy.typing import NDArray
 
 from kalstream import estimators
 from kalstream._optional import require
+from kalstream.core import _checks as check
 from kalstream.errors import InvalidInput
+from kalstream.estimators._input import read_values, read_weights
+from kalstream.estimators._labels import read_labels
 
 require("river", "river")
 base: Any = require("river.base", "river")
@@ -30,6 +33,8 @@ Array = NDArray[Any]
 Columns = dict[Hashable, int]
 
 _NAN: Final = math.nan
+_LEAVE_OUT: Final = "leave the feature out where its value is unknown, or scale it"
+_TARGET: Final = "pass one finite number, or None where the target is unknown"
 _NUMBERS: Final = (float, int, np.floating, np.integer, np.bool_, Decimal, Fraction)
 
 
@@ -76,9 +81,8 @@ class _Adapter:
     def _ready(self, x: Mapping[Hashable, Any]) -> tuple[Any, Array] | None:
         """The estimator and a row (1, d) to predict; None before anything was learnt."""
         columns, estimator = self._known
-        if not estimator.__sklearn_is_fitted__():
-            return None
-        return estimator, _row(x, columns)
+        row = _row(x, columns)
+        return (estimator, row) if estimator.__sklearn_is_fitted__() else None
 
     def _ready_many(self, X: Any) -> tuple[Any, Array] | None:
         """The estimator and rows (b, d) to predict; None before anything was learnt."""
@@ -90,23 +94,24 @@ class _Adapter:
 
     def _learn_row(self, x: Mapping[Hashable, Any], y: Any, w: float) -> None:
         columns, estimator = self._known
+        weight = (
+            None if type(w) is float and w == 1.0 else read_weights(check.scalar("w", w), 1, "w")
+        )
         fresh: list[Hashable] = []
         row = _row(x, columns, fresh)
         if fresh:
             columns, estimator = _grown(columns, estimator, fresh)
             row = _row(x, columns)
-        estimator.partial_fit(row, [y], sample_weight=None if w == 1.0 else [w])
+        estimator.partial_fit(row, [y], sample_weight=weight)
         self._known = columns, estimator
 
-    def _learn_rows(self, X: Any, y: Array, w: Any) -> None:
+    def _learn_rows(self, X: Any, y: Any, w: Any) -> None:
         """Learn a chunk as its rows one by one, all or nothing."""
         columns, estimator = self._known
         frame, n = _frame(X), len(X)
         if len(y) != n:
             raise InvalidInput(f"y has {len(y)} targets for the {n} rows of X")
-        weights = None
-        if np.ndim(w) or w != 1.0:
-            weights = np.broadcast_to(np.asarray(w, np.float64), (n,))
+        weights = None if type(w) is float and w == 1.0 else read_weights(w, n, "w")
         # A feature comes with its first value, unless the rows are one step of the filter.
         comes: dict[Hashable, int] = {}
         for name, values in frame.items():
@@ -260,6 +265,10 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         w : float
             The noise of the row is divided by it; 0 is the same as no label.
         """
+        if not isinstance(y, Hashable):
+            raise InvalidInput(
+                f"y is {check.shown(y)}, which cannot be a label; use a number or a string"
+            )
         self._learn_row(x, y, w)
 
     def predict_proba_one(self, x: Mapping[Hashable, Any]) -> dict[Any, float]:
@@ -302,7 +311,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         w : float or Series
             As in `learn_one`.
         """
-        self._learn_rows(X, np.asarray(y), w)
+        self._learn_rows(X, read_labels(y), w)
 
     def predict_proba_many(self, X: Any) -> Any:
         """Probabilities of the labels seen so far (columns) for each row of X.
@@ -431,7 +440,7 @@ class KalmanRegressor(_Adapter, base.MiniBatchRegressor):
         w : float
             The noise of the row is divided by it; 0 is the same as no target.
         """
-        self._learn_row(x, _NAN if y is None else y, w)
+        self._learn_row(x, _number("y", _unwrapped(y), _TARGET), w)
 
     def predict_one(self, x: Mapping[Hashable, Any], with_dist: bool = False) -> Any:
         """Predicted mean, one step ahead; 0.0 before anything was learnt.
@@ -443,6 +452,7 @@ class KalmanRegressor(_Adapter, base.MiniBatchRegressor):
             Return a `river.proba.Gaussian` for the target instead, noise included; its sigma is
             inf while less than two targets are known.
         """
+        check.flag("with_dist", with_dist)
         ready = self._ready(x)
         mean, std = 0.0, math.inf
         if ready is not None:
@@ -466,9 +476,12 @@ class KalmanRegressor(_Adapter, base.MiniBatchRegressor):
         w : float or Series
             As in `learn_one`.
         """
-        if hasattr(y, "to_numpy"):
-            y = y.to_numpy(dtype=np.float64, na_value=_NAN)
-        self._learn_rows(X, np.asarray(y), w)
+        values = read_values(y)
+        if values.ndim == 2 and values.shape[1] == 1:
+            values = values[:, 0]
+        if values.ndim != 1:
+            raise InvalidInput(f"y has shape {values.shape}; give one number for each row of X")
+        self._learn_rows(X, values, w)
 
     def predict_many(self, X: Any) -> Any:
         """Predicted mean for each row of X; 0.0 before anything was learnt.
@@ -516,36 +529,73 @@ def _grown(columns: Columns, estimator: Any, names: Iterable[Hashable]) -> tuple
 def _row(x: Mapping[Hashable, Any], columns: Columns, fresh: list[Hashable] | None = None) -> Array:
     """Row (1, d) of known features, NaN where missing; others with a value are added to fresh."""
     row = [_NAN] * (len(columns) or 1)
-    for name, value in x.items():
+    for name, value in _items(x):
         k = columns.get(name)
         if k is not None:
             # NaN and infinity are not 0 when subtracted from themselves
             plain = type(value) is float and value - value == 0.0
             row[k] = value if plain else _number(name, value)
         elif fresh is not None and not math.isnan(_number(name, value)):
+            _check_name(name)
             fresh.append(name)
     return np.array([row])
 
 
-def _number(name: Hashable, value: Any) -> float:
+def _items(x: Any) -> Iterable[tuple[Hashable, Any]]:
+    """Names and values of a row."""
+    if type(x) is dict:
+        return x.items()
+    items = getattr(x, "items", None)
+    if items is None:
+        raise InvalidInput(
+            f"x must be a dict of features, such as {{'a': 1.0}}, got {check.shown(x)}"
+        )
+    pairs = list(items())
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise InvalidInput(f"x has a feature more than once: {check.shown(x)}; keep one of them")
+    return pairs
+
+
+def _check_name(name: Hashable) -> None:
+    """Refuse a feature's name that is not the same the next time, as NaN, or cannot be shown."""
+    try:
+        same = bool(name == name) and bool(str(name) or True)
+    except Exception:  # whatever its class does
+        same = False
+    if not same:
+        raise InvalidInput(
+            f"a feature is named {check.shown(name)}, which is not equal to itself or has no text; "
+            "use a string"
+        )
+
+
+def _unwrapped(y: Any) -> Any:
+    """The number in an array without dimensions; anything else as it is."""
+    return y.item() if type(y) is np.ndarray and y.ndim == 0 else y
+
+
+def _number(name: Hashable, value: Any, remedy: str = "") -> float:
     """A value as a float, NaN if it is missing."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return _NAN
-    if isinstance(value, _NUMBERS):
+    what = "y" if remedy else f"feature {check.shown(name)}"
+    if isinstance(value, _NUMBERS) and type(value).__name__ != "timedelta64":
         try:
             number = float(value)
-        except OverflowError:
+        except (ArithmeticError, ValueError):  # too large, or Decimal's signalling NaN
             number = math.inf
         if math.isinf(number):
             raise InvalidInput(
-                f"feature {name!r} is {value!r}, too large for a float; leave the feature out "
-                "where its value is unknown, or scale it"
+                f"{what} is {check.shown(value)}, too large for a float; {remedy or _LEAVE_OUT}"
             )
         return number
-    remedy = "encode it with river.preprocessing.OneHotEncoder() or leave it out with "
+    remedy = remedy or (
+        "encode it with river.preprocessing.OneHotEncoder() or leave it out with "
+        f"river.compose.Discard({check.shown(name)}), before this model in a pipeline"
+    )
     raise InvalidInput(
-        f"feature {name!r} is {value!r}, a {type(value).__name__}; values must be numbers or "
-        f"bools: {remedy}river.compose.Discard({name!r}), before this model in a pipeline"
+        f"{what} is {check.shown(value)}, a {type(value).__name__}; values must be numbers or "
+        f"bools: {remedy}"
     )
 
 
@@ -563,6 +613,7 @@ def _frame(X: Any, only: Columns | None = None) -> dict[Hashable, Array]:
     for k, name in enumerate(X.columns):
         if only is not None and name not in only:
             continue
+        _check_name(name)
         values = X.iloc[:, k]
         if isinstance(values.dtype, np.dtype) and values.dtype.kind in "fiub":
             array = values.to_numpy(dtype=np.float64)

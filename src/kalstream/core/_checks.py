@@ -29,14 +29,12 @@ _NO_VALUES: Final = np.empty((0, 0))
 
 def scalar(name: str, value: Any) -> float:
     """One number."""
-    if isinstance(value, np.ma.MaskedArray):
-        raise InvalidInput(f"{name} must be one number, got a masked array; fill it first")
     try:
         array = np.asarray(value)
-    except (TypeError, ValueError):  # lists of unequal lengths
+    except Exception:  # of whatever library the value comes from
         array = np.empty(0)
-    if array.ndim != 0 or array.dtype.kind not in "fiub":
-        raise InvalidInput(f"{name} must be one number, got {value!r}")
+    if array.ndim != 0 or array.dtype.kind not in "fiub" or isinstance(value, np.ma.MaskedArray):
+        raise InvalidInput(f"{name} must be one number, got {shown(value)}")
     return float(array)
 
 
@@ -52,7 +50,7 @@ def positive(name: str, value: float) -> float:
     """A finite scalar above zero."""
     number = value if isinstance(value, float) else scalar(name, value)
     if not (math.isfinite(number) and number > 0.0):
-        raise InvalidInput(f"{name} must be a finite number above 0, got {value!r}")
+        raise InvalidInput(f"{name} must be a finite number above 0, got {shown(value)}")
     return number
 
 
@@ -63,7 +61,7 @@ def variance(name: str, value: float, dtype: Any) -> float:
     if not 1.0 / limit <= number <= limit:
         raise InvalidInput(
             f"{name} must lie between {1.0 / limit:g} and {limit:g} in {np.dtype(dtype)}, "
-            f"got {value!r}; rescale features or targets"
+            f"got {shown(value)}; rescale features or targets"
         )
     return number
 
@@ -84,7 +82,7 @@ def unit_interval(name: str, value: float) -> float:
     number = value if isinstance(value, float) else scalar(name, value)
     if not 0.0 <= number <= 1.0:
         note = " (1 forgets nothing, 0 everything)" if "gamma" in name else ""
-        raise InvalidInput(f"{name} must lie in [0, 1]{note}, got {value!r}")
+        raise InvalidInput(f"{name} must lie in [0, 1]{note}, got {shown(value)}")
     return number
 
 
@@ -104,23 +102,25 @@ def sequence(name: str, value: Any) -> tuple[float, ...]:
         array = numeric(name, value)
         value = array.tolist() if array.ndim == 1 else ()
     if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) == 0:
-        raise InvalidInput(f"{name} must be a sequence of at least one number, got {value!r}")
+        raise InvalidInput(f"{name} must be a sequence of at least one number, got {shown(value)}")
     return tuple(scalar(name, item) for item in value)
 
 
 def count(name: str, value: int) -> int:
     """An integer of at least one."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise InvalidInput(f"{name} must be an integer of at least 1, got {value!r}")
+        raise InvalidInput(f"{name} must be an integer of at least 1, got {shown(value)}")
     if value > LARGEST_COUNT:
-        raise InvalidInput(f"{name} must be at most {LARGEST_COUNT:,}, got {value!r}")
+        raise InvalidInput(f"{name} must be at most {LARGEST_COUNT:,}, got {shown(value)}")
     return int(value)
 
 
 def choice(name: str, value: str, options: tuple[str, ...]) -> str:
     """One of the given words."""
-    if not (isinstance(value, str) and value in options):
-        raise InvalidInput(f"{name} must be one of {', '.join(map(repr, options))}, got {value!r}")
+    if not isinstance(value, str) or value not in options:
+        raise InvalidInput(
+            f"{name} must be one of {', '.join(map(repr, options))}, got {shown(value)}"
+        )
     return value
 
 
@@ -130,14 +130,14 @@ def generator(name: str, seed: Any) -> np.random.Generator:
         return np.random.default_rng(seed)
     except (TypeError, ValueError):
         raise InvalidInput(
-            f"{name} must be an integer, a Generator or None, got {seed!r}"
+            f"{name} must be an integer, a Generator or None, got {shown(seed)}"
         ) from None
 
 
 def flag(name: str, value: bool) -> bool:
     """True or False."""
     if not isinstance(value, bool | np.bool_):
-        raise InvalidInput(f"{name} must be True or False, got {value!r}")
+        raise InvalidInput(f"{name} must be True or False, got {shown(value)}")
     return bool(value)
 
 
@@ -145,10 +145,10 @@ def float_dtype(dtype: Any) -> np.dtype[Any]:
     """float64 or float32."""
     try:
         resolved = np.dtype(dtype)
-    except TypeError:
+    except Exception:  # numpy raises several kinds
         resolved = np.dtype(object)
     if resolved not in (np.dtype(np.float64), np.dtype(np.float32)):
-        raise InvalidInput(f"dtype must be float64 or float32, got {dtype!r}")
+        raise InvalidInput(f"dtype must be float64 or float32, got {shown(dtype)}")
     return resolved
 
 
@@ -401,15 +401,16 @@ def numeric(name: str, value: Any) -> Array:
     """An array of real numbers."""
     if type(value) is np.ndarray and value.dtype.kind in "fiub":
         return value
-    if isinstance(value, np.ma.MaskedArray):
-        fill = "with NaN (or -1) for an unknown target" if name.startswith("target") else "first"
-        raise InvalidInput(f"{name} is a masked array; fill it {fill}")
+    fill = "with NaN (or -1) for an unknown target" if name.startswith("target") else "first"
+    unmasked(name, value, fill)
     try:
         array = np.asarray(value)
         if array.dtype.kind == "O" and not any(isinstance(x, str) for x in array.flat):
             array = array.astype(np.float64)  # None and pandas' missing values among numbers
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidInput(f"{name} must be an array of numbers: {error}") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # of whatever library the value comes from
+        raise InvalidInput(f"{name} must be an array of numbers: {said(error)}") from None
     if array.dtype.kind not in "fiub":
         remedy = ""
         if name.startswith("target"):
@@ -426,6 +427,43 @@ def limited(name: str, array: Array, limit: float) -> None:
             f"{name} holds {array[where]} at index {where}; give numbers between {-limit:g} and "
             f"{limit:g}"
         )
+
+
+def unmasked(name: str, value: Any, fill: str = "with NaN where a value is unknown") -> None:
+    """Refuse masked arrays, also in lists and in arrays of objects: numpy ignores their masks."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidInput(f"{name} is a masked array; fill it {fill}")
+    if _holds_masked(value):
+        raise InvalidInput(f"{name} holds a masked array or value; fill it {fill}")
+
+
+def _holds_masked(value: Any, depth: int = 4) -> bool:
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        items: Any = value.ravel().tolist()
+    elif isinstance(value, list | tuple):
+        items = value
+    else:
+        return isinstance(value, np.ma.MaskedArray)
+    kinds = set(map(type, items))
+    if any(issubclass(kind, np.ma.MaskedArray) for kind in kinds):
+        return True
+    nested = any(issubclass(kind, list | tuple | np.ndarray) for kind in kinds)
+    return nested and depth > 0 and any(_holds_masked(item, depth - 1) for item in items)
+
+
+def shown(value: Any, limit: int = 80) -> str:
+    """A value as an error quotes it: on one line, short, and whatever its class does."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # 10**5000 has no repr, and a class may do as it likes
+        return f"a {type(value).__name__}"
+    return text if len(text) <= limit else f"{text[:limit]}... (a {type(value).__name__})"
+
+
+def said(error: BaseException, limit: int = 400) -> str:
+    """The text of an error of another library, as an error of ours quotes it."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def sum_of_squares(array: Array) -> float:

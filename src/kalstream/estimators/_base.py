@@ -6,7 +6,7 @@ import copy
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import is_
 from os import PathLike
 from typing import Any, Final, Self
@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import validate_data
 
 from kalstream.core import _checks as check
+from kalstream.core import _reading as reading
 from kalstream.core.bank import BankStep
 from kalstream.core.calibration import Calibration
 from kalstream.core.forgetting import Fixed, Learned
@@ -27,7 +26,7 @@ from kalstream.core.mixture import Mixture, MixtureState, MixtureStep
 from kalstream.core.state import Posterior, Step
 from kalstream.errors import InvalidInput
 from kalstream.estimators._chunk import Chunk, Targets
-from kalstream.estimators._input import are_dates, as_times, blame_column, bounded
+from kalstream.estimators._input import allocated, read_path, read_seed, read_unit, read_weights
 from kalstream.estimators._labels import Labels
 from kalstream.estimators._model import Filter, Model, tail
 from kalstream.estimators._representation import Representation
@@ -41,6 +40,7 @@ from kalstream.estimators._watch import (
     like,
     order_of,
 )
+from kalstream.features._rows import bounded, read_rows
 
 Array = NDArray[Any]
 Policy = Fixed | Learned | Mixture
@@ -225,7 +225,7 @@ class KalmanEstimator(BaseEstimator, ABC):
         """
         from kalstream.estimators._saving import save
 
-        save(self, path)
+        save(self, read_path(path))
 
     @classmethod
     def load(cls, path: str | PathLike[str], features: Any = None) -> Self:
@@ -251,7 +251,7 @@ class KalmanEstimator(BaseEstimator, ABC):
         """
         from kalstream.estimators._saving import load
 
-        return load(cls, path, features)
+        return load(cls, read_path(path), features)
 
     def snapshot(self) -> Self:
         """A copy that keeps what has been learnt so far, while this one goes on learning.
@@ -374,22 +374,15 @@ class KalmanEstimator(BaseEstimator, ABC):
             and type(X) is np.ndarray
             and X.dtype == np.float64
             and X.ndim == 2
+            and X.flags.carray
             and X.shape[1] == fitted["n_features_in_"]
             and "feature_names_in_" not in fitted
             and len(X)
         ):
             return bounded(X)
-        if isinstance(X, np.ma.MaskedArray):
-            raise InvalidInput("X is a masked array; fill it, with NaN where a value is unknown")
         columns = _columns_class(type(self).__name__)()
         columns.__dict__.update(fitted)
-        try:
-            rows = validate_data(
-                columns, X, reset=reset, dtype=np.float64, order="C", ensure_all_finite="allow-nan"
-            )
-        except (TypeError, ValueError) as error:
-            blame_column(X, error)
-            raise
+        rows = read_rows(columns, X, reset=reset)
         if reset:
             fitted.update(columns.__dict__)
         return bounded(rows)
@@ -403,7 +396,7 @@ class KalmanEstimator(BaseEstimator, ABC):
                     "now; give it in every call, or never"
                 )
             return None, None
-        times = as_times(time, n)
+        times = reading.times(time, n)
         if model.n_seen and model.time is None:
             raise InvalidInput(
                 f"time is given now and was not for the {model.n_seen} rows before; "
@@ -419,7 +412,8 @@ class KalmanEstimator(BaseEstimator, ABC):
             )
         gaps = steps / self._unit()
         early = model.n_seen < _EARLY
-        if early and are_dates(time) and self._unit() == 1.0 and np.median(gaps) > _LONG_GAP:
+        dates = early and reading.are_dates(time)
+        if dates and self._unit() == 1.0 and np.median(gaps) > _LONG_GAP:
             warnings.warn(
                 f"rows are {np.median(gaps):g} seconds apart and half-lives are counted in "
                 "seconds: almost everything is forgotten between rows. Give time_unit, such as "
@@ -432,7 +426,7 @@ class KalmanEstimator(BaseEstimator, ABC):
         """Time from the last row learnt to rows that are predicted: 1, or (b,)."""
         if time is None:
             return 1.0
-        times = as_times(time, n)
+        times = reading.times(time, n)
         if model.time is None:
             raise InvalidInput(
                 "time is given, but the rows learnt had none; give it to partial_fit too, or never"
@@ -445,12 +439,7 @@ class KalmanEstimator(BaseEstimator, ABC):
         return (times - model.time) / self._unit()
 
     def _unit(self) -> float:
-        unit = self.time_unit
-        if isinstance(unit, np.timedelta64):
-            return float(unit / np.timedelta64(1, "s"))
-        if hasattr(unit, "total_seconds"):
-            unit = unit.total_seconds()
-        return check.positive("time_unit", unit)
+        return read_unit(self.time_unit)
 
     def _fresh(self, fitted: dict[str, Any]) -> Model:
         """A model that has seen nothing."""
@@ -458,7 +447,7 @@ class KalmanEstimator(BaseEstimator, ABC):
         check.float_dtype(self.dtype)
         self._unit()
         n_watched = len(policy.half_lives) if isinstance(policy, Mixture) else len(GRID)
-        seed = check_random_state(_seed(self.random_state)).randint(np.iinfo(np.int32).max)
+        seed = read_seed(self.random_state)
         return Model(
             representation=Representation.of(
                 self.features, self.n_components, self.random_state, self.intercept, n_columns
@@ -472,7 +461,7 @@ class KalmanEstimator(BaseEstimator, ABC):
             told=None,
             offset=None,
             spread=np.zeros(2),
-            seed=int(seed),
+            seed=seed,
             fitted=fitted,
         )
 
@@ -519,11 +508,9 @@ class KalmanEstimator(BaseEstimator, ABC):
         self, model: Model, rows: Array, sample_weight: Any, time: Any, whole: bool
     ) -> tuple[Model, Chunk]:
         """The model, and rows that have been checked against it."""
-        weight = None
-        if sample_weight is not None:
-            weight = check.non_negative_rows("sample_weight", sample_weight, len(rows))
-            if whole and not weight.any():
-                raise InvalidInput("sample_weight is zero in every row: nothing to learn")
+        weight = read_weights(sample_weight, len(rows))
+        if weight is not None and whole and not weight.any():
+            raise InvalidInput("sample_weight is zero in every row: nothing to learn")
         return model, Chunk(rows, weight, *self._gaps(model, time, len(rows)))
 
     def _add_columns(self, n_columns: int) -> None:
@@ -537,7 +524,8 @@ class KalmanEstimator(BaseEstimator, ABC):
                 m = model.representation.transform(np.zeros((1, n_before))).shape[1]
                 n_new = wider.transform(np.zeros((1, n_before + n_columns))).shape[1] - m
                 if n_new > 0:  # a transformer may mix its columns into as many features as before
-                    state = state.add_features(n_new, prior_var)
+                    size = self._policy_of_model(), m + n_new, len(state.seen), self.dtype
+                    state = allocated(partial(state.add_features, n_new, prior_var), *size)
             fitted = {**model.fitted, "n_features_in_": n_before + n_columns}
             return replace(model, representation=wider, state=state, fitted=fitted), None
 
@@ -585,9 +573,9 @@ class KalmanEstimator(BaseEstimator, ABC):
             return model.but(watch=watch), self._prediction(before, None, n)
         state: Any = None if model.state is None else self._state(model)
         if state is None:
-            state = policy.start(
-                phi.shape[1], n_outputs, prior_var=settings["prior_var"], dtype=self.dtype
-            )
+            size, prior_var = (phi.shape[1], n_outputs), settings["prior_var"]
+            start = partial(policy.start, *size, prior_var=prior_var, dtype=self.dtype)
+            state = allocated(start, policy, *size, self.dtype)
         elif len(state.seen) < n_outputs:
             state = state.add_outputs(_room_for(n_outputs) - len(state.seen))
         state, step = policy.step_chunk(
@@ -728,10 +716,3 @@ def _variance(ahead: Any) -> Array:
 def _columns_class(name: str) -> type:
     """What scikit-learn notes columns in; its messages hold the name."""
     return type(name, (BaseEstimator,), {})
-
-
-def _seed(random_state: Any) -> Any:
-    """What scikit-learn's check takes; a Generator is asked for a seed without being moved."""
-    if isinstance(random_state, np.random.Generator):
-        return int(copy.deepcopy(random_state).integers(2**31))
-    return copy.deepcopy(random_state) if random_state is not None else None

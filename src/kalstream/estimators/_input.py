@@ -1,68 +1,194 @@
-"""Reading what users pass: rows of numbers, and times."""
+"""Reading what users pass to an estimator: targets, weights, times, settings, and their sizes."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import datetime
-from typing import Any
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.utils import check_random_state
 
 from kalstream.core import _checks as check
-from kalstream.errors import InvalidInput
+from kalstream.core import _reading as reading
+from kalstream.core.mixture import Mixture
+from kalstream.errors import InvalidInput, InvalidType, OutOfMemory
 
 Array = NDArray[Any]
+T = TypeVar("T")
 
 
-def bounded(rows: Array) -> Array:
-    """Rows of which no number is so large that its square is not a number; NaN is fine."""
-    if check.sum_of_squares(rows) < np.inf:
-        return rows
-    large = np.abs(rows) > check.LARGEST_FLOAT64
-    if large.any():
-        row, column = np.argwhere(large)[0]
-        what = "contains infinity" if np.isinf(rows).any() else f"holds {rows[row, column]:g}"
+def read_values(y: Any) -> Array:
+    """Targets of a regression (b,) or (b, K) as numbers, NaN where unknown."""
+    if type(y) is np.ndarray and y.ndim in (1, 2) and y.dtype.kind in "fiub":
+        return y
+    if y is None:
         raise InvalidInput(
-            f"X {what} in row {row}, column {column}; scale it, or put NaN for a missing value"
+            "KalmanRegressor requires y to be passed, but the target y is None; "
+            "give one number per row, NaN where it is unknown"
         )
-    return rows
+    _refuse_sparse("y", y)
+    if getattr(getattr(y, "dtype", None), "kind", None) == "c":
+        raise InvalidInput("Complex data not supported: y must be real numbers")
+    check.unmasked("y", y, "with NaN where a target is unknown")
+    values = check.numeric("y", _plain_numbers(y))
+    if values.ndim not in (1, 2):
+        got = f"is {check.shown(y)}" if values.ndim == 0 else f"has shape {values.shape}"
+        raise InvalidInput(f"y {got}; give one number, or one list of numbers, for each row of X")
+    return values
 
 
-def blame_column(X: Any, error: Exception) -> None:
-    """Name the column of a DataFrame that holds no numbers."""
-    for name, kind in getattr(X, "dtypes", {}).items() if hasattr(X, "columns") else ():
-        if getattr(kind, "kind", "O") in "mM":
-            remedy = "pass it as time=..., or turn it into numbers"
-        elif not hasattr(kind, "kind") or kind.kind not in "biuf":
-            remedy = "encode it, with scikit-learn's OneHotEncoder or OrdinalEncoder say"
-        else:
-            continue
-        raise InvalidInput(f"column {name!r} of X is of dtype {kind}; {remedy}") from error
+def _plain_numbers(y: Any) -> Any:
+    """A nullable column of pandas as an array with NaN; others as they are."""
+    dtype = getattr(y, "dtype", None)
+    if isinstance(dtype, np.dtype) or getattr(dtype, "kind", "?") not in ("b", "i", "u", "f"):
+        return y
+    return y.to_numpy(dtype=np.float64, na_value=np.nan) if hasattr(y, "to_numpy") else y
 
 
-def as_times(time: Any, n: int) -> Array:
-    """Times (b,) as numbers; dates in seconds, those with a zone in UTC."""
-    array = np.asarray(time)
-    if array.dtype == object and any(hasattr(value, "year") for value in array.flat):
-        utc = [_without_zone(value) for value in array.flat]  # date, datetime, pandas' Timestamp
-        with contextlib.suppress(TypeError, ValueError):
-            array = np.array(utc, "datetime64[us]").reshape(array.shape)
-    if array.dtype.kind == "M":
-        if np.isnat(array).any():
-            row = int(np.argmax(np.isnat(array)))
-            raise InvalidInput(f"time is missing (NaT) at row {row} of X; every row needs one")
-        array = array.astype("datetime64[us]").astype(np.int64) / 1e6
-    return check.per_row("time", array, n)
+def read_weights(sample_weight: Any, n: int, name: str = "sample_weight") -> Array | None:
+    """Weights (b,) of rows, at least 0; None for none."""
+    if sample_weight is None:
+        return None
+    _refuse_sparse(name, sample_weight)
+    check.unmasked(name, sample_weight, "with 0 where a row is not to count")
+    # -0.0 is 0, and a division by it must not give -inf
+    return check.non_negative_rows(name, sample_weight, n) + 0.0
 
 
-def are_dates(time: Any) -> bool:
-    """Whether times are dates, not numbers."""
-    array = np.asarray(time)
-    return array.dtype.kind == "M" or any(hasattr(value, "year") for value in array.flat)
+def read_moments(time: Any, n: int) -> Array | None:
+    """Times (b,) as numbers or dates, to be cut along with the rows; None for none."""
+    if time is None:
+        return None
+    moments = reading.moments(time)
+    reading.times(moments, n)
+    return np.broadcast_to(moments, (n,))
 
 
-def _without_zone(value: Any) -> Any:
-    if getattr(value, "tzinfo", None) is None:
-        return value
-    return value.astimezone(datetime.UTC).replace(tzinfo=None)
+def read_unit(unit: Any) -> float:
+    """A unit of time, a number or a duration, as a number; of a duration in seconds."""
+    given = unit
+    if isinstance(unit, np.timedelta64):
+        if np.datetime_data(unit.dtype)[0] in ("Y", "M"):
+            raise InvalidInput(
+                f"time_unit is {unit!r}; years and months differ in length, so give days: "
+                'np.timedelta64(365, "D")'
+            )
+        unit = float(unit / np.timedelta64(1, "s"))
+    elif isinstance(unit, datetime.timedelta):
+        unit = unit.total_seconds()
+    try:
+        return check.positive("time_unit", unit)
+    except InvalidInput:
+        raise InvalidInput(
+            "time_unit must be a finite number above 0, or a duration such as "
+            f"datetime.timedelta(hours=1), got {check.shown(given)}"
+        ) from None
+
+
+def read_seed(random_state: Any) -> int:
+    """A seed from what scikit-learn takes, or from a Generator, neither of which is moved."""
+    try:
+        if isinstance(random_state, np.random.Generator):
+            random_state = int(copy.deepcopy(random_state).integers(2**31))
+        source = check_random_state(copy.deepcopy(random_state))
+        return int(source.randint(np.iinfo(np.int32).max))
+    except Exception as error:
+        raise InvalidInput(
+            f"random_state must be None, an integer in [0, 2**32 - 1], a RandomState or a "
+            f"Generator, got {check.shown(random_state)}"
+        ) from error
+
+
+def read_path(path: Any) -> Any:
+    """A path of a file; a number would be taken for an open file."""
+    try:
+        return os.fspath(path)
+    except TypeError:
+        raise InvalidType(
+            f"path must be a string or a path, such as 'model.safetensors', got {check.shown(path)}"
+        ) from None
+
+
+def sliceable(X: Any, n: int) -> Any:
+    """X with rows that slices can cut, n of them: a frame or an array as it is."""
+    _refuse_sparse("X", X)
+    check.unmasked("X", X)
+    if isinstance(X, str | bytes) or not (hasattr(X, "__len__") and hasattr(X, "__getitem__")):
+        raise InvalidType(
+            f"X must be rows and columns of numbers, in an array, a list of lists or a DataFrame; "
+            f"got {check.shown(X)}"
+        )
+    try:
+        rows = len(X)
+        X[0:0]
+    except Exception as error:
+        raise InvalidType(f"X must be rows and columns of numbers; got {check.shown(X)}") from error
+    if rows != n:
+        raise InvalidInput(f"y has {n} targets for the {rows} rows of X")
+    return X
+
+
+def _refuse_sparse(name: str, value: Any) -> None:
+    if hasattr(value, "toarray") and hasattr(value, "nnz"):
+        raise InvalidType(
+            f"Sparse data was passed for {name}, but dense data is required; use {name}.toarray()"
+        )
+
+
+# ---- sizes ---------------------------------------------------------------------------------------
+
+
+def allocated(make: Callable[[], T], policy: Any, n_features: int, n_outputs: int, dtype: Any) -> T:
+    """What make() returns, filters of this size, unless there is less memory than they need."""
+    needed, available = _bytes_of(policy, n_features, n_outputs, dtype), available_bytes()
+    if available is not None and needed > available:
+        raise _too_large(policy, n_features, n_outputs, dtype, available)
+    try:
+        return make()
+    except MemoryError as error:
+        raise _too_large(policy, n_features, n_outputs, dtype, available) from error
+
+
+def _too_large(
+    policy: Any, n_features: int, n_outputs: int, dtype: Any, available: int | None
+) -> OutOfMemory:
+    """The error that says how much memory filters need, and how to need less."""
+    n_filters = len(policy.half_lives) if isinstance(policy, Mixture) else 1
+    needed = _bytes_of(policy, n_features, n_outputs, dtype)
+    limit = "" if available is None else f", and {_size(available)} are available"
+    filters = f"{n_filters} filters" if n_filters > 1 else "a filter"
+    return OutOfMemory(
+        f"the columns of X make {n_features} features; {filters} over them with {n_outputs} "
+        f"outputs would need {_size(needed)} of memory in {np.dtype(dtype)}{limit}. Memory grows "
+        "with the square of the features: pass fewer columns (scikit-learn's IncrementalPCA and "
+        "FeatureHasher make fewer), lower n_components, or use dtype='float32' or a single "
+        "filter (forgetting=0.999)"
+    )
+
+
+def _bytes_of(policy: Any, n_features: int, n_outputs: int, dtype: Any) -> int:
+    """As `KalmanEstimator.nbytes_`, less what may wait."""
+    n_filters = len(policy.half_lives) if isinstance(policy, Mixture) else 1
+    return np.dtype(dtype).itemsize * n_filters * n_features * (n_features + n_outputs)
+
+
+def available_bytes() -> int | None:
+    """Memory that this process can still have, as far as the system tells; None if it does not."""
+    found = []
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as lines:
+        found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    if not found:
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    with contextlib.suppress(OSError, ValueError), open("/sys/fs/cgroup/memory.max") as limit:
+        found.append(int(limit.read()))  # what the container allows
+    return min(found, default=None)
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.1f} MiB"

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.exceptions import DataConversionWarning
 
+from kalstream.core import _checks as check
+from kalstream.core import _reading as reading
 from kalstream.errors import InvalidInput
 
 Array = NDArray[Any]
+
+_PLAIN: Final = frozenset({int, str, bool, bytes, type(None)})
 
 
 @dataclass(frozen=True)
@@ -83,51 +91,78 @@ def as_array(names: Sequence[Any]) -> Array:
         array = np.array(names)
         if array.dtype != object and array.tolist() == list(names):
             return array
-    out = np.empty(len(names), object)
-    out[:] = names
-    return out
+    return np.fromiter(names, object, len(names))  # an assignment would spread tuples out
 
 
-def read_labels(y: Any, n_rows: int | None = None, *, name: str = "y") -> list[Any]:
+def read_labels(y: Any, *, name: str = "y", warn: bool = False) -> list[Any]:
     """Labels as a list of plain Python values, None where unknown.
 
-    NaN, None, NaT and pandas' NA are unknown. Numbers that are not whole cannot be labels.
+    NaN, None, NaT and pandas' NA are unknown. Numbers that are not whole cannot be labels. A tuple
+    in a list is one label. With ``warn``, a column is taken with scikit-learn's warning.
     """
-    array = np.asarray(y, dtype=object) if _is_mixed(y) else np.asarray(y)
-    if array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]
-    if array.ndim != 1:
-        raise InvalidInput(
-            f"{name} must be one label per row, a flat array; got shape {array.shape}"
+    if type(y) is np.ndarray and y.ndim == 1 and y.dtype.kind in "iubSU":
+        return y.tolist()
+    values, column = reading.labels(name, y)
+    if column and warn:
+        warnings.warn(
+            f"A column-vector {name} was passed when a 1d array was expected. Please change the "
+            "shape to (n_samples,), for example using ravel().",
+            DataConversionWarning,
+            stacklevel=3,
         )
-    if n_rows is not None and len(array) != n_rows:
-        raise InvalidInput(f"{name} has {len(array)} labels for {n_rows} rows of X")
-    if array.dtype.kind in "iubSU":
-        return array.tolist()
-    return [_plain(value, name) for value in array.tolist()]
-
-
-def _is_mixed(y: Any) -> bool:
-    """Whether numpy would turn labels of several types into strings."""
-    return isinstance(y, list | tuple) and len({type(value) for value in y}) > 1
+    if set(map(type, values)) <= _PLAIN:
+        return values
+    return [_plain(value, name) for value in values]
 
 
 def _plain(value: Any, name: str) -> Any:
-    if isinstance(value, np.generic):
-        value = value.item()
+    """One label of Python's own type, None if it is unknown."""
+    kind = type(value)
+    if kind in _PLAIN or (kind is float and value.is_integer()):
+        return value
+    if isinstance(value, np.generic) or hasattr(value, "__array__"):
+        value = _of_numpy(value, name)
+    if kind.__name__ == "NAType":
+        return None
     try:
-        if value is None or value != value:
-            return None
+        unequal = bool(value != value)
         hash(value)
-    except TypeError:
-        if type(value).__name__ == "NAType":
-            return None
+    except Exception:  # whatever a class does about being compared
         raise InvalidInput(
-            f"{name} holds {value!r}, which cannot be a label; use numbers or strings"
+            f"{name} holds {check.shown(value)}, which cannot be a label; use numbers or strings"
         ) from None
-    if isinstance(value, float) and not value.is_integer():
+    if value is None or unequal:
+        return None
+    if isinstance(value, tuple):
+        return _plain_tuple(value, name)
+    if isinstance(value, float | complex | Decimal | Fraction) and not _is_whole(value):
         raise InvalidInput(
-            f"Unknown label type: {name} holds {value}, and continuous targets are for "
-            "KalmanRegressor; labels may be strings or whole numbers"
+            f"Unknown label type: {name} holds {check.shown(value)}, and continuous targets are "
+            "for KalmanRegressor; labels may be strings or whole numbers"
         )
     return value
+
+
+def _of_numpy(value: Any, name: str) -> Any:
+    """A scalar of numpy, or of a library like it, as one of Python's."""
+    if isinstance(value, np.generic) and value.dtype.kind not in "mM":
+        return value.item()
+    array = reading.array_of(name, value)
+    return reading.labels(name, array[None])[0][0] if array.ndim == 0 else value
+
+
+def _plain_tuple(value: tuple[Any, ...], name: str) -> tuple[Any, ...]:
+    """A tuple as a label: no part of it may be NaN, which would be a new label every time."""
+    parts = tuple(part.item() if isinstance(part, np.generic) else part for part in value)
+    if any(part != part for part in parts):
+        raise InvalidInput(
+            f"{name} holds {check.shown(value)}, which contains NaN; use None for an unknown label"
+        )
+    return parts if any(isinstance(part, np.generic) for part in value) else value
+
+
+def _is_whole(value: Any) -> bool:
+    try:
+        return int(value) == value
+    except (ArithmeticError, TypeError, ValueError):  # infinite or complex
+        return False

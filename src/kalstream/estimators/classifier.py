@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import column_or_1d
 
 from kalstream.core import _checks as check
 from kalstream.core.guard import Health
@@ -20,7 +18,8 @@ from kalstream.core.stack import Stack
 from kalstream.errors import InvalidInput
 from kalstream.estimators._base import KalmanEstimator
 from kalstream.estimators._chunk import Chunk
-from kalstream.estimators._labels import Labels, as_array, read_labels
+from kalstream.estimators._input import read_weights
+from kalstream.estimators._labels import Labels, read_labels
 from kalstream.estimators._model import Model
 
 Array = NDArray[Any]
@@ -180,14 +179,12 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         >>> KalmanClassifier(features="raw").fit([[1.0], [-1.0]], ["up", "down"]).predict([[2.0]])
         array(['up'], dtype='<U4')
         """
-        y = column_or_1d(y, warn=True)
-        labels = read_labels(y)
+        labels = read_labels(y, warn=True)
         if None in labels:
             raise InvalidInput(
                 f"y contains NaN or None at row {labels.index(None)}; fit needs every label, "
                 "partial_fit lets time pass without one"
             )
-        check_classification_targets(as_array(labels))
         self._learn(X, self._targets(labels), sample_weight, time, first=True, whole=True)
         return self
 
@@ -418,6 +415,34 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         labels[found.max(axis=1) < threshold] = None
         return labels
 
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Share of rows whose most probable label is the one in y, weighted if asked.
+
+        Parameters
+        ----------
+        X : (b, d)
+        y : (b,)
+            Labels, none missing.
+        sample_weight : (b,), optional
+
+        Examples
+        --------
+        >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
+        >>> model.score([[2.0], [-2.0]], ["up", "up"])
+        0.5
+        """
+        names, found = read_labels(y), self.predict(X).tolist()
+        if None in names or len(names) != len(found):
+            raise InvalidInput(
+                f"y has {sum(name is not None for name in names)} labels for the {len(found)} rows "
+                "of X; a score needs one for each"
+            )
+        hits = [one == other for one, other in zip(names, found, strict=True)]
+        weight = read_weights(sample_weight, len(hits))
+        if weight is not None and not weight.any():
+            raise InvalidInput("sample_weight is zero in every row: nothing to score")
+        return float(np.average(hits, weights=weight))
+
     # ---- classes --------------------------------------------------------------------------
 
     @property
@@ -452,10 +477,15 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         """
 
         def change(model: Model) -> tuple[Model, None]:
-            column = model.labels.column.get(label) if isinstance(label, Hashable) else None
+            try:
+                column = model.labels.column.get(label)
+            except Exception:  # it has no hash, or cannot be compared
+                column = None
             if column is None:
                 known = ", ".join(map(repr, model.labels.classes[:10].tolist()))
-                raise InvalidInput(f"{label!r} is no class of this model; it knows {known}")
+                raise InvalidInput(
+                    f"{check.shown(label)} is no class of this model; it knows {known}"
+                )
             if len(model.labels.names) == 1:
                 raise InvalidInput(f"{label!r} is the only class; call reset() to start anew")
             kept = np.delete(np.arange(len(model.labels.names)), column)

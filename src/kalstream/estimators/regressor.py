@@ -18,6 +18,7 @@ from kalstream.core.mixture import Mixture, MixtureState, MixtureStep
 from kalstream.errors import InvalidInput
 from kalstream.estimators._base import KalmanEstimator, Policy
 from kalstream.estimators._chunk import Chunk
+from kalstream.estimators._input import read_values, read_weights
 from kalstream.estimators._model import Model
 
 Array = NDArray[Any]
@@ -108,7 +109,7 @@ random_state
         >>> KalmanRegressor(features="raw", noise_var=0.01).fit([[0.0], [1.0]], [0.0, 1.0]).n_seen_
         2
         """
-        values = _values(y)
+        values = read_values(y)
         if not np.isfinite(values).all():
             raise InvalidInput(
                 "y contains NaN or infinity; fit needs every target, "
@@ -140,7 +141,7 @@ random_state
         >>> model.partial_fit([[0.0], [1.0]], [0.0, 1.0]).partial_fit([[2.0]], [np.nan]).n_seen_
         3
         """
-        self._learn(X, self._targets(_values(y)), sample_weight, time)
+        self._learn(X, self._targets(read_values(y)), sample_weight, time)
         return self
 
     def predict_then_learn(
@@ -172,7 +173,7 @@ random_state
         >>> mean.round(2)
         array([nan,  2.,  2.])
         """
-        values = _values(y)
+        values = read_values(y)
         model, parts = self._learn(X, self._targets(values), sample_weight, time, predict=True)
         mean, std = np.empty((2, len(values), 1 if values.ndim == 1 else values.shape[1]))
         start = 0
@@ -258,12 +259,40 @@ random_state
         >>> bool(mean[1] > mean[0]), bool(std[1] > std[0])  # further off, and less sure
         (True, True)
         """
+        check.flag("return_std", return_std)
         model = self._model
         ahead, _ = self._ahead(model, X, time)
         mean = _shaped(model, self._mean(model, ahead))
         if not return_std:
             return mean
         return mean, _shaped(model, np.sqrt(self._variance(model, ahead)))
+
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Share of the targets' variance that the predicted means explain, R squared.
+
+        Parameters
+        ----------
+        X : (b, d)
+        y : (b,) or (b, K)
+            Targets, none missing.
+        sample_weight : (b,), optional
+
+        Examples
+        --------
+        >>> model = KalmanRegressor(features="raw", noise_var=0.01)
+        >>> model = model.partial_fit([[0.0], [1.0], [2.0]], [0.0, 1.0, 2.0])
+        >>> model.score([[0.0], [1.0]], [0.0, 1.0]) > 0.9
+        True
+        """
+        from sklearn.metrics import r2_score
+
+        values, mean = read_values(y), self.predict(X)
+        if np.atleast_2d(values.T).shape != np.atleast_2d(mean.T).shape:
+            raise InvalidInput(f"y has shape {values.shape} for predictions of shape {mean.shape}")
+        if not np.isfinite(values).all():
+            raise InvalidInput("y contains NaN or infinity; a score needs every target")
+        weight = read_weights(sample_weight, len(values))
+        return float(r2_score(values, mean, sample_weight=weight))
 
     def _mean(self, model: Model, ahead: Any) -> Array:
         """Mean (b, K) of targets."""
@@ -383,12 +412,3 @@ class _ValueTargets:
 def _shaped(model: Model, values: Array) -> Array:
     """(b,) if targets were flat, else (b, K)."""
     return values[:, 0] if model.fitted["_flat"] else values
-
-
-def _values(y: Any) -> Array:
-    """Targets as numbers; what is missing altogether is named as scikit-learn names it."""
-    if y is None:
-        raise InvalidInput("KalmanRegressor requires y to be passed, but the target y is None")
-    if getattr(getattr(y, "dtype", None), "kind", None) == "c":
-        raise InvalidInput("Complex data not supported: y must be real numbers")
-    return check.numeric("y", y)

@@ -10,7 +10,9 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from kalstream.errors import InvalidInput
+from kalstream.core import _checks as check
+from kalstream.errors import InvalidInput, OutOfMemory
+from kalstream.features._rows import read_rows
 from kalstream.features.scaling import OnlineScaler, forked
 
 Array = NDArray[np.float64]
@@ -69,13 +71,14 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
 
     def fit(self, X: ArrayLike, y: Any = None) -> RandomFourierFeatures:
         """Forget everything, then learn the scale of the rows of X (b, d)."""
-        if hasattr(self, "scaler_"):
-            del self.scaler_
-        return self.partial_fit(X)
+        rows = self._begin(X)
+        self.scaler_._advance(rows)
+        return self
 
     def partial_fit(self, X: ArrayLike, y: Any = None) -> RandomFourierFeatures:
         """Learn the scale of the rows of X (b, d)."""
-        self._ready(X)
+        if not hasattr(self, "scaler_"):
+            return self.fit(X)
         self.scaler_.partial_fit(X)
         return self
 
@@ -87,14 +90,18 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
     def add_columns(self, n_columns: int) -> RandomFourierFeatures:
         """Grow by columns that were missing (NaN) in all rows so far; the bandwidth stays."""
         check_is_fitted(self)
+        check.count("n_columns", n_columns)
+        drawn = self._drawn(self._source, n_columns, self.bandwidth_)
         self.scaler_.add_columns(n_columns)
-        self.projection_ = np.vstack([self.projection_, self._drawn(n_columns)])
+        self.projection_ = np.vstack([self.projection_, drawn])
         return self
 
     def advance(self, X: ArrayLike) -> Array:
         """Transform each row of X (b, d) with the scale known before it, then learn its scale."""
-        self._ready(X)
-        return self._waves(self.scaler_.advance(X))
+        if hasattr(self, "scaler_"):
+            return self._waves(self.scaler_.advance(X))
+        rows = self._begin(X)
+        return self._waves(self.scaler_._advance(rows))
 
     def _transform(self, rows: Array, lead: int = 0) -> Array:
         """As `transform` of checked rows, behind ``lead`` columns of ones."""
@@ -118,39 +125,45 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
     def _n_features_out(self) -> int:
         return 2 * self.projection_.shape[1] + (self.n_features_in_ if self.linear else 0)
 
-    def _ready(self, X: ArrayLike) -> None:
-        """Draw the projections once the number of columns is known."""
-        if hasattr(self, "scaler_"):
-            return
-        if not isinstance(self.n_components, int | np.integer) or self.n_components < 1:
-            raise InvalidInput(
-                f"n_components must be an integer of at least 1, got {self.n_components!r}"
-            )
+    def _begin(self, X: ArrayLike) -> Array:
+        """Start anew with the columns of X; returns its rows (b, d), whose scale is not known yet.
+
+        Nothing is changed before everything is checked.
+        """
+        check.count("n_components", self.n_components)
+        check.flag("linear", self.linear)
         scaler = OnlineScaler()
-        n_columns = scaler._validated(X, reset=True).shape[1]
-        self.bandwidth_ = self._bandwidth(n_columns)
-        self._source = self.random_state
-        if not isinstance(self._source, np.random.Generator):
-            self._source = check_random_state(self._source)
-        self.projection_ = self._drawn(n_columns)
+        rows: Array = read_rows(scaler, X, reset=True)
+        n_columns = rows.shape[1]
+        bandwidth, source = self._bandwidth(n_columns), _source(self.random_state)
+        projection = self._drawn(source, n_columns, bandwidth)
+        scaler._start(n_columns)
+        self.bandwidth_, self._source, self.projection_ = bandwidth, source, projection
         self._size = n_columns**0.5
+        self.__dict__.pop("feature_names_in_", None)
         if hasattr(scaler, "feature_names_in_"):
             self.feature_names_in_ = scaler.feature_names_in_
         self.scaler_ = scaler
+        return rows
 
-    def _drawn(self, n_columns: int) -> Array:
+    def _drawn(self, source: Any, n_columns: int, bandwidth: float) -> Array:
         """Projections of this many columns."""
         shape = n_columns, (self.n_components + 1) // 2
-        return self._source.standard_normal(shape) / self.bandwidth_
+        try:
+            return source.standard_normal(shape) / bandwidth
+        except (MemoryError, ValueError) as error:
+            raise OutOfMemory(
+                f"projections of {n_columns} columns to n_components={self.n_components} waves "
+                f"need {8 * shape[0] * shape[1] / 2**30:.1f} GiB of memory; lower n_components, or "
+                "pass fewer columns"
+            ) from error
 
     def _bandwidth(self, n_columns: int) -> float:
         if isinstance(self.bandwidth, str):
             if self.bandwidth != "auto":
                 raise InvalidInput(f'bandwidth must be "auto" or a number, got {self.bandwidth!r}')
             return float(n_columns) ** 0.5
-        if not (isinstance(self.bandwidth, float | int) and 0.0 < self.bandwidth < np.inf):
-            raise InvalidInput(f"bandwidth must be above 0 and finite, got {self.bandwidth!r}")
-        return float(self.bandwidth)
+        return check.positive("bandwidth", self.bandwidth)
 
     def _waves(self, scaled: Array, lead: int = 0) -> Array:
         from kalstream.features._moments import waves
@@ -161,3 +174,16 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
+
+
+def _source(random_state: Any) -> Any:
+    """A source of random numbers, from what scikit-learn takes or a Generator."""
+    if isinstance(random_state, np.random.Generator):
+        return random_state
+    try:
+        return check_random_state(random_state)
+    except Exception as error:
+        raise InvalidInput(
+            "random_state must be None, an integer in [0, 2**32 - 1], a RandomState or a "
+            f"Generator, got {check.shown(random_state)}"
+        ) from error

@@ -8,10 +8,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
+from kalstream.core import _checks as check
 from kalstream.core.forgetting import gamma_of
-from kalstream.errors import InvalidInput
+from kalstream.features._rows import read_rows
 
 Array = NDArray[np.float64]
 
@@ -25,7 +26,7 @@ class OnlineScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     Constant memory, three numbers a column. Heavy tails are clipped, in what comes out and in what
     is learnt; a column that has been constant gives 0. NaN gives 0, which is the mean, and
-    teaches nothing. Other bad input raises scikit-learn's own errors.
+    teaches nothing. Bad input raises `kalstream.errors.InvalidInput` and changes nothing.
 
     Parameters
     ----------
@@ -57,8 +58,11 @@ class OnlineScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     def fit(self, X: ArrayLike, y: Any = None) -> OnlineScaler:
         """Forget everything, then learn the rows of X (b, d)."""
-        self._start(self._validated(X, reset=True))
-        return self.partial_fit(X)
+        self._check_settings()
+        rows = read_rows(self, X, reset=True)
+        self._start(rows.shape[1])
+        self._advance(rows)
+        return self
 
     def partial_fit(self, X: ArrayLike, y: Any = None) -> OnlineScaler:
         """Learn the rows of X (b, d)."""
@@ -68,19 +72,22 @@ class OnlineScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     def transform(self, X: ArrayLike) -> Array:
         """Rows of X (b, d) in standard deviations from the mean, with what is known now."""
         check_is_fitted(self)
-        return self._transform(self._validated(X, reset=False))
+        self._check_settings()
+        return self._transform(read_rows(self, X, reset=False))
 
     def advance(self, X: ArrayLike) -> Array:
         """Transform each row of X (b, d) with what was known before it, then learn it."""
         first = not hasattr(self, "count_")
-        rows = self._validated(X, reset=first)
+        self._check_settings()
+        rows = read_rows(self, X, reset=first)
         if first:
-            self._start(rows)
+            self._start(rows.shape[1])
         return self._advance(rows)
 
     def add_columns(self, n_columns: int) -> OnlineScaler:
         """Grow by columns that were missing (NaN) in all rows so far."""
         check_is_fitted(self)
+        check.count("n_columns", n_columns)
         for name in ("count_", "mean_", "_spread"):
             setattr(self, name, np.pad(getattr(self, name), (0, n_columns)))
         self.n_features_in_ += n_columns
@@ -113,22 +120,15 @@ class OnlineScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         """Running variance of each column (d,)."""
         return self._spread / np.maximum(self.count_, 1.0)
 
-    def _start(self, rows: Array) -> None:
-        if not (isinstance(self.clip, float | int) and 0.0 < self.clip < math.inf):
-            raise InvalidInput(f"clip must be a finite number above 0, got {self.clip!r}")
+    def _check_settings(self) -> None:
+        check.positive("clip", self.clip)
         gamma_of(self.half_life)
-        self.count_, self.mean_, self._spread = (np.zeros(rows.shape[1]) for _ in range(3))
+
+    def _start(self, n_columns: int) -> None:
+        self.count_, self.mean_, self._spread = (np.zeros(n_columns) for _ in range(3))
 
     def _moments(self) -> tuple[Array, Array, Array]:
         return self.count_, self.mean_, self._spread
-
-    def _validated(self, X: ArrayLike, *, reset: bool) -> Array:
-        if isinstance(X, np.ma.MaskedArray):
-            raise InvalidInput("X is a masked array; fill it, with NaN where a value is unknown")
-        rows: Array = validate_data(
-            self, X, reset=reset, dtype=np.float64, order="C", ensure_all_finite="allow-nan"
-        )
-        return rows
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from kalstream.core import _checks as check
+from kalstream.core import _reading as reading
 from kalstream.errors import InvalidInput
 
 Array = NDArray[Any]
@@ -138,14 +140,15 @@ class ArrayStream(Stream):
         columns: tuple[str, ...] | None = None,
         batch_size: int = 4096,
     ) -> None:
-        self.rows = np.asarray(rows)
+        check.unmasked("rows", rows)
+        self.rows = check.numeric("rows", rows)
         if self.rows.dtype != np.uint8:
             self.rows = self.rows.astype(np.float64, copy=False)
         if self.rows.ndim < 2:
             raise InvalidInput(f"rows must be (n, d), got shape {self.rows.shape}")
         self.task, self.name, self.batch_size = check_task(task), name, batch_size
         self.targets = as_targets(targets, self.task)
-        self.times = None if times is None else np.asarray(times, np.float64)
+        self.times = None if times is None else reading.times(times, len(self.rows))
         for what, found in (("targets", self.targets), ("times", self.times)):
             if found is not None and found.shape != (len(self.rows),):
                 raise InvalidInput(
@@ -185,11 +188,9 @@ def check_task(task: str) -> str:
 
 def as_targets(targets: ArrayLike, task: str) -> Array:
     """Targets (n,) as batches hold them: plain labels in an array of objects, or float64."""
-    array = np.asarray(targets)
     if task == REGRESSION:
-        return array.astype(np.float64)
-    out = np.empty(len(array), object)
-    out[:] = array.tolist()
-    if array.dtype.kind == "f":
-        out[np.isnan(array)] = None  # a label that is missing
-    return out
+        check.unmasked("targets", targets, "with NaN where a target is unknown")
+        return check.numeric("targets", targets).astype(np.float64)
+    listed, _ = reading.labels("targets", targets)
+    known = (None if type(each) is float and each != each else each for each in listed)
+    return np.fromiter(known, object, len(listed))

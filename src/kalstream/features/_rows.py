@@ -1,0 +1,105 @@
+"""Reading rows of numbers from arrays, lists and the frames of pandas, polars and pyarrow."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils.validation import validate_data
+
+from kalstream.core import _checks as check
+from kalstream.errors import InvalidInput, InvalidType, OutOfMemory
+
+Array = NDArray[Any]
+
+_ENCODE: Final = "encode it, with scikit-learn's OneHotEncoder or OrdinalEncoder say"
+_AS_TIME: Final = "pass it as time=..., or turn it into numbers"
+_NUMBERS: Final = re.compile(r"(u?int|float)\d|double|half|bool|decimal|null|object")
+_NOTED: Final = "n_features_in_", "feature_names_in_"
+
+
+def read_rows(estimator: Any, X: Any, *, reset: bool) -> Array:
+    """Rows (b, d) as float64, NaN where a value is missing, checked by scikit-learn.
+
+    With ``reset`` the estimator takes number and names of columns from X. If X is refused the
+    estimator keeps those it had, and the error is one of kalstream's.
+    """
+    before = {name: estimator.__dict__[name] for name in _NOTED if name in estimator.__dict__}
+    try:
+        _refuse(X)
+        rows = validate_data(
+            estimator, X, reset=reset, dtype=np.float64, order="C", ensure_all_finite="allow-nan"
+        )
+        # Compiled code would be compiled again for memory that is read-only, as pandas gives it.
+        return rows if rows.flags.carray else rows.copy()
+    except Exception as error:
+        if reset:
+            estimator.__dict__.update(before)
+            for name in set(_NOTED) & set(estimator.__dict__) - set(before):
+                del estimator.__dict__[name]
+        if isinstance(error, InvalidInput):
+            raise
+        if isinstance(error, MemoryError):
+            raise OutOfMemory(
+                f"X does not fit in memory as float64: {check.said(error)}; pass fewer rows at once"
+            ) from error
+        _blame_column(X, error)
+        kind = InvalidType if isinstance(error, TypeError) else InvalidInput
+        raise kind(f"X cannot be read as rows of numbers: {check.said(error)}") from error
+
+
+def bounded(rows: Array) -> Array:
+    """Rows of which no number is so large that its square is not a number; NaN is fine."""
+    if check.sum_of_squares(rows) < np.inf:
+        return rows
+    large = np.abs(rows) > check.LARGEST_FLOAT64
+    if large.any():
+        row, column = np.argwhere(large)[0]
+        what = "contains infinity" if np.isinf(rows).any() else f"holds {rows[row, column]:g}"
+        raise InvalidInput(
+            f"X {what} in row {row}, column {column}; scale it, or put NaN for a missing value"
+        )
+    return rows
+
+
+def _refuse(X: Any) -> None:
+    """Refuse what numpy would turn into numbers in silence: masks, and dates in some unit."""
+    check.unmasked("X", X)
+    kind = getattr(getattr(X, "dtype", None), "kind", "")
+    if kind in ("M", "m"):
+        raise InvalidInput(f"X is of dtype {X.dtype}; {_AS_TIME}")
+    for k, (name, dtype) in enumerate(_columns(X)):
+        if remedy := _not_numbers(dtype):
+            if remedy == _AS_TIME:
+                raise InvalidInput(f"column {name!r} of X is of dtype {dtype}; {remedy}")
+        elif str(dtype) == "object" and hasattr(X, "iloc"):
+            check.unmasked(f"column {name!r} of X", X.iloc[:, k].to_numpy())
+
+
+def _blame_column(X: Any, error: Exception) -> None:
+    """Name the column of a frame that holds no numbers."""
+    for name, dtype in _columns(X):
+        remedy = _ENCODE if str(dtype) == "object" else _not_numbers(dtype)
+        if remedy:
+            raise InvalidInput(f"column {name!r} of X is of dtype {dtype}; {remedy}") from error
+
+
+def _columns(X: Any) -> Iterator[tuple[Any, Any]]:
+    """Names and types of the columns of a frame of pandas, polars or pyarrow; of others none."""
+    schema = getattr(X, "schema", None)
+    if schema is not None and hasattr(schema, "types"):  # pyarrow
+        yield from zip(schema.names, schema.types, strict=True)
+    elif hasattr(X, "columns") and hasattr(X, "dtypes"):
+        yield from zip(X.columns, X.dtypes, strict=False)
+
+
+def _not_numbers(dtype: Any) -> str:
+    """What to do about a column of this type; nothing if numbers can be made of it."""
+    kind, name = getattr(dtype, "kind", None), str(dtype).lower()
+    if kind in ("M", "m") or name.startswith(("date", "time", "duration", "period")):
+        return _AS_TIME
+    numbers = (isinstance(kind, str) and kind in "biuf") or _NUMBERS.match(name)
+    return "" if numbers else _ENCODE
