@@ -56,7 +56,7 @@ def _one_process(
     args = [part, str(seed), str(first), str(end), str(until or 0.0), str(folder)]
     command = [sys.executable, str(HERE / "__main__.py"), "--worker", *args]
     with errors.open("wb") as stderr:
-        process = subprocess.Popen(command, stdout=stderr, stderr=stderr)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr)
         size, since, how = -1, time.monotonic(), None
         while process.poll() is None:
             time.sleep(0.05)

@@ -102,6 +102,8 @@ class Stream:
         missing = np.zeros(n, bool) if whole else rng.random(n) < self.case.pick([0.0, 0.0, 0.3])
         if self.labels is None:
             y = self.unit * rng.standard_normal((n, 1 if self.flat else 2))
+            if self.case.chance(0.1):
+                y[:] = 1.5
             y[missing] = np.nan
             return y[:, 0] if self.flat else y
         if self.case.chance(0.1):
@@ -230,9 +232,13 @@ class _Api:
         self, first: Any, method: str, X: Any, y: Any, given: dict[str, Any], value: Any
     ) -> None:
         """A chunk learned at once equals its rows one by one, in float64."""
-        if first.transition != "example" or self.small or len(y) > 10 or np.abs(
-            np.nan_to_num(y if not self.classifies else 0.0)
-        ).max() > 100 * self.stream.unit:
+        if (
+            first.transition != "example"
+            or self.small
+            or len(y) > 10
+            or np.abs(np.nan_to_num(y if not self.classifies else 0.0)).max()
+            > 100 * self.stream.unit
+        ):
             return
         self.case.note("the same rows one by one, on a copy")
         for i in range(len(y)):

@@ -236,6 +236,7 @@ def use(case: Case, model: Any, path: Any) -> None:
         calls["classes_"] = lambda: model.classes_
     order = [*case.rng.permutation(list(calls)), answer]
     for name in order:
-        value, error = case.attempt(str(name), calls[str(name)], (NotFittedError,))
+        with np.errstate(all="ignore"):  # of numbers that are no model's
+            value, error = case.attempt(str(name), calls[str(name)], (NotFittedError,))
         if name == answer and error is None and not np.isfinite(value).all():
             raise Finding(f"{name} of a forged model is {shown(value)}")

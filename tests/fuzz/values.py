@@ -87,6 +87,7 @@ ROWS: Table = {
     "complex": lambda X: np.asarray(X) + 1j,
     "dates": lambda X: np.full(np.shape(X), np.datetime64("2020-01-01")),
     "huge integers": lambda X: [[10**400] * np.shape(X)[1]] * len(X),
+    "100,000 columns": lambda X: np.zeros((len(X), 100_000)),
     "frame of texts": lambda X: pd.DataFrame(np.full(np.shape(X), "a")),
     "frame of dates": lambda X: pd.DataFrame(np.full(np.shape(X), np.datetime64("2020-01-01"))),
     "frame as of polars": lambda X: Frame(np.full(np.shape(X), "a")),
