@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fuzz.cases import Case, Finding, Twins, equal, shown
+from fuzz.cases import Case, Twins, equal, expect, shown
 from kalstream.compat import river as adapters
 
 NAMES = ("a", "b", "c", 4, ("d", 5))
@@ -114,8 +114,8 @@ class _River:
         if first.estimator.__sklearn_is_fitted__():
             x = self.row()
             one, other = (self.answer(model, x) for model in (first, self.twins.tested))
-            if not np.allclose(one, other, rtol=1e-8, atol=1e-8):
-                raise Finding(f"learn_many gives {shown(other)}, learn_one row by row {shown(one)}")
+            same = np.allclose(one, other, rtol=1e-8, atol=1e-8)
+            expect(same, f"learn_many gives {shown(other)}, learn_one row by row {shown(one)}")
 
     def answer(self, model: Any, x: Any) -> Any:
         if not self.classifies:
@@ -134,8 +134,7 @@ class _River:
         kind = self.case.pick(["clone", "deepcopy", "pickle"])
         self.case.note(kind)
         old = self.twins.tested
-        if kind == "clone" and old.clone().feature_names_:
-            raise Finding("a clone knows features")
+        expect(not old.clone().feature_names_, "a clone knows features")
         if kind == "deepcopy":
             self.twins.tested = copy.deepcopy(old)
         elif kind == "pickle":
@@ -191,18 +190,19 @@ class _River:
 
     def check(self) -> None:
         model = self.twins.tested
-        if model.estimator.n_seen_ != self.n_seen:
-            raise Finding(f"n_seen_ is {model.estimator.n_seen_} after {self.n_seen} rows")
+        n_seen = model.estimator.n_seen_
+        expect(n_seen == self.n_seen, f"n_seen_ is {n_seen} of {self.n_seen} rows")
         if not self.twins.fitted(model):
             return
         x = self.row()
         found = self.answer(model, x)
-        if not equal(found, self.answer(self.twins.steady, x)):
-            raise Finding("twins predict different bits")
-        if not np.isfinite(found).all() or (self.classifies and abs(found.sum() - 1.0) > 1e-6):
-            raise Finding(f"a prediction is {shown(found)}")
+        self.twins.check_equal("a prediction of one twin")
+        same = equal(found, self.answer(self.twins.steady, x))
+        expect(same, "twins predict different bits")
+        whole = not self.classifies or abs(found.sum() - 1.0) < 1e-6
+        expect(np.isfinite(found).all() and whole, f"a prediction is {shown(found)}")
         total = sum(model.half_life_weights_.values())
-        if not abs(total - 1.0) < 1e-9:
-            raise Finding(f"half_life_weights_ sum to {total}")
-        if not self.classifies and not model.predict_one(x, with_dist=True).sigma > 0.0:
-            raise Finding("a standard deviation is not positive")
+        expect(abs(total - 1.0) < 1e-9, f"half_life_weights_ sum to {total}")
+        if not self.classifies:
+            sigma = model.predict_one(x, with_dist=True).sigma
+            expect(sigma > 0.0, f"a standard deviation is {sigma}")

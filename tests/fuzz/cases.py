@@ -24,6 +24,12 @@ class Finding(AssertionError):
     """Something that must not happen; the text says what."""
 
 
+def expect(holds: Any, text: str) -> None:
+    """Raise a finding with this text unless it holds."""
+    if not holds:
+        raise Finding(text)
+
+
 class Case:
     """Random numbers and notes of one case, and a folder for its files."""
 
@@ -127,7 +133,6 @@ class Twins:
     ) -> None:
         self.case, self.bytes_of, self.fitted = case, bytes_of, fitted
         self.steady, self.tested = make(), make()
-        self.last: Any = None
 
     def _on(self, model: Any, mark: str, method: str, args: Any, kwargs: Any) -> Any:
         allowed = () if self.fitted(model) else (NotFittedError,)
@@ -137,22 +142,18 @@ class Twins:
         )
         return (None if value is model else value), error
 
-    def good(self, method: str, *args: Any, may: Any = (), **kwargs: Any) -> tuple[Any, Any]:
+    def good(
+        self, method: str, *args: Any, may: Any = (), compare: bool = True, **kwargs: Any
+    ) -> tuple[Any, Any]:
         """A call that both get: same result, or the same error if it is one that it may raise."""
-        return self._both(method, args, kwargs, may)
-
-    def _both(self, method: str, args: Any, kwargs: Any, may: Any = ()) -> tuple[Any, Any]:
         one, error = self._on(self.steady, "both", method, args, kwargs)
-        if error is not None and not isinstance(error, may):
-            raise Finding(
-                f"{call_text(method, args, kwargs)} is a good call: {type(error).__name__}: {error}"
-            )
+        text = f"{call_text(method, args, kwargs)} is a good call: {type(error).__name__}: {error}"
+        expect(error is None or isinstance(error, may), text)
         other, second = self._on(self.tested, "   b", method, args, kwargs)
-        if str(error) != str(second):
-            raise Finding(f"{method} of two equal models: {error!r} and {second!r}")
-        if not equal(one, other):
-            raise Finding(f"{method} of two equal models: {shown(one)} and {shown(other)}")
-        self.check_equal(method)
+        expect(str(error) == str(second), f"{method} of equal models: {error!r} and {second!r}")
+        expect(equal(one, other), f"{method} of equal models: {shown(one)} and {shown(other)}")
+        if compare:
+            self.check_equal(method)
         return one, error
 
     def bad(self, method: str, *args: Any, why: str, must: bool = True, **kwargs: Any) -> bool:
@@ -162,23 +163,23 @@ class Twins:
         the answer is True.
         """
         value, error = self._on(self.tested, f"bad ({why})", method, args, kwargs)
-        if error is None and must:
-            raise Finding(f"{call_text(method, args, kwargs)} is bad ({why}), and was taken")
+        taken = f"{call_text(method, args, kwargs)} is bad ({why}), and was taken"
+        expect(error is not None or not must, taken)
         if error is None:
             other, second = self._on(self.steady, "   a", method, args, kwargs)
-            if second is not None or not equal(value, other):
-                raise Finding(f"{method} ({why}) of two equal models: {second or shown(other)}")
+            same = second is None and equal(value, other)
+            expect(same, f"{method} ({why}) of equal models: {second or shown(other)}")
         self.check_equal(f"{method} ({why})")
         return error is None
 
     def alone(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """A call that changes nothing, of one of them only."""
         value, error = self._on(self.tested, "only b", method, args, kwargs)
-        if error is not None and self.fitted(self.tested):
-            raise Finding(f"{call_text(method, args, kwargs)}: {type(error).__name__}: {error}")
+        text = f"{call_text(method, args, kwargs)}: {type(error).__name__}: {error}"
+        expect(error is None or not self.fitted(self.tested), text)
         self.check_equal(f"{method}, which only predicts,")
         return value
 
     def check_equal(self, after: str) -> None:
-        if self.bytes_of(self.steady) != self.bytes_of(self.tested):
-            raise Finding(f"after {after} the model is another one: twins save different bytes")
+        same = self.bytes_of(self.steady) == self.bytes_of(self.tested)
+        expect(same, f"after {after} the model is another one: twins save different bytes")
