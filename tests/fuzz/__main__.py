@@ -7,6 +7,7 @@ Cases run in processes of their own, so that a crash or a hang of one is a findi
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import importlib.util
 import json
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -93,50 +95,41 @@ def _fast_folder() -> str | None:
 
 def worker(part: str, seed: str, first: str, end: str, until: str, folder: str) -> None:
     """Run cases first to end, and note them in the folder's log."""
-    faulthandler.enable()
-    import contextlib
+    from fuzz.cases import Case
 
+    faulthandler.enable()
     with contextlib.suppress(ImportError):
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with open(Path(folder) / "log", "w", encoding="utf-8", errors="replace") as log:
+
+        def note(line: str) -> None:
+            calls.append(line.replace("\n", " "))
+            print(calls[-1], file=log, flush=True)
+
         for number in range(int(first), int(end)):
             if float(until) and time.time() > float(until):
                 break
+            print(f"CASE {number}", file=log, flush=True)
             calls: list[str] = []
-
-            def note(line: str, calls: list[str] = calls) -> None:
-                line = line.replace("\n", " ")
-                calls.append(line)
-                log.write(line + "\n")
-                log.flush()
-
-            log.write(f"CASE {number}\n")
-            log.flush()
-            what = one_case(part, int(seed), number, Path(folder), note)
+            what = _found(part, Case(int(seed), part, number, Path(folder), note))
             if what is not None:
                 report = _report(what, part, int(seed), number, calls)
-                log.write(f"FINDING {json.dumps(report)}\n")
-                log.flush()
+                print(f"FINDING {json.dumps(report)}", file=log, flush=True)
 
 
-def one_case(part: str, seed: int, number: int, folder: Path, note: Any) -> str | None:
+def _found(part: str, case: Any) -> str | None:
     """What a case has found, or None."""
-    from fuzz.cases import Case, Finding
-
-    case = Case(seed, part, number, folder, note)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", RuntimeWarning)
         try:
             _function_of(part)(case)
-        except Finding as finding:
-            return str(finding)
         except Exception as error:
-            import traceback
-
+            if type(error).__name__ == "Finding":
+                return str(error)
             text = "".join(traceback.format_exception(error)[-6:])
             return f"{type(error).__name__} outside of a call that may fail: {text}"
     return None
@@ -186,24 +179,20 @@ def main() -> int:
 def _until(until: float, chosen: list[str], seed: int, workers: int) -> int:
     """Go round the parts until the time is over; print what is found."""
     print(f"seed {seed}, parts {', '.join(chosen)}", flush=True)
-    n_found = 0
 
-    def job(k: int) -> tuple[str, list[str]]:
-        part, turn = chosen[k % len(chosen)], k // len(chosen)
-        count = 2 if part == "core" else BATCH
-        return part, run_cases(part, seed, turn * count, count, until)
+    def turns(first: int) -> int:
+        n_found, turn = 0, first
+        while time.time() < until:
+            part, batch = chosen[turn % len(chosen)], turn // len(chosen)
+            count = 2 if part == "core" else BATCH
+            findings = run_cases(part, seed, batch * count, count, until)
+            n_found, turn = n_found + len(findings), turn + workers
+            said = [f"\nFOUND {finding}" for finding in findings]
+            print("\n".join([*said, f"{part}: {len(findings)} findings"]), flush=True)
+        return n_found
 
     with ThreadPoolExecutor(workers) as pool:
-        k, waiting = 0, []
-        while time.time() < until or waiting:
-            while len(waiting) < workers and time.time() < until:
-                waiting.append(pool.submit(job, k))
-                k += 1
-            part, findings = waiting.pop(0).result()
-            for finding in findings:
-                n_found += 1
-                print(f"\nFOUND {finding}", flush=True)
-            print(f"{part}: a batch is done, {n_found} findings so far", flush=True)
+        n_found = sum(pool.map(turns, range(workers)))
     print(f"{n_found} findings with seed {seed}")
     return 1 if n_found else 0
 

@@ -179,7 +179,7 @@ class _River:
         elif why == "short":
             y = y.iloc[:-1]
         elif why == "w":
-            given = {"w": self.case.pick([-1.0, np.full(n, np.nan), np.ones(n + 1), "heavy", None])}
+            given = {"w": self.case.pick([-1.0, np.full(n, np.nan), np.ones(n + 1), "heavy"])}
         else:
             bad = {"labels": [[1], {}, 0.5], "numbers": ["x", {}, float("inf"), 1e300]}
             value = self.case.pick(bad["labels" if self.classifies else "numbers"])

@@ -205,8 +205,7 @@ class _Api:
             may = NumericalError
         loop = self.n_seen and may == () and method != "fit" and self.case.chance(0.3)
         first = self.twins.tested.snapshot() if loop else None
-        later = self.case.chance(0.5)  # to save is to look, and may hide what predicting changes
-        value, error = self.twins.good(method, X, y, may=may, compare=later, **given)
+        value, error = self.twins.good(method, X, y, may=may, **given)
         if error is not None:
             stream.clock = clock
             return
@@ -388,11 +387,8 @@ class _Api:
         refused = error is not None or value == 1e300
         expect(refused, f"{name}={shown(value)} is bad, and {method} took it")
         if error is None:  # whether a number is too large may depend on the others
-            twins.steady.set_params(**{name: value})
-            getattr(twins.steady, method)(*args, **given)
-            twins.steady.set_params(**{name: before})
-            self.n_seen = n + (0 if method == "fit" else self.n_seen)
-            self.stream.taken(given["time"])
+            twins.steady.reset(), twins.tested.reset()
+            self.n_seen, self.stream.clock = 0, 0.0
         twins.check_equal(f"{method} with {name}={shown(value)}")
 
     # ---- what holds after every call ------------------------------------------------------

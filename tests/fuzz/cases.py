@@ -42,10 +42,7 @@ class Case:
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.rng = np.random.default_rng([seed, number, *part.encode()])
-        self.folder, self.log = folder, log
-
-    def note(self, text: str) -> None:
-        self.log(text)
+        self.folder, self.note = folder, log
 
     def pick(self, options: Any) -> Any:
         """One of the options; numpy would turn them into an array first."""
@@ -142,9 +139,7 @@ class Twins:
         )
         return (None if value is model else value), error
 
-    def good(
-        self, method: str, *args: Any, may: Any = (), compare: bool = True, **kwargs: Any
-    ) -> tuple[Any, Any]:
+    def good(self, method: str, *args: Any, may: Any = (), **kwargs: Any) -> tuple[Any, Any]:
         """A call that both get: same result, or the same error if it is one that it may raise."""
         one, error = self._on(self.steady, "both", method, args, kwargs)
         text = f"{call_text(method, args, kwargs)} is a good call: {type(error).__name__}: {error}"
@@ -152,8 +147,7 @@ class Twins:
         other, second = self._on(self.tested, "   b", method, args, kwargs)
         expect(str(error) == str(second), f"{method} of equal models: {error!r} and {second!r}")
         expect(equal(one, other), f"{method} of equal models: {shown(one)} and {shown(other)}")
-        if compare:
-            self.check_equal(method)
+        self.check_equal(method)
         return one, error
 
     def bad(self, method: str, *args: Any, why: str, must: bool = True, **kwargs: Any) -> bool:
