@@ -22,7 +22,7 @@ from fuzz.checkpoints import damaged, places
 from kalstream import cli
 from kalstream.experiments import Options, Run
 
-ROWS, STOP = 160, 80
+ROWS = 200  # it is interrupted after a second piece of rows
 BASES: dict[str, dict[str, Any]] = {
     "labels": {"target": "label", "features": "raw", "predictions": True, "window": 30},
     "late": {"target": "label", "delay": 7, "features": "scaled", "window": 40},
@@ -50,8 +50,7 @@ def bases(folder: Path) -> Path:
     for name, options in BASES.items():
         asked = iter(range(10**6))
         run = Run(root / name, Options(source=str(root / "data.csv"), **options))
-        run.evaluation.together = 1
-        run.go(stopped=lambda asked=asked: next(asked) >= STOP)
+        run.go(stopped=lambda asked=asked: next(asked) > 0)
         shutil.copytree(root / name, root / f"{name}-resumed")
         code, said = command("run", "--resume", "--out", str(root / f"{name}-resumed"))
         if code != 0:
@@ -79,7 +78,8 @@ def case(case: Case) -> None:
     root, folder = bases(case.folder), case.folder / "run"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(root / base, folder)
-    changed = [change(case, folder, base) for _ in range(case.pick([1, 1, 1, 2]))]
+    n = case.pick([1, 1, 1, 2])
+    changed = [change(case, folder, base, alone=n == 1) for _ in range(n)]
     for _ in range(2):
         name = case.pick(COMMANDS)
         page = str(case.folder / "page")
@@ -135,7 +135,7 @@ def content(folder: Path) -> dict[str, bytes]:
 # ---- changes ------------------------------------------------------------------------------
 
 
-def change(case: Case, folder: Path, base: str) -> str:
+def change(case: Case, folder: Path, base: str, *, alone: bool) -> str:
     """Damage one file; returns its name."""
     files = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
     files = [name for name in files if not name.endswith(".html")]
@@ -143,8 +143,8 @@ def change(case: Case, folder: Path, base: str) -> str:
         return ""
     name = case.pick(files)
     path, data = folder / name, (folder / name).read_bytes()
-    kinds = ["bytes", "bytes", "json", "json", "json", "zeros", "empty", "gone", "other", "folder"]
-    kind = case.pick(kinds)
+    kinds = ["bytes", "bytes", "json", "json", "json", "zeros", "empty", "gone", "other"]
+    kind = case.pick([*kinds, "folder"] if alone else kinds)
     how = kind
     if kind == "json" and name.endswith(("json", "jsonl")) and data:
         changed = forged(case, data, lines=name.endswith("jsonl"))
