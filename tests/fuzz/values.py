@@ -182,7 +182,7 @@ PARAMETERS: dict[str, tuple[Any, ...]] = {
 }
 CLASSIFIER_PARAMETERS: dict[str, tuple[Any, ...]] = {
     "predictive": ("best", None, 1, ["exact"]),
-    "calibration": (0.0, -1.0, float("nan"), "much", None, [], [-1.0], {}, 1e300),
+    "calibration": (0.0, -1.0, float("nan"), "much", None, [], [-1.0], {}, 1e300, 1e300, 1e300),
     "class_weight": ("even", "negative", 1.0, ["balanced"]),
     "stacking": ("yes", None, 2),
     "recent_labels": ("yes", None, 2),
