@@ -5,6 +5,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
+SECONDS ?= 3600
 
 BIN := $(VENV)/bin
 VERSION_OF := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
@@ -24,12 +25,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.stamp
 
-.PHONY: help run test test-slow bench bench-peers bench-quick format clean
+.PHONY: help run test test-slow fuzz bench bench-peers bench-quick format clean
 
 help:
 	@echo "make run        set up $(VENV) and run the main job"
 	@echo "make test       format, lint, types, layers, tests"
 	@echo "make test-slow  the tests that take minutes"
+	@echo "make fuzz       random calls and damaged files for an hour; SECONDS=600 SEED=1 for"
+	@echo "                another time and seed"
 	@echo "make bench      make test, then the benchmarks; KALSTREAM_DATA=FOLDER and"
 	@echo "                STREAMS='my.csv ...' for more streams"
 	@echo "make bench-peers  of these, kalstream beside its peers: an hour, writes docs/benchmarks.md"
@@ -49,6 +52,10 @@ test: $(TEST_STAMP)
 
 test-slow: $(TEST_STAMP)
 	$(BIN)/pytest -n $(WORKERS) -m slow
+
+# a minute of it, with fixed seeds, is part of make test
+fuzz: $(TEST_STAMP)
+	$(BIN)/python tests/fuzz/__main__.py --seconds $(SECONDS) --workers $(WORKERS) $(if $(SEED),--seed $(SEED))
 
 # no speed is reported from a tree whose tests fail
 bench: test

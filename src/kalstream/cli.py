@@ -196,7 +196,8 @@ def run(  # noqa: D103
     ] = False,
 ) -> None:
     from kalstream.experiments import Options, Run, why_done
-    from kalstream.report import write_report
+    from kalstream.experiments.files import read_progress
+    from kalstream.report import check_results, write_report
 
     options = Options.of(
         source=source or "elec2",
@@ -225,6 +226,9 @@ def run(  # noqa: D103
     if resume and folder is not None and (source is None or (folder / "config.json").exists()):
         given = {_OPTION.get(name, name) for name in context.params if _is_given(context, name)}
         changes = {name: getattr(options, name) for name in Options.model_fields if name in given}
+        progress = read_progress(folder / "checkpoint")
+        if progress is not None:  # before anything is learned, not by the report at the end
+            check_results(folder, progress["sizes"]["metrics.jsonl"])
         resumed = Run.resume(folder, changes, checkpoint_every=checkpoint_every)
         if resumed is None:
             out.print(_escaped(why_done(folder, changes)))

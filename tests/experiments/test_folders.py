@@ -384,6 +384,30 @@ def test_what_a_power_cut_leaves_in_files_of_lines(
     assert_same(stopped, stopped.parent / "whole")
 
 
+@pytest.mark.parametrize("change", [(b'"kind"', b'"kinb"'), (b'"n": ', b'"n"; '), (b"{", b"\0")])
+def test_a_damaged_line_is_noticed_before_anything_is_learned(
+    stopped: Path,
+    change: tuple[bytes, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = stopped / "metrics.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(*change, 1))
+    before = content_of(stopped)
+    monkeypatch.setattr(sys, "argv", ["kalstream", "run", "--resume", "--out", str(stopped)])
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    error = capsys.readouterr().err
+    assert "metrics.jsonl, line 1: " in error
+    assert "restore it from a copy, or delete" in error
+    assert content_of(stopped) == before
+    path.write_bytes(whole)
+    with pytest.raises(SystemExit, match="0"):
+        cli.main()
+    assert_same(stopped, stopped.parent / "whole")
+
+
 @pytest.mark.parametrize("name", ["config.json", "checkpoint/progress.json"])
 def test_random_damage_is_noticed(stopped: Path, name: str) -> None:
     """Every damaged file raises one of our errors, with a remedy; none changes the folder."""

@@ -16,11 +16,12 @@ no/such/run: no such folder; give the folder that `kalstream run` wrote
 from kalstream.report.compare import compare, write_comparison
 from kalstream.report.page import make_report, write_report
 from kalstream.report.paired import compare_runs
-from kalstream.report.read import Run, Window, read_run
+from kalstream.report.read import Run, Window, check_results, read_run
 
 __all__ = [
     "Run",
     "Window",
+    "check_results",
     "compare",
     "compare_runs",
     "make_report",

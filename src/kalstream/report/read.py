@@ -302,8 +302,35 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
+def check_results(folder: Path, size: int) -> None:
+    """Raise the error that `read_run` would raise about the first bytes of ``metrics.jsonl``.
+
+    Parameters
+    ----------
+    folder : Path
+    size : int
+        How many bytes a run that goes on will keep.
+    """
+    path = Path(folder) / "metrics.jsonl"
+    try:
+        _read_lines(path, _bytes(path)[:size] if size > 0 and path.exists() else b"")
+    except InvalidInput as error:
+        raise InvalidInput(
+            f"{error}; restore it from a copy, or delete {path.parent / 'checkpoint'} and resume: "
+            "the run then starts over"
+        ) from error
+
+
 def _read_metrics(path: Path) -> tuple[list[Window], dict[str, Any] | None, bool]:
-    lines = _bytes(path).split(b"\n")
+    windows, end, cut = _read_lines(path, _bytes(path))
+    if not windows:
+        told = f"; the run ended with: {end.get('message')}" if end and end.get("message") else ""
+        raise InvalidInput(f"{path}: no window of the stream is in it, nothing to report{told}")
+    return windows, end, cut
+
+
+def _read_lines(path: Path, content: bytes) -> tuple[list[Window], dict[str, Any] | None, bool]:
+    lines = content.split(b"\n")
     windows: list[Window] = []
     end: dict[str, Any] | None = None
     cut = False
@@ -322,9 +349,6 @@ def _read_metrics(path: Path) -> tuple[list[Window], dict[str, Any] | None, bool
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else error
             raise InvalidInput(f"{path}, line {number}: {reason}") from error
-    if not windows:
-        told = f"; the run ended with: {end.get('message')}" if end and end.get("message") else ""
-        raise InvalidInput(f"{path}: no window of the stream is in it, nothing to report{told}")
     return windows, end, cut
 
 

@@ -1,0 +1,209 @@
+"""Good and bad arguments. A table of bad ones maps a reason to a function of a good argument."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import scipy.sparse
+
+from fuzz.cases import Case
+
+Table = dict[str, Callable[[Any], Any]]
+
+
+class Frame:
+    """As much of polars' DataFrame as others look at: its dtypes are a list."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = np.array(values, dtype=object)
+        self.columns = [f"c{k}" for k in range(self.values.shape[1])]
+        self.dtypes = ["String"] * len(self.columns)
+        self.shape = self.values.shape
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self.values if dtype is None else self.values.astype(dtype)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, key: Any) -> Any:
+        return Frame(self.values[key]) if isinstance(key, slice) else self.values[key]
+
+
+def _with(value: Any) -> Callable[[Any], Any]:
+    """The argument as an array of which one number is replaced."""
+
+    def change(good: Any) -> Any:
+        array = np.array(good, dtype=np.float64)
+        array.flat[array.size // 2] = value
+        return array
+
+    return change
+
+
+def _constant(value: Any) -> Callable[[Any], Any]:
+    return lambda good: value
+
+
+def _masked(good: Any) -> Any:
+    array = np.asarray(good)
+    return np.ma.masked_array(array, np.arange(array.size).reshape(array.shape) % 2 == 0)
+
+
+def _objects(value: Any) -> Callable[[Any], Any]:
+    return lambda good: [value] * len(good)
+
+
+def _sparse(good: Any) -> Any:
+    array = np.nan_to_num(np.asarray(good, dtype=np.float64))
+    return scipy.sparse.csr_matrix(array.reshape(len(array), -1))
+
+
+ROWS: Table = {
+    "flat": lambda X: np.asarray(X)[0],
+    "cube": lambda X: np.asarray(X)[None],
+    "no rows": lambda X: X[:0],
+    "no columns": lambda X: np.asarray(X)[:, :0],
+    "infinity": _with(np.inf),
+    "minus infinity": _with(-np.inf),
+    "1e300": _with(1e300),
+    "1e101": _with(1e101),
+    "None": _constant(None),
+    "scalar": _constant(1.5),
+    "text": _constant("rows"),
+    "bytes": _constant(b"rows"),
+    "texts": lambda X: np.full(np.shape(X), "a"),
+    "dicts": lambda X: [{"a": 1.0}] * len(X),
+    "dict": _constant({"a": [1.0]}),
+    "set": _constant({1.0, 2.0}),
+    "generator": lambda X: iter([[1.0]]),
+    "ragged": lambda X: [[1.0], [1.0, 2.0, 3.0]],
+    "sparse": _sparse,
+    "masked": _masked,
+    "complex": lambda X: np.asarray(X) + 1j,
+    "dates": lambda X: np.full(np.shape(X), np.datetime64("2020-01-01")),
+    "huge integers": lambda X: [[10**400] * np.shape(X)[1]] * len(X),
+    "100,000 columns": lambda X: np.zeros((len(X), 100_000)),
+    "frame of texts": lambda X: pd.DataFrame(np.full(np.shape(X), "a")),
+    "frame of dates": lambda X: pd.DataFrame(np.full(np.shape(X), np.datetime64("2020-01-01"))),
+    "frame as of polars": lambda X: Frame(np.full(np.shape(X), "a")),
+}
+KNOWN_COLUMNS: Table = {  # bad only once a model knows its columns
+    "a column too many": lambda X: np.hstack([X, np.asarray(X)[:, :1]]),
+    "twice the columns": lambda X: np.hstack([X, X]).tolist(),
+}
+LABELS: Table = {
+    "one too few": lambda y: y[:-1],
+    "one too many": lambda y: [*y, y[0]],
+    "table": lambda y: np.zeros((len(y), 2)),
+    "cube": lambda y: np.zeros((len(y), 1, 1)),
+    "None": _constant(None),
+    "scalar": _constant(1),
+    "text": _constant("a"),
+    "continuous": lambda y: np.full(len(y), 0.5),
+    "infinity": lambda y: np.full(len(y), np.inf),
+    "dicts": _objects({}),
+    "ragged": lambda y: [[1], [1, 2]] * len(y),
+    "sets": lambda y: [{1}] * len(y),
+    "masked": lambda y: _masked(np.zeros(len(y), int)),
+    "masked texts": lambda y: _masked(np.full(len(y), "masked")),
+    "sparse": lambda y: _sparse(np.ones(len(y))),
+    "set": _constant({1, 2}),
+    "generator": lambda y: iter(y),
+    "dict": _constant({"a": 1}),
+}
+TARGETS: Table = {
+    "one too few": lambda y: y[:-1],
+    "one too many": lambda y: np.concatenate([y, y[:1]]),
+    "cube": lambda y: np.asarray(y).reshape(len(y), -1, 1),
+    "no columns": lambda y: np.zeros((len(y), 0)),
+    "None": _constant(None),
+    "scalar": _constant(1.5),
+    "text": _constant("a"),
+    "texts": _objects("a"),
+    "dicts": _objects({}),
+    "ragged": lambda y: [[1.0], [1.0, 2.0]] * len(y),
+    "infinity": _with(np.inf),
+    "1e300": _with(1e300),
+    "masked": _masked,
+    "complex": lambda y: np.asarray(y) + 1j,
+    "sparse": _sparse,
+    "dates": lambda y: np.full(len(y), np.datetime64("2020-01-01")),
+    "generator": lambda y: iter(y),
+    "huge integers": _objects(10**400),
+}
+WEIGHTS: Table = {
+    "negative": _with(-1.0),
+    "NaN": _with(np.nan),
+    "infinity": _with(np.inf),
+    "one too many": lambda w: np.ones(len(w) + 1),
+    "table": lambda w: np.ones((len(w), 2)),
+    "text": _constant("a"),
+    "texts": _objects("a"),
+    "Nones": _objects(None),
+    "complex": lambda w: np.ones(len(w)) + 1j,
+    "masked": lambda w: _masked(np.ones(len(w))),
+    "dates": lambda w: np.full(len(w), np.datetime64("2020-01-01")),
+    "dict": _constant({"a": 1.0}),
+    "sparse": lambda w: _sparse(np.ones(len(w))),
+}
+TIMES: Table = {
+    "NaN": _with(np.nan),
+    "infinity": _with(np.inf),
+    "one too many": lambda t: np.append(t, t[-1:]),
+    "text": _constant("soon"),
+    "texts": _objects("soon"),
+    "NaT": lambda t: np.full(len(t), np.datetime64("NaT", "s")),
+    "Nones": _objects(None),
+    "complex": lambda t: np.ones(len(t)) + 1j,
+    "table": lambda t: np.ones((len(t), 2)),
+    "masked": lambda t: _masked(np.asarray(t)),
+    "dict": _constant({"a": 1.0}),
+    "dates and numbers": lambda t: [datetime.date(2020, 1, 1)] * (len(t) - 1) + [1.0],
+    "sparse": lambda t: _sparse(np.ones(len(t))),
+}
+# Reasons of arguments that a model may also take, depending on what it is made of.
+MAY = ("1e101",)
+# Values of parameters that no call of a model may take, whatever it has learned.
+PARAMETERS: dict[str, tuple[Any, ...]] = {
+    "forgetting": (-0.1, 1.5, float("nan"), "never", None, True, [0.9], object),
+    "noise_var": (0.0, -1.0, float("nan"), float("inf"), "much", None, [1.0, 2.0], 1e300),
+    "prior_var": (0.0, -1.0, float("nan"), float("inf"), "much", None, {}, 1e300),
+    "transition": ("never", None, 1),
+    "time_unit": (
+        *(0.0, -1.0, float("nan"), float("inf"), "day", None, [1.0]),
+        *(datetime.timedelta(0), datetime.timedelta(-1), np.timedelta64("NaT")),
+        *(np.timedelta64(0, "s"), np.timedelta64(-1, "s"), np.timedelta64(1, "Y")),
+    ),
+}
+CLASSIFIER_PARAMETERS: dict[str, tuple[Any, ...]] = {
+    "predictive": ("best", None, 1, ["exact"]),
+    "calibration": (0.0, -1.0, float("nan"), "much", None, [], [-1.0], {}, 1e300, 1e300, 1e300),
+    "class_weight": ("even", "negative", 1.0, ["balanced"]),
+    "stacking": ("yes", None, 2),
+    "recent_labels": ("yes", None, 2),
+}
+# What a model is built from: bad for one that has learned nothing.
+FRESH_PARAMETERS: dict[str, tuple[Any, ...]] = {
+    "features": ("cooked", None, 1, object(), dict),
+    "n_components": (0, -1, 1.5, "ten", None, 10**9),
+    "dtype": (int, "x", np.float16, complex),
+    "random_state": (-1, "x", 1.5, [], 2**40),
+    "intercept": ("yes", None, 2),
+}
+
+
+def rows(case: Case, n: int, d: int, scale: np.ndarray) -> np.ndarray:
+    """Good rows (n, d): some values missing, some columns constant."""
+    X = scale * case.rng.standard_normal((n, d))
+    if case.chance(0.3):
+        X[case.rng.random((n, d)) < 0.2] = np.nan
+    if case.chance(0.1):
+        X[:, 0] = 0.0
+    if case.chance(0.1):
+        X = np.round(X)
+    return X
