@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -472,4 +473,10 @@ def _as_calibration(calibration: Any) -> Calibration:
         return calibration
     if not isinstance(calibration, float | int | np.number):
         raise InvalidInput(f"calibration={calibration!r}: pass a number, or Calibration() to learn")
-    return Calibration.fixed(check.factor("calibration", float(calibration)))
+    return _fixed_at(float(calibration))
+
+
+@lru_cache
+def _fixed_at(calibration: float) -> Calibration:
+    """Alpha that does not move; it is asked for with every step."""
+    return Calibration.fixed(check.factor("calibration", calibration))
