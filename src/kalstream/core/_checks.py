@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -13,6 +14,8 @@ from kalstream.errors import InvalidInput
 
 Array = NDArray[Any]
 T = TypeVar("T")
+
+_new: Final = object.__new__
 
 # Squares of features and targets, and sums of many of them, must not overflow.
 LARGEST_FLOAT64: Final = 1e100
@@ -337,10 +340,16 @@ def trusted(cls: type[T], *values: Any) -> T:
 
     For parts that were just computed: the checks would take as long as learning a row.
     """
-    made = object.__new__(cls)
-    for name, value in zip(cls.__slots__, values, strict=True):  # type: ignore[attr-defined]
-        object.__setattr__(made, name, value)
+    made = _new(cls)
+    for set_slot, value in zip(_slots(cls), values, strict=True):  # type: ignore[arg-type]
+        set_slot(made, value)
     return made
+
+
+@cache
+def _slots(cls: Any) -> tuple[Any, ...]:
+    """What sets each slot of a class; half the time of object.__setattr__."""
+    return tuple(getattr(cls, name).__set__ for name in cls.__slots__)
 
 
 def is_block(value: Any, shape: tuple[int, ...], dtype: Any = _FLOAT64) -> bool:
