@@ -282,6 +282,8 @@ BAD_VALUES = {
     "None": (None, "requires y to be passed"),
     "partly": (np.where(np.eye(60, 2) > 0.0, np.nan, 1.0), "partly NaN|contains NaN"),
     "huge": (np.where(X[:, 0] > 1.0, 1e200, VALUES), "scale it"),
+    "huge first": (np.where(np.arange(60) == 0, 1e200, VALUES), r"y holds 1e\+200 at row 0, more"),
+    "huge all": (np.full((60, 2), -1e200), r"y holds -1e\+200 at row 0, more than 1e\+100"),
 }
 
 

@@ -1,5 +1,6 @@
 """A file with a right checksum and parts that are not of each other is refused, by the part."""
 
+import copy
 import os
 import struct
 from dataclasses import replace
@@ -146,6 +147,8 @@ FORGERIES: list[tuple[str, str, Any, str]] = [
     ("mixture", "params.colour", "red", "colour"),
     ("mixture", "params", 5, "TypeError"),
     ("mixture", "model", {"a": 1}, "model"),
+    ("mixture", "model.told.logit_mean", lambda a: a[:2], "told.logit_mean"),
+    ("learned", "model.told.logit_mean", lambda a: a[:0], "told.logit_mean"),
 ]
 
 
@@ -208,6 +211,14 @@ def test_predicting_does_not_change_the_bytes(name: str, tmp_path: Path) -> None
     for n in (1, 3, 30):
         model.predict(ROWS[:n])
     model.save(tmp_path / "two")
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_a_copy_saves_the_same_bytes_where_one_class_is_left(tmp_path: Path) -> None:
+    """The stride of an axis of length 1 is anything, and copies have another one."""
+    model = fitted("mixture").retire_class("b")
+    model.save(tmp_path / "one")
+    copy.deepcopy(model).save(tmp_path / "two")
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 

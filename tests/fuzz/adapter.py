@@ -205,4 +205,4 @@ class _River:
         expect(abs(total - 1.0) < 1e-9, f"half_life_weights_ sum to {total}")
         if not self.classifies:
             sigma = model.predict_one(x, with_dist=True).sigma
-            expect(sigma > 0.0, f"a standard deviation is {sigma}")
+            expect(sigma >= 0.0, f"a standard deviation is {sigma}")

@@ -172,9 +172,9 @@ class Bank:
     def keep_outputs(self, columns: Array) -> Bank:
         """The bank with these outputs only (K',), in this order: exact, outputs are independent."""
         self.lend()
-        coefficients = None if self.coefficients is None else self.coefficients[:, :, columns]
-        mean = np.ascontiguousarray(self.arrays.mean[:, :, columns])
-        return Bank(self._beside(mean), self.scales, _dense(self.rows), _dense(coefficients))
+        coefficients = None if self.coefficients is None else self.coefficients.take(columns, 2)
+        mean = self.arrays.mean.take(columns, 2)  # in C order, unlike an index: copies are alike
+        return Bank(self._beside(mean), self.scales, _dense(self.rows), coefficients)
 
     def _beside(self, mean: Array) -> _Stack:
         """Another mean (J, m, K) beside the same covariances."""

@@ -142,7 +142,7 @@ class Stack:
         return replace(
             self,
             counts=self.counts[columns],
-            recent=self.recent[:, columns],
+            recent=self.recent.take(columns, 1),
             stays=self.stays[columns],
             last=places.get(self.last, -1),
         )

@@ -420,8 +420,9 @@ def keep_outputs(posterior: Posterior, columns: Array) -> Posterior:
     stored = posterior.stored
     columns = check.columns("columns", columns, posterior.n_outputs)
     stored.base.lent = True
-    mean = np.ascontiguousarray(stored.base.mean[:, columns])
-    coefficients = None if stored.coefficients is None else stored.coefficients[:, columns]
+    mean = stored.base.mean.take(columns, 1)
+    coefficients = stored.coefficients
+    coefficients = None if coefficients is None else coefficients.take(columns, 1)
     base = _Base(mean, stored.base.cov, True, stored.base.spares)
     return Posterior._of(replace(stored, base=base, coefficients=coefficients, room=None))
 

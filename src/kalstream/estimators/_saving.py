@@ -163,6 +163,8 @@ def _check_watch(model: Model) -> None:
         need(len(rows) == 1, "told.noise_var", "of one dimension")
         for name in ("logit_var", "gamma", "nis"):
             need(getattr(told, name).shape == (*batch, *rows), f"told.{name}", f"of {rows[0]} rows")
+        means = told.logit_mean.shape
+        need(means[:-1] == (*batch, *rows), "told.logit_mean", f"of {rows[0]} rows")
 
 
 def _check_representation(representation: Representation, n_columns: int) -> int | None:

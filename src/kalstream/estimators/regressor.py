@@ -186,7 +186,9 @@ random_state
     def _targets(self, values: Array) -> _ValueTargets:
         # A single filter does not tell its scale row by row.
         by_row = self._learns_scale() and not isinstance(self._policy_of_model(), Mixture)
-        return _ValueTargets(values, None if by_row else self._knows_scale)
+        small = check.float_dtype(self.dtype) == np.float32
+        limit = check.LARGEST_FLOAT32 if small else check.LARGEST_FLOAT64
+        return _ValueTargets(values, limit, None if by_row else self._knows_scale)
 
     def _prediction(self, model: Model, step: Any, n: int) -> tuple[Array, Array]:
         if step is None or model.state is None:
@@ -375,6 +377,7 @@ class _ValueTargets:
     """Targets (b,) or (b, K) of a chunk, and whether a model knows how large the noise is."""
 
     values: Array
+    limit: float
     knows_scale: Callable[[Model], bool] | None
 
     def check(self, n: int) -> None:
@@ -383,6 +386,13 @@ class _ValueTargets:
             raise InvalidInput(f"y has shape {values.shape} for the {n} rows of X")
         if np.isinf(values).any():
             raise InvalidInput("y contains infinity; use NaN where a target is unknown")
+        # The first target is subtracted from all others: too large, it would spoil them as well.
+        large = np.abs(values) > self.limit
+        if large.any():
+            place = tuple(np.argwhere(large)[0].tolist())
+            raise InvalidInput(
+                f"y holds {values[place]:g} at row {place[0]}, more than {self.limit:g}; scale it"
+            )
 
     def end_of_piece(self, model: Model, start: int) -> int:
         """Row by row until the noise's scale is known."""
