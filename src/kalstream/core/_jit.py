@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from numba import njit
+
+_PACKAGE: Final = Path(__file__).parents[1]
+_IMPORT: Final = re.compile(r"^from (kalstream[.\w]*) import (\([^)]*\)|.*)$", re.MULTILINE)
 
 # reassoc and contract let reductions be vectorised; NaN and inf keep their meaning.
 _OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "nsz", "reassoc"}}
@@ -20,16 +24,36 @@ def jit(function: Callable[..., Any]) -> Any:
         compiled = njit(cache=True, **_OPTIONS)(function)
     except RuntimeError:  # numba found neither the package's folder nor a home to write to
         return njit(**_OPTIONS)(function)
-    # numba looks at the function's own file only, and compiled functions contain those of other
-    # files that they call: without this, an upgrade could go on running old code.
+    # numba looks at the function's own file only, and a compiled function contains functions and
+    # constants of other files: without this, an edit or an upgrade could go on running old code.
     file = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
     if file is not None and hasattr(file, "_source_stamp"):
-        file._source_stamp = f"{file._source_stamp} {_digest()}"
+        file._source_stamp = f"{file._source_stamp} {stamp_of(Path(function.__code__.co_filename))}"
     return compiled
 
 
 @cache
-def _digest() -> str:
-    """Digest of all compiled sources of the core."""
-    sources = sorted(Path(__file__).parent.glob("_*.py"))
-    return sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+def stamp_of(source: Path) -> str:
+    """Digest of a source file and of all of kalstream's that it imports, directly or not."""
+    found, to_read = {}, [source]
+    while to_read:
+        path = to_read.pop()
+        if path not in found:
+            found[path] = _source(path)
+            to_read += _imported(found[path])
+    return sha256(b"".join(found[path] for path in sorted(found))).hexdigest()
+
+
+@cache
+def _source(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def _imported(source: bytes) -> Iterator[Path]:
+    """Files of kalstream that a source imports at its top."""
+    for module, names in _IMPORT.findall(source.decode()):
+        folder = _PACKAGE.joinpath(*module.split(".")[1:])
+        inner = [folder / f"{name}.py" for name in re.findall(r"\w+", names)]
+        for path in (folder.with_suffix(".py"), folder / "__init__.py", *inner):
+            if path.is_file():
+                yield path

@@ -243,7 +243,8 @@ def scan(
         label = labels[i]
         if label < -1 or label >= counts.shape[0] or not 0.0 <= weight[i] < np.inf:
             return out, belief, last, i
-        if len(active) and (n_said or label >= 0):
+        # Nothing is learned from the first row of a class: it need not be described.
+        if len(active) and (n_said or (label >= 0 and counts[label] > 0.0)):
             if active[-1] >= n_described:
                 return out, belief, last, i
             sound = describe_filters(

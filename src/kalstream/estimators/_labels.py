@@ -72,7 +72,14 @@ class Labels:
         if all(name in column for name in labels):
             return self
         new = dict.fromkeys(name for name in labels if name is not None and name not in column)
-        return Labels((*self.names, *new)) if new else self
+        if not new:
+            return self
+        more = Labels((*self.names, *new))
+        # A copy of the dictionary takes a fraction of the time to make it anew.
+        more.__dict__["column"] = column | dict(
+            zip(new, range(len(column), len(more.names)), strict=True)
+        )
+        return more
 
     def without(self, label: Any) -> Labels:
         """These labels less one."""

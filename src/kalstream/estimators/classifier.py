@@ -580,5 +580,7 @@ def _among(step: Any, n_known: int) -> Any:
         return step
     means = np.ascontiguousarray(step.logit_mean[..., :n_known])
     if isinstance(step, MixtureStep):
-        return replace(step, told=replace(step.told, logit_mean=means))
+        told = replace(step.told, logit_mean=means)
+        parts = step.weights, step.log_prob, step.scale, step.half_lives, step.calibrations
+        return check.trusted(MixtureStep, told, *parts)
     return replace(step, logit_mean=means)

@@ -1,0 +1,72 @@
+"""The cache of compiled code belongs to all the sources that went into it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kalstream.core import _jit
+
+COMPILED = sorted(
+    path for path in _jit._PACKAGE.rglob("*.py") if "\n@jit\n" in path.read_text(encoding="utf-8")
+)
+
+
+def stamp_with(monkeypatch: pytest.MonkeyPatch, source: Path, edited: Path) -> str:
+    """Stamp of a source, if another file had one more line."""
+
+    def read(path: Path) -> bytes:
+        return path.read_bytes() + (b"\nX = 1\n" if path == edited else b"")
+
+    monkeypatch.setattr(_jit, "_source", read)
+    _jit.stamp_of.cache_clear()
+    stamp = _jit.stamp_of(source)
+    monkeypatch.undo()
+    _jit.stamp_of.cache_clear()
+    return stamp
+
+
+def test_there_is_compiled_code_in_several_layers() -> None:
+    assert {path.parent.name for path in COMPILED} >= {"core", "estimators", "features"}
+
+
+@pytest.mark.parametrize(
+    ("module", "taken_from"),
+    [
+        ("estimators/_watch_scan.py", "estimators/_watch.py"),
+        ("core/_mix.py", "core/_scan.py"),
+        ("core/_mix.py", "core/_softmax_integral.py"),
+        ("core/_few.py", "core/_softmax_integral.py"),  # by way of _scan
+        ("features/_moments.py", "core/_jit.py"),
+    ],
+)
+def test_an_edit_of_what_is_compiled_in_makes_old_code_stale(
+    monkeypatch: pytest.MonkeyPatch, module: str, taken_from: str
+) -> None:
+    source, edited = _jit._PACKAGE / module, _jit._PACKAGE / taken_from
+    assert source in COMPILED
+    assert stamp_with(monkeypatch, source, edited) != _jit.stamp_of(source)
+
+
+def test_an_edit_elsewhere_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = _jit._PACKAGE / "core/_scan.py"
+    assert stamp_with(monkeypatch, source, _jit._PACKAGE / "cli.py") == _jit.stamp_of(source)
+
+
+@pytest.mark.parametrize("source", COMPILED, ids=lambda path: path.stem)
+def test_every_compiled_function_has_the_stamp(source: Path) -> None:
+    import importlib
+
+    name = ".".join(("kalstream", *source.relative_to(_jit._PACKAGE).with_suffix("").parts))
+    functions: list[Any] = [
+        f for f in vars(importlib.import_module(name)).values() if is_own(f, name)
+    ]
+    assert functions
+    for function in functions:
+        file = getattr(function._cache, "_cache_file", None)
+        if file is not None:  # there is a folder to write to
+            assert _jit.stamp_of(source) in file._source_stamp
+
+
+def is_own(value: Any, module: str) -> bool:
+    return hasattr(value, "py_func") and value.py_func.__module__ == module
