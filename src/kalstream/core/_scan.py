@@ -459,12 +459,3 @@ def scan_learned(
     nis = mean_squares(innovations, noise_var)
     scan = (done, gammas, logit_mean, logit_var, system, innovations, kept, lost, reach, nis)
     return scan, alphas, delta, log_alpha, log_alpha_var, n_active
-
-
-@jit
-def copy_upper(source: Array, target: Array) -> None:
-    """Copy the upper triangle of a matrix (m, m); the rest of the target means nothing."""
-    m = source.shape[0]
-    for i in range(m):
-        for k in range(i, m):
-            target[i, k] = source[i, k]

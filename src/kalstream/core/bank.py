@@ -61,12 +61,9 @@ class _Stack:
 
     def take(self, other: _Stack, j: int) -> None:
         """Copy filter j of another stack, unless it is this one."""
-        if other is self:
-            return
-        from kalstream.core._scan import copy_upper
-
-        self.mean[j] = other.mean[j]
-        copy_upper(other.cov[j], self.cov[j])
+        if other is not self:
+            np.copyto(self.mean[j], other.mean[j])
+            np.copyto(self.cov[j], other.cov[j])  # of a triangle it would take longer
 
     def mirrored(self) -> Array:
         """Return cov with both parts; others may be reading the upper one meanwhile."""
@@ -259,11 +256,16 @@ class Bank:
         n_filters, m, _ = stack.mean.shape
         rows: Any = [None] * n_filters if gains is None else gains
         coefficients: Any = [None] * n_filters if innovations is None else innovations
-        folded = []
+        from kalstream.core._few import mirror
+
+        folded, full = [], self.arrays.full
         with OneThread(64.0 * m * m):
             for j in range(n_filters):
                 stack.take(self.arrays, j)
                 folded.append(self._stored(j, stack).folded(rows[j], coefficients[j], donate=True))
+                if full:  # now, while it is in the cache
+                    mirror(stack.cov[j : j + 1])
+        stack.full = full
         return folded
 
     def _stored(self, j: int, stack: _Stack) -> _Stored:

@@ -176,7 +176,7 @@ class KalmanEstimator(BaseEstimator, ABC):
         """Bytes of the filters' arrays.
 
         For J filters of m features and K outputs: 8 J (m^2 + m K) bytes, 8 J r (m + K) for the
-        r = min(32, max(8, m // 8)) rows that may wait, and 40 J if it is a mixture. In float32 the
+        r = min(64, max(8, m // 4)) rows that may wait, and 40 J if it is a mixture. In float32 the
         first two are half of it. Learning needs the first once more, since the model before
         stays as it is until the model after is ready.
         """

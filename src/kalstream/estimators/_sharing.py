@@ -51,8 +51,9 @@ class Shared(Generic[T]):
                     break
         finally:
             turn.release()
-        for old in [old for old in list(self._versions) if old <= number]:
-            self._versions.pop(old, None)
+        for old in list(self._versions):
+            if old <= number:
+                self._versions.pop(old, None)
         return result
 
     def _my_turn(self) -> Any:

@@ -288,12 +288,13 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         plain = self._prediction(before, step, n)
         if not (self.stacking and isinstance(step, MixtureStep)):
             return self._stacked(model, step, codes), plain
+        codes, weight = self._learned(step, codes)
         if not self.recent_labels:
-            stack, corrected = self._stack_after(model.stack, step, codes, plain=plain)
+            stack, corrected = _grown(model.stack, step).learnt(step, codes, weight, plain=plain)
             return model.but(stack=stack, ordered=None), corrected
-        stack, _ = self._stack_after(model.stack, step, codes)
-        ordered, corrected = self._stack_after(
-            model.ordered, step, codes, plain=plain, ordered=True
+        stack, _ = _grown(model.stack, step).learnt(step, codes, weight)
+        ordered, corrected = _grown(model.ordered, step).learnt(
+            step, codes, weight, plain=plain, ordered=True
         )
         return model.but(stack=stack, ordered=ordered), corrected
 
@@ -301,19 +302,16 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         """The model after its stacks have learned rows that nobody asked to be predicted."""
         if not (self.stacking and isinstance(step, MixtureStep)):
             return model if model.stack is None else model.but(stack=None, ordered=None)
-        ordered = None
+        codes, weight = self._learned(step, codes)
+        stack, ordered = _grown(model.stack, step).learnt(step, codes, weight)[0], None
         if self.recent_labels and model.ordered is not None:
-            ordered, _ = self._stack_after(model.ordered, step, codes)
-        return model.but(stack=self._stack_after(model.stack, step, codes)[0], ordered=ordered)
+            ordered, _ = _grown(model.ordered, step).learnt(step, codes, weight)
+        return model.but(stack=stack, ordered=ordered)
 
-    def _stack_after(
-        self, stack: Stack | None, step: MixtureStep, codes: Array, **how: Any
-    ) -> tuple[Stack, Array]:
-        """A stack after rows with labels, and what it makes of the filters' probabilities."""
-        n_filters, _, n_classes = step.logit_mean.shape
-        stack = (stack or Stack.start(n_filters, n_classes)).grown(n_classes)
+    def _learned(self, step: MixtureStep, codes: Array) -> tuple[Array, Array]:
+        """Labels (b,) of the rows that were learned, -1 for others, and weights (b,)."""
         weight = self._policy_and_settings()[1]["noise_var"] / step.told.noise_var
-        return stack.learnt(step, np.where(weight > 0.0, codes, -1), weight, **how)
+        return np.where(weight > 0.0, codes, -1), weight
 
     def _n_outputs(self, model: Model) -> int:
         return len(model.labels.names)
@@ -565,6 +563,14 @@ def _class_weights(class_weight: Any, labels: Labels, codes: Array, counts: Arra
             so_far[code] += 1.0
             factor[i] = so_far.sum() / (np.count_nonzero(so_far) * so_far[code])
     return factor
+
+
+def _grown(stack: Stack | None, step: MixtureStep) -> Stack:
+    """A stack, new if there was none, with room for the classes of a step."""
+    n_filters, _, n_classes = step.logit_mean.shape
+    if stack is None:
+        return Stack.start(n_filters, n_classes)
+    return stack if len(stack.counts) == n_classes else stack.grown(n_classes)
 
 
 def _kept(stack: Stack | None, columns: Array) -> Stack | None:
