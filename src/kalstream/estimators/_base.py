@@ -538,9 +538,9 @@ class KalmanEstimator(BaseEstimator, ABC):
         policy, settings = self._policy_and_settings()
         predictions, start, n = [], 0, len(chunk.rows)
         targets.check(n)
-        pieces = predict and self.transition == "example"
+        in_pieces = predict and self.transition == "example"
         while start < n:
-            stop = min(n, targets.end_of_piece(model, start)) if pieces else n
+            stop = min(n, targets.end_of_piece(model, start)) if in_pieces else n
             piece = slice(start, stop)
             model, prediction = self._after_piece(
                 model, chunk[piece], targets, piece, policy, settings, predict

@@ -41,19 +41,19 @@ class Shared(Generic[T]):
 
     def update(self, change: Callable[[T], tuple[T, R]]) -> R:
         """Publish the value that ``change`` makes of the one before; returns what it also says."""
-        turn = self._my_turn()
+        versions, turn = self._versions, self._my_turn()
         try:
             while True:
-                number, value = list(self._versions.items())[-1]
+                number, value = list(versions.items())[-1]
                 value, result = change(value)
                 # Of two threads that set the same number, one gets its own value back.
-                if self._versions.setdefault(number + 1, value) is value:
+                if versions.setdefault(number + 1, value) is value:
                     break
         finally:
             turn.release()
-        for old in list(self._versions):
+        for old in list(versions):
             if old <= number:
-                self._versions.pop(old, None)
+                versions.pop(old, None)
         return result
 
     def _my_turn(self) -> Any:

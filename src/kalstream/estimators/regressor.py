@@ -372,7 +372,7 @@ random_state
         return tags
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that triples the time to make one
 class _ValueTargets:
     """Targets (b,) or (b, K) of a chunk, and whether a model knows how large the noise is."""
 
