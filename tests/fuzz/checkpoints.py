@@ -193,9 +193,9 @@ def graft(case: Case, about: dict[str, Any], tensors: dict[str, np.ndarray]) -> 
     tags = ("Stack", "Watch", "Labels", "MixtureState", "FilterState", "Bank", "Posterior")
     tags += ("OnlineScaler", "RandomFourierFeatures", "Representation", "BankStep", "Step", "Model")
     own = [place for place in places(about["tree"]) if place[1] in tags]
-    tag = case.pick(sorted({place[1] for place in own}))
+    tag = case.pick(sorted({place[1] for place in own}) or tags)
     found = [place for place in places(other["tree"]) if place[1] == tag]
-    if not found:
+    if not found or not own:
         return
     node, key, path = case.pick([place for place in own if place[1] == tag])
     part = copy.deepcopy(case.pick(found)[0][tag])
