@@ -214,6 +214,17 @@ def test_predicting_does_not_change_the_bytes(name: str, tmp_path: Path) -> None
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
+@pytest.mark.parametrize(("name", "part"), [("learned", "count_"), ("mixture", "scaler_")])
+def test_a_transformer_without_what_it_has_learned_is_refused(
+    saved: dict[str, Path], tmp_path: Path, name: str, part: str
+) -> None:
+    tree = checkpoint.read(saved[name], "KalmanClassifier")
+    delattr(tree["model"].representation.transformer, part)
+    checkpoint.write(tmp_path / "forged", "KalmanClassifier", tree)
+    with pytest.raises(CheckpointError, match=rf"{part} must be there"):
+        KalmanClassifier.load(tmp_path / "forged")
+
+
 def test_a_copy_saves_the_same_bytes_where_one_class_is_left(tmp_path: Path) -> None:
     """The stride of an axis of length 1 is anything, and copies have another one."""
     model = fitted("mixture").retire_class("b")

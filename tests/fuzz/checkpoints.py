@@ -67,7 +67,7 @@ def opened(data: bytes) -> Forged:
     """The JSON and the tensors of a file."""
     size = int.from_bytes(data[:8], "little")
     about = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["kalstream"])
-    return about, load(data)
+    return about, dict(sorted(load(data).items()))  # safetensors gives them in any order
 
 
 def sealed(about: dict[str, Any], tensors: dict[str, np.ndarray]) -> bytes:
@@ -141,7 +141,10 @@ def forge(case: Case, about: dict[str, Any], tensors: dict[str, np.ndarray]) -> 
     kind = case.pick(["value", "value", "tensor", "tensor", "tensor", "part", "part"])
     if kind == "tensor" and tensors:
         return forge_tensor(case, tensors)
-    node, key, path = case.pick(places(about["tree"]))
+    found = places(about["tree"])
+    if not found:
+        return None
+    node, key, path = case.pick(found)
     if kind == "part":
         return graft(case, about, tensors)
     change = case.pick(["set", "set", "delete", "swap", "append", "nudge"])

@@ -524,6 +524,7 @@ def _check_scaler(scaler: OnlineScaler) -> None:
     need(isinstance(clip, float | int) and 0 < clip < math.inf, "OnlineScaler.clip", "above 0")
     need(isinstance(half_life, float | int) and half_life > 0, "OnlineScaler.half_life", "above 0")
     if not hasattr(scaler, "count_"):
+        need(not hasattr(scaler, "n_features_in_"), "OnlineScaler.count_", "there")
         return
     shape = (scaler.n_features_in_,)
     for name in ("count_", "mean_", "_spread"):
@@ -534,6 +535,8 @@ def _check_scaler(scaler: OnlineScaler) -> None:
 
 def _check_waves(waves: RandomFourierFeatures) -> None:
     if not hasattr(waves, "scaler_"):
+        learned = {"projection_", "n_features_in_"} & {*vars(waves)}
+        need(not learned, "RandomFourierFeatures.scaler_", "there")
         return
     need(isinstance(waves.scaler_, OnlineScaler), "RandomFourierFeatures.scaler_", "a scaler")
     need(hasattr(waves.scaler_, "count_"), "RandomFourierFeatures.scaler_", "fitted")
