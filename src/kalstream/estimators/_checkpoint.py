@@ -79,6 +79,8 @@ _NO_DIGEST: Final = "0" * 64
 _LONGEST_HEADER: Final = 100_000_000
 # Far less than Python's own limit: what can be written can be read from inside any call.
 _DEEPEST: Final = 64
+# As in a Posterior: products with features must not overflow.
+_LARGEST_MEAN: Final = np.float64(1e150)
 # Numbers, booleans, dates and strings. Never "O": its bytes would be taken for pointers.
 _KINDS: Final = frozenset("biufcMmUS")
 # What other readers of safetensors understand as well; the rest travels as bytes.
@@ -488,6 +490,7 @@ def _check_filters(part: str, arrays: Any, rows: Any, coefficients: Any, scales:
     *batch, m, n_outputs = mean.shape
     need(mean.dtype in (np.float32, np.float64), f"{part}.mean", "float32 or float64")
     need_array(f"{part}.mean", mean, mean.shape, mean.dtype)
+    need(np.abs(mean).max() <= _LARGEST_MEAN, f"{part}.mean", f"at most {_LARGEST_MEAN:g}")
     need_array(f"{part}.cov", arrays.cov, (*batch, m, m), mean.dtype)
     variances = np.einsum("...ii->...i", arrays.cov)
     need((variances >= 0.0).all(), f"{part}.cov", "without negative variances")
