@@ -387,3 +387,12 @@ def test_a_filter_of_parts_that_disagree(changes: dict[str, Any]) -> None:
 def test_other_calls_refuse(call: Any) -> None:
     with pytest.raises(InvalidInput):
         call()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_posterior_of_no_numbers_is_refused_in_any_precision(dtype: Any, value: float) -> None:
+    mean = np.zeros((2, 1), dtype)
+    mean[1] = value
+    with pytest.raises(InvalidInput, match=rf"mean holds {value} at index \(1, 0\)"):
+        Posterior(mean, np.eye(2))

@@ -287,6 +287,18 @@ BAD_VALUES = {
 }
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("dtype", "x"), ("dtype", ["x"]), ("dtype", 2**62), ("class_weight", np.zeros(2))],
+    ids=str,
+)
+def test_parameters_are_checked_once_the_first_label_comes(name, value):
+    model = KalmanClassifier(features="raw").partial_fit(X, [None] * 60)
+    with pytest.raises(InvalidInput, match=f"{name} must be"):
+        model.set_params(**{name: value}).partial_fit(X, Y)
+    assert model.n_seen_ == 60
+
+
 def bad_calls():
     for kind in (KalmanClassifier, KalmanRegressor):
         y = target(kind)

@@ -15,6 +15,7 @@ from kalstream.core import Stack
 from kalstream.errors import CheckpointError
 from kalstream.estimators import _checkpoint as checkpoint
 from kalstream.estimators._watch import Watch
+from kalstream.features import OnlineScaler
 
 ROWS = np.random.default_rng(0).standard_normal((30, 3))
 LABELS = ["ab"[i] for i in (ROWS[:, 0] > 0).astype(int)]
@@ -148,6 +149,10 @@ FORGERIES: list[tuple[str, str, Any, str]] = [
     ("mixture", "params", 5, "TypeError"),
     ("mixture", "model", {"a": 1}, "model"),
     ("mixture", "model.told.logit_mean", lambda a: a[:2], "told.logit_mean"),
+    ("mixture", "model.state.half_lives", lambda h: (0.0, *h[1:]), "half_lives"),
+    ("mixture", "model.state.calibrations", lambda c: (*c[1:], -1.0), "calibrations"),
+    ("raw", "model.state.bank.stack.mean", lambda a: a + 1e308, "Bank.mean must be at most"),
+    ("learned", "model.representation.transformer", OnlineScaler(), "transformer must be fitted"),
     ("learned", "model.told.logit_mean", lambda a: a[:0], "told.logit_mean"),
 ]
 
@@ -212,6 +217,17 @@ def test_predicting_does_not_change_the_bytes(name: str, tmp_path: Path) -> None
         model.predict(ROWS[:n])
     model.save(tmp_path / "two")
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+@pytest.mark.parametrize(("name", "part"), [("learned", "count_"), ("mixture", "scaler_")])
+def test_a_transformer_without_what_it_has_learned_is_refused(
+    saved: dict[str, Path], tmp_path: Path, name: str, part: str
+) -> None:
+    tree = checkpoint.read(saved[name], "KalmanClassifier")
+    delattr(tree["model"].representation.transformer, part)
+    checkpoint.write(tmp_path / "forged", "KalmanClassifier", tree)
+    with pytest.raises(CheckpointError, match=rf"{part} must be there"):
+        KalmanClassifier.load(tmp_path / "forged")
 
 
 def test_a_copy_saves_the_same_bytes_where_one_class_is_left(tmp_path: Path) -> None:

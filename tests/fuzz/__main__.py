@@ -24,7 +24,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("classifier", "regressor", "adapter", "checkpoints", "folders", "core")
-HANG = 240.0  # seconds without a call that ends; the first may have to compile
+HANG = 400.0  # seconds without a call that ends; the first may have to compile
 MEMORY = 8 * 2**30  # bytes of address space of a process
 BATCH = 200  # cases of a process
 CORE_SECONDS = 10.0  # of one case of the core, which is bounded by time

@@ -67,7 +67,7 @@ def opened(data: bytes) -> Forged:
     """The JSON and the tensors of a file."""
     size = int.from_bytes(data[:8], "little")
     about = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["kalstream"])
-    return about, load(data)
+    return about, dict(sorted(load(data).items()))  # safetensors gives them in any order
 
 
 def sealed(about: dict[str, Any], tensors: dict[str, np.ndarray]) -> bytes:
@@ -141,7 +141,10 @@ def forge(case: Case, about: dict[str, Any], tensors: dict[str, np.ndarray]) -> 
     kind = case.pick(["value", "value", "tensor", "tensor", "tensor", "part", "part"])
     if kind == "tensor" and tensors:
         return forge_tensor(case, tensors)
-    node, key, path = case.pick(places(about["tree"]))
+    found = places(about["tree"])
+    if not found:
+        return None
+    node, key, path = case.pick(found)
     if kind == "part":
         return graft(case, about, tensors)
     change = case.pick(["set", "set", "delete", "swap", "append", "nudge"])
@@ -193,9 +196,9 @@ def graft(case: Case, about: dict[str, Any], tensors: dict[str, np.ndarray]) -> 
     tags = ("Stack", "Watch", "Labels", "MixtureState", "FilterState", "Bank", "Posterior")
     tags += ("OnlineScaler", "RandomFourierFeatures", "Representation", "BankStep", "Step", "Model")
     own = [place for place in places(about["tree"]) if place[1] in tags]
-    tag = case.pick(sorted({place[1] for place in own}))
+    tag = case.pick(sorted({place[1] for place in own}) or tags)
     found = [place for place in places(other["tree"]) if place[1] == tag]
-    if not found:
+    if not found or not own:
         return
     node, key, path = case.pick([place for place in own if place[1] == tag])
     part = copy.deepcopy(case.pick(found)[0][tag])

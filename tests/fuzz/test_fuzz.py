@@ -12,12 +12,12 @@ from kalstream.errors import InvalidInput
 SEED = 17
 # part, first case, number of cases: about ten seconds each on one core
 JOBS = [
-    ("classifier", 0, 45),
-    ("classifier", 1000, 45),
-    ("regressor", 0, 45),
-    ("adapter", 0, 80),
-    ("checkpoints", 0, 250),
-    ("folders", 0, 25),
+    ("classifier", 0, 60),
+    ("classifier", 1000, 60),
+    ("regressor", 0, 60),
+    ("adapter", 0, 100),
+    ("checkpoints", 0, 500),
+    ("folders", 0, 90),
     ("core", 0, 1),
 ]
 

@@ -126,6 +126,9 @@ def test_a_run_that_was_resumed_goes_on_after_its_end_line(folder: Path) -> None
             "lengths",
         ),
         ('{"kind": "end", "total": 3}', "total"),
+        ('{"kind": "window", "row": 1, "n": 1, "window": {}, "total": {"rmse": "inf"}}', "rmse"),
+        ('{"kind": "window", "row": 1, "n": 1, "window": {}, "total": {"rmse": 1e999}}', "rmse"),
+        ('{"kind": "end", "total": {"rmse": -1e301}}', "too large to be drawn"),
     ],
 )
 def test_a_damaged_line_is_named(folder: Path, text: str, reason: str) -> None:

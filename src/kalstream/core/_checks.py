@@ -431,7 +431,8 @@ def numeric(name: str, value: Any) -> Array:
 def limited(name: str, array: Array, limit: float) -> None:
     """Refuse NaN, inf, and numbers beyond a limit."""
     if array.size and not (float(array.max()) <= limit and float(array.min()) >= -limit):
-        where = tuple(int(i) for i in np.argwhere(~(np.abs(array) <= limit))[0])
+        # np.float64: as a plain number the limit would become infinity beside float32
+        where = tuple(int(i) for i in np.argwhere(~(np.abs(array) <= np.float64(limit)))[0])
         raise InvalidInput(
             f"{name} holds {array[where]} at index {where}; give numbers between {-limit:g} and "
             f"{limit:g}"

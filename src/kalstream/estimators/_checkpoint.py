@@ -79,6 +79,8 @@ _NO_DIGEST: Final = "0" * 64
 _LONGEST_HEADER: Final = 100_000_000
 # Far less than Python's own limit: what can be written can be read from inside any call.
 _DEEPEST: Final = 64
+# As in a Posterior: products with features must not overflow.
+_LARGEST_MEAN: Final = np.float64(1e150)
 # Numbers, booleans, dates and strings. Never "O": its bytes would be taken for pointers.
 _KINDS: Final = frozenset("biufcMmUS")
 # What other readers of safetensors understand as well; the rest travels as bytes.
@@ -488,6 +490,7 @@ def _check_filters(part: str, arrays: Any, rows: Any, coefficients: Any, scales:
     *batch, m, n_outputs = mean.shape
     need(mean.dtype in (np.float32, np.float64), f"{part}.mean", "float32 or float64")
     need_array(f"{part}.mean", mean, mean.shape, mean.dtype)
+    need(np.abs(mean).max() <= _LARGEST_MEAN, f"{part}.mean", f"at most {_LARGEST_MEAN:g}")
     need_array(f"{part}.cov", arrays.cov, (*batch, m, m), mean.dtype)
     variances = np.einsum("...ii->...i", arrays.cov)
     need((variances >= 0.0).all(), f"{part}.cov", "without negative variances")
@@ -524,6 +527,7 @@ def _check_scaler(scaler: OnlineScaler) -> None:
     need(isinstance(clip, float | int) and 0 < clip < math.inf, "OnlineScaler.clip", "above 0")
     need(isinstance(half_life, float | int) and half_life > 0, "OnlineScaler.half_life", "above 0")
     if not hasattr(scaler, "count_"):
+        need(not hasattr(scaler, "n_features_in_"), "OnlineScaler.count_", "there")
         return
     shape = (scaler.n_features_in_,)
     for name in ("count_", "mean_", "_spread"):
@@ -534,6 +538,8 @@ def _check_scaler(scaler: OnlineScaler) -> None:
 
 def _check_waves(waves: RandomFourierFeatures) -> None:
     if not hasattr(waves, "scaler_"):
+        learned = {"projection_", "n_features_in_"} & {*vars(waves)}
+        need(not learned, "RandomFourierFeatures.scaler_", "there")
         return
     need(isinstance(waves.scaler_, OnlineScaler), "RandomFourierFeatures.scaler_", "a scaler")
     need(hasattr(waves.scaler_, "count_"), "RandomFourierFeatures.scaler_", "fitted")

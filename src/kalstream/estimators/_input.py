@@ -174,7 +174,7 @@ def _too_large(
 def _bytes_of(policy: Any, n_features: int, n_outputs: int, dtype: Any) -> int:
     """As `KalmanEstimator.nbytes_`, less what may wait."""
     n_filters = len(policy.half_lives) if isinstance(policy, Mixture) else 1
-    return np.dtype(dtype).itemsize * n_filters * n_features * (n_features + n_outputs)
+    return check.float_dtype(dtype).itemsize * n_filters * n_features * (n_features + n_outputs)
 
 
 def available_bytes() -> int | None:

@@ -104,10 +104,15 @@ def _check_model(model: Model, fitted: dict[str, Any], classifies: bool) -> None
     state = model.state
     need(state is None or isinstance(state, FilterState | MixtureState), "state", "a state")
     m = _check_representation(model.representation, n_columns)
+    own = isinstance(model.representation.transformer, OnlineScaler | RandomFourierFeatures)
+    need(m is not None or not own or model.n_seen == 0, "transformer", "fitted, as the model is")
     if state is None:
         need(model.stack is None and model.ordered is None, "stack", "None without a state")
         return
     posterior = state.bank if isinstance(state, MixtureState) else state.posterior
+    if isinstance(state, MixtureState):
+        grid = (*state.half_lives, *state.calibrations)
+        need(all(value > 0.0 for value in grid), "half_lives and calibrations", "above 0")
     need(m in (None, posterior.n_features), "state", f"of the {m} features that columns become")
     if classifies:  # there may be room for classes to come
         need(0 < n_names <= posterior.n_outputs, "state", f"of at least {n_names} outputs")

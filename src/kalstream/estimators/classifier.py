@@ -555,8 +555,10 @@ def _class_weights(class_weight: Any, labels: Labels, codes: Array, counts: Arra
             len(labels.names),
         )
         return np.append(each, 1.0)[codes]  # the last for rows without a label, -1
-    if class_weight != "balanced":
-        raise InvalidInput(f'class_weight must be a dict, "balanced" or None, got {class_weight!r}')
+    if not isinstance(class_weight, str) or class_weight != "balanced":
+        raise InvalidInput(
+            f'class_weight must be a dict, "balanced" or None, got {check.shown(class_weight)}'
+        )
     factor, so_far = np.ones(len(codes)), counts.copy()
     for i, code in enumerate(codes):
         if code >= 0:

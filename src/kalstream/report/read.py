@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from kalstream.errors import InvalidInput
 
 FORMATS = (1, 2)
+_LARGEST = 1e300  # differences of such numbers are still numbers
 _HINT = "give the folder that `kalstream run` wrote"
 
 FloatArray = NDArray[np.float64]
@@ -384,11 +385,16 @@ def _closing(record: dict[str, Any]) -> dict[str, Any]:
 def _number(value: object, name: str) -> float:
     if value is None:
         return math.nan
-    if value == "inf":
-        return math.inf
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{name} is {value!r}, not a number")
+    if not abs(value) <= _LARGEST:
+        raise ValueError(f"{name} is {value!r}, too large to be drawn")
     return float(value)
+
+
+def _life(value: object, name: str) -> float:
+    """A half-life, which may be infinite."""
+    return math.inf if value == "inf" else _number(value, name)
 
 
 def _whole(value: object, name: str) -> int:
@@ -438,13 +444,13 @@ def _window(record: dict[str, Any]) -> Window:
 def _half_life(value: Mapping[str, Any] | None) -> HalfLife | None:
     if value is None:
         return None
-    lives = tuple(_number(one, "half_life.half_lives") for one in value["half_lives"])
+    lives = tuple(_life(one, "half_life.half_lives") for one in value["half_lives"])
     weights = tuple(_number(one, "half_life.weights") for one in value["weights"])
     if len(lives) != len(weights) or not lives:
         raise ValueError(f"half_life has {len(lives)} half-lives and {len(weights)} weights")
     if any(not life > 0 for life in lives) or any(not weight >= 0 for weight in weights):
         raise ValueError("half_life has a half-life that is not positive or a negative weight")
-    return HalfLife(lives, weights, _number(value.get("median"), "half_life.median"))
+    return HalfLife(lives, weights, _life(value.get("median"), "half_life.median"))
 
 
 def _confusion(value: list[Any]) -> IntArray:
