@@ -427,7 +427,8 @@ class Seen:
         known = np.flatnonzero(mask)
         self.classes = np.zeros(len(mask), np.int64)
         self.classes[: len(known)] = known
-        self.count = len(known)
+        self.count = self._n_before = len(known)
+        self._before = mask
 
     def add(self, labels: Array) -> None:
         """Note the classes of labels (n,)."""
@@ -437,6 +438,8 @@ class Seen:
 
     def mask(self) -> Array:
         """Which classes have been seen (K,), bool."""
+        if self.count == self._n_before:
+            return self._before
         mask = np.zeros(len(self.classes), bool)
         mask[self.classes[: self.count]] = True
         return mask
