@@ -289,12 +289,16 @@ BAD_VALUES = {
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("dtype", "x"), ("dtype", ["x"]), ("dtype", 2**62), ("class_weight", np.zeros(2))],
+    [
+        *(("dtype", value) for value in ("x", ["x"], 2**62)),
+        *(("calibration", value) for value in ([1.0, [2.0]], {1.0})),
+        ("class_weight", np.zeros(2)),
+    ],
     ids=str,
 )
 def test_parameters_are_checked_once_the_first_label_comes(name, value):
     model = KalmanClassifier(features="raw").partial_fit(X, [None] * 60)
-    with pytest.raises(InvalidInput, match=f"{name} must be"):
+    with pytest.raises(InvalidInput, match=f"{name}s? must be"):
         model.set_params(**{name: value}).partial_fit(X, Y)
     assert model.n_seen_ == 60
 

@@ -180,3 +180,13 @@ def test_odd_settings_and_counts():
         RandomFourierFeatures(10**16).fit([[1.0]])
     with pytest.raises(OutOfMemory, match=r"n_components=1000000000 waves need \d+"):
         RandomFourierFeatures(10**9).fit(np.ones((1, 100_000)))
+
+
+def test_waves_that_do_not_fit_in_memory(monkeypatch):
+    def full(*arguments):
+        raise MemoryError
+
+    features = RandomFourierFeatures(4, random_state=0).fit(np.ones((3, 2)))
+    monkeypatch.setattr("kalstream.features._moments.waves", full)
+    with pytest.raises(OutOfMemory, match=r"3 rows of n_components=4 waves need .* GiB of memory"):
+        features.transform(np.ones((3, 2)))

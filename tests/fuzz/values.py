@@ -182,7 +182,22 @@ PARAMETERS: dict[str, tuple[Any, ...]] = {
 }
 CLASSIFIER_PARAMETERS: dict[str, tuple[Any, ...]] = {
     "predictive": ("best", None, 1, ["exact"]),
-    "calibration": (0.0, -1.0, float("nan"), "much", None, [], [-1.0], {}, 1e300, 1e300, 1e300),
+    "calibration": (
+        0.0,
+        -1.0,
+        float("nan"),
+        "much",
+        None,
+        [],
+        [-1.0],
+        {},
+        [1.0, [2.0]],
+        ["x"],
+        {1.0},
+        1e300,
+        1e300,
+        1e300,
+    ),
     "class_weight": ("even", "negative", 1.0, ["balanced"], np.zeros(2)),
     "stacking": ("yes", None, 2),
     "recent_labels": ("yes", None, 2),
@@ -190,7 +205,7 @@ CLASSIFIER_PARAMETERS: dict[str, tuple[Any, ...]] = {
 # What a model is built from: bad for one that has learned nothing.
 FRESH_PARAMETERS: dict[str, tuple[Any, ...]] = {
     "features": ("cooked", None, 1, object(), dict),
-    "n_components": (0, -1, 1.5, "ten", None, 10**9),
+    "n_components": (0, -1, 1.5, "ten", None, 10**12),
     "dtype": (int, "x", np.float16, complex, ["x"], 2**62),
     "random_state": (-1, "x", 1.5, [], 2**40),
     "intercept": ("yes", None, 2),

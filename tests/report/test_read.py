@@ -174,6 +174,8 @@ def test_missing_and_empty_files(folder: Path, tmp_path: Path) -> None:
         ('{"format": 3}', "format 3"),
         ('{"format": 1, "stream": 3}', "stream"),
         ('{"format": 1, "stream": {"task": "clustering"}}', "clustering"),
+        ('{"format": 1, "protocol": {"cost": "2"}}', "protocol.cost is '2', not a number"),
+        ('{"format": 1, "protocol": {"delay": 1e999}}', "protocol.delay is inf, too large"),
     ],
 )
 def test_a_damaged_configuration(folder: Path, text: str, reason: str) -> None:

@@ -347,7 +347,9 @@ class KalmanEstimator(BaseEstimator, ABC):
                 "give a sequence of numbers, or one to fix it"
             )
         if not isinstance(calibration, str):
-            settings["calibrations"] = np.atleast_1d(calibration).tolist()
+            one = isinstance(calibration, float | int | np.number)
+            one = one or (isinstance(calibration, np.ndarray) and calibration.ndim == 0)
+            settings["calibrations"] = [calibration] if one else calibration
         return Mixture(**settings)
 
     @abstractmethod

@@ -168,7 +168,14 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
     def _waves(self, scaled: Array, lead: int = 0) -> Array:
         from kalstream.features._moments import waves
 
-        return waves(scaled, self.projection_, self._size, lead, bool(self.linear))
+        try:
+            return waves(scaled, self.projection_, self._size, lead, bool(self.linear))
+        except MemoryError as error:
+            n = len(scaled) * (self._n_features_out + lead)
+            raise OutOfMemory(
+                f"{len(scaled)} rows of n_components={self.n_components} waves need "
+                f"{8 * n / 2**30:.1f} GiB of memory; lower n_components, or pass fewer rows at once"
+            ) from error
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -295,6 +295,11 @@ def _read_config(path: Path) -> dict[str, Any]:
     for part in ("stream", "learner", "protocol", "machine"):
         if not isinstance(config.setdefault(part, {}), dict):
             raise InvalidInput(f"{path}: {part} is not an object")
+    for name in ("chunk", "delay", "cost"):
+        try:
+            _number(config["protocol"].get(name), f"protocol.{name}")
+        except ValueError as error:
+            raise InvalidInput(f"{path}: {error}") from error
     task = config["stream"].get("task")
     if task not in ("classification", "regression"):
         raise InvalidInput(
