@@ -222,6 +222,8 @@ def run(  # noqa: D103
     )
     if resume and folder is None:
         raise InvalidInput("--resume needs --out, the folder of the run to go on with")
+    if resume and overwrite:
+        raise InvalidInput("--resume goes on with a run and --overwrite replaces it; give one")
     # Killed before it wrote anything, a run starts over, if it is said what to run.
     if resume and folder is not None and (source is None or (folder / "config.json").exists()):
         given = {_OPTION.get(name, name) for name in context.params if _is_given(context, name)}
@@ -480,6 +482,7 @@ def report(
     """
     from kalstream.report import write_report
 
+    _refuse_to_replace(page, folder)
     _tell_file("report", write_report(folder, page))
 
 
@@ -494,6 +497,7 @@ def compare(
     """
     from kalstream.report import compare_runs, write_comparison
 
+    _refuse_to_replace(page, *folders)
     tests = compare_runs(folders)
     for test in tests:
         out.print(
@@ -502,6 +506,18 @@ def compare(
             f"({test['n']} windows)"
         )
     _tell_file("comparison", write_comparison(folders, page, tests))
+
+
+def _refuse_to_replace(file: Path | None, *sources: str | Path) -> None:
+    """Refuse to write over what is read: a file, or one of the files of a run."""
+    for source in map(Path, sources):
+        files = [source, *source.glob("*.json*"), *source.glob("checkpoint/*")]
+        if (
+            file is not None
+            and file.exists()
+            and any(map(file.samefile, filter(Path.is_file, files)))
+        ):
+            raise InvalidInput(f"--out {file} is read by this command; name another file")
 
 
 def _tell_file(what: str, path: Path) -> None:
@@ -527,6 +543,7 @@ def predict(
     """
     from kalstream.experiments import predicted_rows
 
+    _refuse_to_replace(file, checkpoint, data)
     rows = predicted_rows(checkpoint, data)
     if file is None:
         if sys.stdout.isatty():  # elsewhere labels stay as they are

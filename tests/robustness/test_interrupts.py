@@ -123,3 +123,17 @@ def test_the_harness_interrupts() -> None:
     model = KalmanClassifier(features="raw").partial_fit(X[:9], LABELS[:9])
     assert interrupt_at(lambda: model.predict(X[:1]), 10)
     assert not interrupt_at(lambda: model.predict(X[:1]), 10**9)
+
+
+def test_an_interrupt_that_numba_wraps_arrives_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = KalmanClassifier(features="raw").partial_fit(X[:9], LABELS[:9])
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        raise SystemError("returned a result with an exception set") from KeyboardInterrupt()
+
+    monkeypatch.setattr("kalstream.core.mixture.run_bank", wrapped)
+    with pytest.raises(KeyboardInterrupt):
+        model.partial_fit(X[:1], LABELS[:1])
+    monkeypatch.setattr("kalstream.core.bank.Bank.foreseen", wrapped)
+    with pytest.raises(KeyboardInterrupt):
+        model.predict(X[:1])

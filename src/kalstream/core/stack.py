@@ -97,7 +97,7 @@ class Stack:
             check.limited(f"the {name} of the stack", part, check.LARGEST_FLOAT64)
             object.__setattr__(self, name, part)
         check.unit_interval("the belief of the stack", self.belief)
-        if not (isinstance(self.last, int) and -1 <= self.last < k and self.n_filters > 0):
+        if not (type(self.last) is int and -1 <= self.last < k and self.n_filters > 0):
             raise InvalidInput(
                 f"the stack has {k} classes, {d} coefficients and the last label {self.last!r}; "
                 "start from Stack.start"

@@ -30,7 +30,7 @@ from kalstream.estimators._input import allocated, read_path, read_seed, read_un
 from kalstream.estimators._labels import Labels
 from kalstream.estimators._model import Filter, Model, tail
 from kalstream.estimators._representation import Representation
-from kalstream.estimators._sharing import Shared
+from kalstream.estimators._sharing import Shared, interruptible
 from kalstream.estimators._watch import (
     GRID,
     Drift,
@@ -469,6 +469,7 @@ class KalmanEstimator(BaseEstimator, ABC):
 
     # ---- learning -------------------------------------------------------------------------
 
+    @interruptible
     def _learn(
         self,
         X: Any,
@@ -636,6 +637,7 @@ class KalmanEstimator(BaseEstimator, ABC):
 
     # ---- predicting -----------------------------------------------------------------------
 
+    @interruptible
     def _ahead(self, model: Model, X: Any, time: Any) -> tuple[Step | MixtureStep, Array]:
         """Moments of rows one step ahead, and their features (b, m)."""
         rows = self._rows(X, model.fitted)

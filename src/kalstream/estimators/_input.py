@@ -7,6 +7,7 @@ import copy
 import datetime
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -180,13 +181,14 @@ def _bytes_of(policy: Any, n_features: int, n_outputs: int, dtype: Any) -> int:
 def available_bytes() -> int | None:
     """Memory that this process can still have, as far as the system tells; None if it does not."""
     found = []
-    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as lines:
+    with contextlib.suppress(OSError, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
         found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
     if not found:
         with contextlib.suppress(AttributeError, OSError, ValueError):
             found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    with contextlib.suppress(OSError, ValueError), open("/sys/fs/cgroup/memory.max") as limit:
-        found.append(int(limit.read()))  # what the container allows
+    with contextlib.suppress(OSError, ValueError):  # what the container allows
+        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return min(found, default=None)
 
 

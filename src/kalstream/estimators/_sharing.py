@@ -4,14 +4,37 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import wraps
 from threading import RLock
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 T = TypeVar("T")
 R = TypeVar("R")
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 # Seconds after which a turn is taken for lost, with a thread that was interrupted in its turn.
 _PATIENCE: Final = 60.0
+
+
+def interruptible(method: F) -> F:
+    """A method that raises what interrupted it, such as KeyboardInterrupt.
+
+    An exception that arrives while numba hands over a result becomes a SystemError on top of it,
+    which no ``except KeyboardInterrupt`` would catch.
+    """
+
+    @wraps(method)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except SystemError as error:
+            cause = error.__cause__ or error.__context__
+            if cause is None:
+                raise
+            raise cause from None
+
+    return cast(F, wrapped)
 
 
 class Shared(Generic[T]):

@@ -21,6 +21,7 @@ from kalstream.estimators._chunk import Chunk
 from kalstream.estimators._input import read_weights
 from kalstream.estimators._labels import Labels, read_labels
 from kalstream.estimators._model import Model
+from kalstream.estimators._sharing import interruptible
 
 Array = NDArray[Any]
 
@@ -344,6 +345,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         said = self._corrected(model, self._ahead(model, X, time)[0])
         return said[:, model.labels.order], model.labels.classes
 
+    @interruptible
     def _corrected(self, model: Model, ahead: Any) -> Array:
         """Probabilities (b, K) in the order of the filter's outputs, after the stack."""
         said = self._answer(model, ahead)
