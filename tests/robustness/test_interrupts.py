@@ -129,7 +129,12 @@ def test_an_interrupt_that_numba_wraps_arrives_as_itself(monkeypatch: pytest.Mon
     model = KalmanClassifier(features="raw").partial_fit(X[:9], LABELS[:9])
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        raise SystemError("returned a result with an exception set") from KeyboardInterrupt()
+        try:
+            raise SystemError(
+                "a function returned a result with an exception"
+            ) from KeyboardInterrupt()
+        except SystemError as error:
+            raise SystemError("returned a result with an exception set") from error
 
     monkeypatch.setattr("kalstream.core.mixture.run_bank", wrapped)
     with pytest.raises(KeyboardInterrupt):

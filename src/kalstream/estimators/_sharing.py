@@ -29,7 +29,9 @@ def interruptible(method: F) -> F:
         try:
             return method(*args, **kwargs)
         except SystemError as error:
-            cause = error.__cause__ or error.__context__
+            cause: BaseException | None = error
+            while isinstance(cause, SystemError):  # there may be one on top of another
+                cause = cause.__cause__ or cause.__context__
             if cause is None:
                 raise
             raise cause from None
