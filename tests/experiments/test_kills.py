@@ -149,8 +149,9 @@ def test_a_second_writer_is_refused(runs: Runs, folder: Path) -> None:
     while Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         assert time.monotonic() < until
         time.sleep(0.01)
-    for more in ((), ("--overwrite",)):
-        status, printed = runs.run(*arguments, *more, cwd=folder)
+    for how in ("--resume", "--overwrite"):
+        again = [how if each == "--resume" else each for each in arguments]
+        status, printed = runs.run(*again, cwd=folder)
         assert status == 1
         assert f"run is in use by process {one} (kalstream run data.csv" in printed
     os.kill(one, signal.SIGCONT)
