@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 
 from kalstream.core import _checks as check
-from kalstream.core import _reading as reading
 from kalstream.core.mixture import Mixture
 from kalstream.errors import InvalidInput, InvalidType, OutOfMemory
 
@@ -61,15 +60,6 @@ def read_weights(sample_weight: Any, n: int, name: str = "sample_weight") -> Arr
     return check.non_negative_rows(name, sample_weight, n) + 0.0
 
 
-def read_moments(time: Any, n: int) -> Array | None:
-    """Times (b,) as numbers or dates, to be cut along with the rows; None for none."""
-    if time is None:
-        return None
-    moments = reading.moments(time)
-    reading.times(moments, n)
-    return np.broadcast_to(moments, (n,))
-
-
 def read_unit(unit: Any) -> float:
     """A unit of time, a number or a duration, as a number; of a duration in seconds."""
     given = unit
@@ -113,25 +103,6 @@ def read_path(path: Any) -> Any:
         raise InvalidType(
             f"path must be a string or a path, such as 'model.safetensors', got {check.shown(path)}"
         ) from None
-
-
-def sliceable(X: Any, n: int) -> Any:
-    """X with rows that slices can cut, n of them: a frame or an array as it is."""
-    _refuse_sparse("X", X)
-    check.unmasked("X", X)
-    if isinstance(X, str | bytes) or not (hasattr(X, "__len__") and hasattr(X, "__getitem__")):
-        raise InvalidType(
-            f"X must be rows and columns of numbers, in an array, a list of lists or a DataFrame; "
-            f"got {check.shown(X)}"
-        )
-    try:
-        rows = len(X)
-        X[0:0]
-    except Exception as error:
-        raise InvalidType(f"X must be rows and columns of numbers; got {check.shown(X)}") from error
-    if rows != n:
-        raise InvalidInput(f"y has {n} targets for the {rows} rows of X")
-    return X
 
 
 def _refuse_sparse(name: str, value: Any) -> None:
