@@ -2,7 +2,7 @@
 
 Against a plain NumPy transcription of eqs. (7) and (8), and against the two matrix products that
 a chunk cannot do without: Phi A, and a rank-b update of A in place. Each case has a process of its
-own: what the allocator learnt from larger arrays would otherwise speed up the transcription.
+own: what the allocator learned from larger arrays would otherwise speed up the transcription.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def filter_step(torch: Any, gamma_lr: float, drifting: bool, dtype: Any) -> floa
 
 
 def fine_tuning(torch: Any, n: int, n_learners: int = 1, replay: bool = False, **how: Any) -> float:
-    """Seconds of a pass over 50,000 images in chunks of 10, ResNet-18, learnt gamma; a learner."""
+    """Seconds of a pass over 50,000 images in chunks of 10, ResNet-18, learned gamma; a learner."""
     from kalstream.deep import Fleet, KalmanHead, OnlineLearner, RecentMemory
     from kalstream.deep.backbones import resnet18
 
@@ -134,11 +134,11 @@ def measure() -> dict[str, Any]:
         "torch": torch.__version__,
         "filter": {
             "fixed gamma": filter_step(torch, 0.0, False, doubles),
-            "learnt, one rule": filter_step(torch, 0.01, False, doubles),
-            "learnt, a new rule every chunk": filter_step(torch, 0.01, True, doubles),
-            "learnt at rate 0.1, a new rule every chunk": filter_step(torch, 0.1, True, doubles),
+            "learned, one rule": filter_step(torch, 0.01, False, doubles),
+            "learned, a new rule every chunk": filter_step(torch, 0.01, True, doubles),
+            "learned at rate 0.1, a new rule every chunk": filter_step(torch, 0.1, True, doubles),
             "fixed gamma, float32": filter_step(torch, 0.0, False, singles),
-            "learnt, one rule, float32": filter_step(torch, 0.01, False, singles),
+            "learned, one rule, float32": filter_step(torch, 0.01, False, singles),
         },
     }
     bf16 = {"autocast": torch.bfloat16}
@@ -156,8 +156,8 @@ def measure() -> dict[str, Any]:
             "1": {"gamma": 1.0},
             "0.99999": {"gamma": 0.99999},
             "0.9999": {"gamma": 0.9999},
-            "1, learnt at 1": {"gamma": 1.0, "gamma_lr": 1.0},
-            "1, learnt at 1000": {"gamma": 1.0, "gamma_lr": 1000.0},
+            "1, learned at 1": {"gamma": 1.0, "gamma_lr": 1.0},
+            "1, learned at 1000": {"gamma": 1.0, "gamma_lr": 1000.0},
             "a mixture of 1, 0.99999, 0.9999": {
                 "gammas": (1.0, 0.99999, 0.9999),
                 "calibration": 20.0,  # with K = 713 logits of 0 to 1 tell heads hardly apart
@@ -188,9 +188,9 @@ def write(found: dict[str, Any]) -> None:
             [f"`KalmanHead.observe`, m = {M}, K = {K}, b = {B}", "ms"],
             [[name, f"{value:.2f}"] for name, value in found["filter"].items()],
         ),
-        "Targets: 0.6 ms with a fixed gamma, 1 ms with a learnt one.",
+        "Targets: 0.6 ms with a fixed gamma, 1 ms with a learned one.",
         table(
-            ["a pass of 5,000 chunks of 10 images, ResNet-18, learnt gamma", "seconds"],
+            ["a pass of 5,000 chunks of 10 images, ResNet-18, learned gamma", "seconds"],
             [[name, f"{value:.1f}"] for name, value in found["pass"].items()],
         ),
         "Random images, time of some hundred chunks (plain: 60) times 5,000. Target: 20 s.",

@@ -91,7 +91,7 @@ def main() -> None:
         body += [
             table(["embeddings", "accuracy (target)", "log-loss (target)", "an example"], lines),
             "50,000 frozen MobileNetV2 embeddings of CIFAR-100, chunks of 10 predicted before they "
-            'are learnt, `KalmanClassifier(features="raw")` for both orders, on one core.',
+            'are learned, `KalmanClassifier(features="raw")` for both orders, on one core.',
         ]
     else:
         body.append(f"Left out, since the data were not there: {EMBEDDINGS}.")

@@ -1,6 +1,6 @@
 """Which features should be the default: raw, scaled or Fourier, on tables and on embeddings.
 
-Writes its section. Chunks of ten, predicted before they are learnt; data as in data.py.
+Writes its section. Chunks of ten, predicted before they are learned; data as in data.py.
 """
 
 from __future__ import annotations

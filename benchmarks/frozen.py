@@ -118,8 +118,8 @@ LEARNT = {"gamma": 0.999, "gamma_lr": 0.01}
 METHODS: dict[str, tuple[Callable[..., Any], tuple[float, ...]]] = {
     "`KalmanHead`, gamma 1 (default)": (head, ()),
     "`KalmanHead`, gamma 0.999": (partial(head, gamma=0.999), ()),
-    "`KalmanHead`, gamma learnt": (partial(head, **LEARNT), ()),
-    "`KalmanHead`, gamma learnt, lr chosen": (partial(head, **LEARNT), (0.01, 0.03, 0.1, 0.3)),
+    "`KalmanHead`, gamma learned": (partial(head, **LEARNT), ()),
+    "`KalmanHead`, gamma learned, lr chosen": (partial(head, **LEARNT), (0.01, 0.03, 0.1, 0.3)),
     "`MixtureHead`, defaults": (mixture, ()),
     '`KalmanClassifier(features="raw")`': (partial(KalmanClassifier, features="raw"), ()),
     "streaming LDA, shrinkage 1e-4": (StreamingLDA, ()),
@@ -166,7 +166,7 @@ def make_embeddings(path: Path, images: Path, weights: Path) -> None:
 
 @alone
 def run(path: Path, rows: str, order: str, name: str, seed: int) -> dict[str, Any]:
-    """One pass of a method: accuracy, log-loss, seconds, and what was chosen or learnt."""
+    """One pass of a method: accuracy, log-loss, seconds, and what was chosen or learned."""
     torch.set_num_threads(1)
     stream = ROWS[rows](path, order=ORDERS[order], seed=seed)
     make, values = METHODS[name]
@@ -225,7 +225,7 @@ def write(found: dict[str, Any]) -> None:
         "`python benchmarks/frozen.py --images cifar-100-python --weights "
         f"mobilenet_v2-b0353104.pth` on {found['machine']}, torch {found['torch']}.",
         f"The 50,000 training images of CIFAR-100 by a frozen MobileNetV2 at {SIZE} px (bicubic), "
-        f"{M} features, in one pass: chunks of {CHUNK} predicted before they are learnt, "
+        f"{M} features, in one pass: chunks of {CHUNK} predicted before they are learned, "
         f"{', '.join(f'{n:,}' for n in scored)} rows scored by `prequential`. Stationary: "
         "shuffled; 10 tasks: 10 classes after the other, shuffled within. Accuracy / log-loss, "
         "averages over the pass.",
@@ -255,7 +255,7 @@ def write(found: dict[str, Any]) -> None:
         body.append(table(header, lines))
     body += [
         "`KalmanHead(1280, 100)` under `OnlineLearner(nn.Identity(), head, beta=0)`, defaults but "
-        "for what is named; learnt: from gamma 0.999 at rate 0.01. Chosen: by the log-loss of the "
+        "for what is named; learned: from gamma 0.999 at rate 0.01. Chosen: by the log-loss of the "
         f"first {TRIAL:,} rows of the same order (stationary, 10 tasks), whose time is not "
         "counted; lr of the head is the rate at which it calibrates. Streaming LDA (Hayes & Kanan, "
         f"2020): covariance factored every {FRESH} rows, means always fresh, no rows beforehand. "

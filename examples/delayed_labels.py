@@ -1,7 +1,7 @@
 """Labels that arrive late, or never.
 
 Rows are predicted as they come; the label of each arrives `--delay` rows later. So x waits in a
-deque and is learnt with its own y when that arrives. Prints what the delay costs on a rule that
+deque and is learned with its own y when that arrives. Prints what the delay costs on a rule that
 keeps turning, and what two mistakes cost: to forget nothing, and to learn a late label with the row
 that is there when it arrives.
 
@@ -61,9 +61,9 @@ def main() -> None:
 
     print(f"accuracy, labels {options.delay} rows late")
     print(f"  no delay, for comparison       {accuracy(0):.3f}")
-    print(f"  learnt when the label arrives  {accuracy(options.delay):.3f}")
+    print(f"  learned when the label arrives  {accuracy(options.delay):.3f}")
     print(f"  the same, nothing forgotten    {accuracy(options.delay, 1.0):.3f}")
-    print(f"  learnt with the wrong row      {accuracy(options.delay, wrong_row=True):.3f}")
+    print(f"  learned with the wrong row      {accuracy(options.delay, wrong_row=True):.3f}")
 
     half, probe = options.rows // 2, np.random.default_rng(1).normal(size=(200, 6))
     gone = np.concatenate([y[:half], np.full(half, None, object)])

@@ -2,9 +2,9 @@
 
 The stream starts with the digits 0 to 3, and then another joins in every phase. The embedding is a
 fixed random layer over scikit-learn's bundled digits, shifted sideways by up to a pixel; images
-held out are never learnt. Shown a digit that is yet to come, the model cannot name it, but it
+held out are never learned. Shown a digit that is yet to come, the model cannot name it, but it
 knows less about it (`uncertainty`) and often declines to answer (`predict` with `abstain_below`).
-`is_novel` is for rows that are unlike all that was learnt: here, digits as a negative.
+`is_novel` is for rows that are unlike all that was learned: here, digits as a negative.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Regression with uncertainty: do the intervals hold when the function changes, then the noise?
 
-A curve of two columns is learnt row by row, each predicted before it is learnt. A third of the way
-the curve changes; at two thirds the noise trebles. Prints, just after each change and later, the
-error and the share of targets within the intervals of 68% and 95%, for the regressor with nothing
-tuned and for one that forgets nothing. `--plot FILE` draws it.
+A curve of two columns is learned row by row, each predicted before it is learned. A third of the
+way the curve changes; at two thirds the noise trebles. Prints, just after each change and later,
+the error and the share of targets within the intervals of 68% and 95%, for the regressor with
+nothing tuned and for one that forgets nothing. `--plot FILE` draws it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def stream(rows: int, seed: int):
 
 
 def test_then_train(model, X, y):
-    """Mean and standard deviation (n,) of every row before it was learnt; NaN in chunk one."""
+    """Mean and standard deviation (n,) of every row before it was learned; NaN in chunk one."""
     mean, std = np.full((2, len(y)), np.nan)
     for start in range(0, len(y), CHUNK):
         chunk = slice(start, start + CHUNK)

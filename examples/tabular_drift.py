@@ -1,6 +1,6 @@
 """Rows of a table whose rule drifts: it stays, jumps, turns slowly, and comes back.
 
-Every chunk is predicted before it is learnt. Prints accuracy in each phase, and overall log-loss:
+Every chunk is predicted before it is learned. Prints accuracy in each phase, and overall log-loss:
 of the classifier with its own forgetting, on linear and on its default features; of the same made
 to forget nothing; and of scikit-learn's SGDClassifier, at its default and at a constant rate.
 """
@@ -50,7 +50,7 @@ class StandardisedSGD:
 
 
 def test_then_train(model, X, y):
-    """Probability of the right label (n,) of each row before it was learnt; NaN in chunk one."""
+    """Probability of the right label (n,) of each row before it was learned; NaN in chunk one."""
     found = np.full(len(y), np.nan)
     for start in range(0, len(y), CHUNK):
         chunk = slice(start, start + CHUNK)
@@ -75,7 +75,7 @@ def main() -> None:
         "SGD, default rate": StandardisedSGD(),
         "SGD, constant rate 0.01": StandardisedSGD(learning_rate="constant", eta0=0.01),
     }
-    print(f"{options.rows} rows, predicted before they are learnt: accuracy while the rule ...")
+    print(f"{options.rows} rows, predicted before they are learned: accuracy while the rule ...")
     print(" " * 30 + "".join(f"{name:>9}" for name in (*PHASES, "overall", "log-loss")))
     for name, model in models.items():
         found = test_then_train(model, X, y)[CHUNK:]

@@ -13,7 +13,9 @@ from threadpoolctl import threadpool_limits
 # numba's cache looks at the file of a function, not at those of the functions it calls: here
 # every state of the sources has a cache of its own. Nothing above imports numba.
 ROOT = Path(__file__).parents[1]
-_kernels = b"".join(path.read_bytes() for path in sorted(ROOT.glob("src/kalstream/core/_*.py")))
+_kernels = b"".join(
+    path.read_bytes() for path in sorted(ROOT.glob("src/kalstream/core/_kernels/*.py"))
+)
 _cache = ROOT / ".numba_cache" / hashlib.sha256(_kernels).hexdigest()[:16]
 os.environ.setdefault("NUMBA_CACHE_DIR", str(_cache))
 

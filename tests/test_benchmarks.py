@@ -79,7 +79,7 @@ class Sure:
 
 
 @pytest.mark.parametrize("p", [0.75, 0.999])
-def test_calibration_is_learnt_behind_any_learner(p: float) -> None:
+def test_calibration_is_learned_behind_any_learner(p: float) -> None:
     rng = np.random.default_rng(0)
     X = rng.standard_normal((4000, 1))
     y = (X[:, 0] > 0.0) ^ (rng.random(4000) < 0.25)

@@ -159,7 +159,7 @@ def test_standard_input(tmp_path: Path) -> None:
     assert "standard input, which cannot be read again" in err
 
 
-def test_images_are_embedded_and_learnt(run_cli: Any, tmp_path: Path) -> None:
+def test_images_are_embedded_and_learned(run_cli: Any, tmp_path: Path) -> None:
     torch, pil = pytest.importorskip("torch"), pytest.importorskip("PIL.Image")
     from kalstream.deep.backbones import resnet18
 
@@ -217,7 +217,7 @@ def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 120.0)
         time.sleep(0.01)
 
 
-def test_control_c_keeps_what_was_learnt(tmp_path: Path) -> None:
+def test_control_c_keeps_what_was_learned(tmp_path: Path) -> None:
     process = start("run", "--checkpoint-every", "0", "-o", "run", cwd=tmp_path)
     wait_for(tmp_path / "run/checkpoint/progress.json", process)
     process.send_signal(signal.SIGINT)

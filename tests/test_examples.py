@@ -48,9 +48,9 @@ def new_classes(printed: str) -> None:
 
 def delayed_labels(printed: str) -> None:
     (at_once,) = numbers(printed, "no delay, for comparison")
-    (late,) = numbers(printed, "learnt when the label arrives")
+    (late,) = numbers(printed, "learned when the label arrives")
     (fixed,) = numbers(printed, "the same, nothing forgotten")
-    (wrong,) = numbers(printed, "learnt with the wrong row")
+    (wrong,) = numbers(printed, "learned with the wrong row")
     assert at_once > late - 0.01
     assert late > max(fixed, wrong) + 0.1
     missing = numbers(printed, "None passed")

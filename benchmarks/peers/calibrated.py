@@ -1,4 +1,4 @@
-"""Reliability of predictions as they are, and after a calibration that is learnt online."""
+"""Reliability of predictions as they are, and after a calibration that is learned online."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEAST = 1e-6  # a probability of 0 says what no power of it can take back
 
 
 class Calibrated:
-    """Probabilities raised to a power alpha and normalised; alpha is learnt after each row.
+    """Probabilities raised to a power alpha and normalised; alpha is learned after each row.
 
     It is the calibration of kalstream's own filters (`kalstream.core.Calibration`), put behind a
     learner of any kind.

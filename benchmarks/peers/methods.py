@@ -81,7 +81,7 @@ class AsTheyAre:
 
 
 class Scaled:
-    """Columns in standard deviations learnt online, or as another transformer has them."""
+    """Columns in standard deviations learned online, or as another transformer has them."""
 
     def __init__(self, learner: Any, scaler: Any = None) -> None:
         self.learner, self.scaler = learner, scaler or Scaler()

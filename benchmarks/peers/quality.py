@@ -1,4 +1,4 @@
-"""Every method on every stream, one example at a time, each predicted before it is learnt.
+"""Every method on every stream, one example at a time, each predicted before it is learned.
 
     python benchmarks/peers/quality.py [FILE ...] [--quick] [--jobs 2] [--resume]
 

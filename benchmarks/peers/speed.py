@@ -2,7 +2,7 @@
 
     python benchmarks/peers/speed.py [--quick]
 
-Each point is a process of its own with one thread: rows are predicted and learnt for a second or
+Each point is a process of its own with one thread: rows are predicted and learned for a second or
 more, and the mean over blocks but the first is kept. Also the time to begin, and model sizes.
 """
 
@@ -51,7 +51,7 @@ LEARNERS = {
 SECONDS, LIMIT = 1.2, 20.0
 ROWS = "import numpy as np; X = np.random.default_rng(0).standard_normal((10, 8)); y = [0, 1] * 5"
 RIVER = "[m.learn_one(dict(enumerate(x)), k) for x, k in zip(X.tolist(), y)]"
-# What one has to import, and what then makes the first ten rows learnt.
+# What one has to import, and what then makes the first ten rows learned.
 BEGIN = {
     "kalstream": (
         "from kalstream import KalmanClassifier",

@@ -218,8 +218,8 @@ def _whole(quality: Quality) -> list[str]:
     return [
         f"### {title}",
         table(["method", "accuracy", "log-loss", "us a row"], lines),
-        "Here a call (`predict_then_learn`) has a hundred rows, which are predicted and learnt one "
-        "by one all the same, the labels before them included.",
+        "Here a call (`predict_then_learn`) has a hundred rows, which are predicted and learned "
+        "one by one all the same, the labels before them included.",
     ]
 
 
@@ -241,7 +241,7 @@ def calibration_section(quality: Quality) -> list[str]:
         "## Calibration",
         table(names, lines),
         "Means over streams, seed 0. Calibrated: the probabilities of a method raised to a power "
-        "that is learnt online, as kalstream's filters do inside; what is calibrated already gets "
+        "that is learned online, as kalstream's filters do inside; what is calibrated already gets "
         'worse. "kalstream, not calibrated" is its plain mixture without that. Before the power is '
         "taken probabilities are raised to 1e-6 at least, which by itself helps those that say 0 "
         "of what then comes.",
@@ -362,7 +362,7 @@ def speed_section(found: dict[str, Any]) -> list[str]:
     return [
         "## Speed",
         "![time of a row](benchmarks/speed.png)",
-        "A row is predicted and learnt; kalstream on raw columns, so that features are columns. "
+        "A row is predicted and learned; kalstream on raw columns, so that features are columns. "
         "A point that is missing took more than 20 s for its first rows.",
         table(["exponent of the time in", *curves], grown),
         "Fitted to the upper half of each method's own points: 1 is linear, 2 quadratic.",
@@ -380,7 +380,7 @@ def text_of(found: dict[str, Any], quality: Quality) -> str:
         "# kalstream against its peers",
         "Made by `make bench-peers` from the result files in "
         "[`benchmarks/peers/results`](../benchmarks/peers/results); one example at a time, each "
-        "predicted before it is learnt. "
+        "predicted before it is learned. "
         f"{versions}; {about['machine']}; {about['processes']} processes.",
         Path(__file__).with_name("words.md").read_text(encoding="utf-8").strip(),
         *wins_section(

@@ -28,7 +28,7 @@ from kalstream._printable import printable, quoted
 from kalstream.errors import InvalidInput, KalstreamError
 
 if TYPE_CHECKING:
-    from kalstream.experiments import Run
+    from kalstream.runs import Run
 
 _OPTION: Final = {"time_column": "time"}  # where the option is not called as the parameter
 _MOST_SHOWN: Final = 4000  # characters of a message
@@ -54,7 +54,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (KalstreamError, OSError) as error:
-        from kalstream.experiments.run import as_typed
+        from kalstream.runs.run import as_typed
 
         _tell_error(as_typed(str(error)))
         sys.exit(1)
@@ -99,7 +99,7 @@ def _kalstream(
 _RUN = """
 Predict and learn a stream, row by row, and write a report.
 
-Every row is predicted before its target is learnt. Beside the model stand the simplest
+Every row is predicted before its target is learned. Beside the model stand the simplest
 predictors: repeating the last label, and the most frequent one.
 
 [bold]Examples[/bold]
@@ -165,7 +165,7 @@ def run(  # noqa: D103
         str, typer.Option(help="package.module:factory of a learner of your own.")
     ] = "",
     chunk: Annotated[
-        int, typer.Option(min=1, help="Rows predicted before any of them is learnt.")
+        int, typer.Option(min=1, help="Rows predicted before any of them is learned.")
     ] = 1,
     delay: Annotated[
         int, typer.Option(min=0, help="Rows by which targets come later than their rows.")
@@ -195,9 +195,9 @@ def run(  # noqa: D103
         bool, typer.Option("--overwrite", help="Replace a run that is in --out.")
     ] = False,
 ) -> None:
-    from kalstream.experiments import Options, Run, why_done
-    from kalstream.experiments.files import read_progress
     from kalstream.report import check_results, write_report
+    from kalstream.runs import Options, Run, why_done
+    from kalstream.runs.files import read_progress
 
     options = Options.of(
         source=source or "elec2",
@@ -537,11 +537,11 @@ def predict(
 ) -> None:
     """Write class probabilities (or mean and std) and uncertainty of every row, as CSV.
 
-    The uncertainty says how little is known about a row: 0 nothing left to learn, 1 nothing learnt.
+    The uncertainty of a row is 0 where nothing is left to learn, and 1 before anything is learned.
 
     Example: kalstream predict runs/data-1 new.csv --out predictions.csv
     """
-    from kalstream.experiments import predicted_rows
+    from kalstream.runs import predicted_rows
 
     _refuse_to_replace(file, checkpoint, data)
     rows = predicted_rows(checkpoint, data)
@@ -569,7 +569,7 @@ def describe(
 
     Example: kalstream describe runs/elec2-1
     """
-    from kalstream.experiments import described
+    from kalstream.runs import described
 
     found = described(checkpoint)
     if as_json:

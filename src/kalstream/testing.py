@@ -125,7 +125,7 @@ def _check_probabilities(make: Make) -> None:
 
 
 def _check_pure(make: Make) -> None:
-    """Predicting changes nothing: not the next prediction, and not what is learnt later."""
+    """Predicting changes nothing: not the next prediction, and not what is learned later."""
     X, y = _stream()
     asked, silent = make(), make()
     for part in (slice(0, 20), slice(20, 24), slice(24, 60)):
@@ -134,11 +134,11 @@ def _check_pure(make: Make) -> None:
         assert np.array_equal(first, _ask(asked)), "a second prediction differs from the first"
         asked.predict_proba(X[part.stop : part.stop + 4] if part.stop < 60 else X[:4])
         silent.partial_fit(X[part], y[part])
-    _same(asked, silent, "predicting changed what was learnt")
+    _same(asked, silent, "predicting changed what was learned")
 
 
 def _check_chunks(make: Make) -> None:
-    """Rows learnt at once or in any chunks give the same model."""
+    """Rows learned at once or in any chunks give the same model."""
     X, y = _stream()
     at_once = make().partial_fit(X, y)
     for size in (1, 7, 32):

@@ -390,7 +390,7 @@ def test_runs_under_the_evaluator(make: Any) -> None:
 # ---- errors -------------------------------------------------------------------------------
 
 
-def learnt(make: Any) -> Any:
+def learned(make: Any) -> Any:
     learner = make(*network(), preprocess=torch.from_numpy)
     for rows, labels in chunks(0, 2):
         learner.step(rows, labels)
@@ -400,7 +400,7 @@ def learnt(make: Any) -> Any:
 @all_kinds
 @pytest.mark.parametrize("wrong", [-1, K])
 def test_labels_out_of_range_change_nothing(make: Any, wrong: int) -> None:
-    learner = learnt(make)
+    learner = learned(make)
     before = copy.deepcopy(learner.state_dict())
     rows, labels = chunks(1, 1)[0]
     labels = labels.clone()
@@ -414,7 +414,7 @@ def test_labels_out_of_range_change_nothing(make: Any, wrong: int) -> None:
 
 @all_kinds
 def test_nan_from_the_backbone_leaves_the_network_as_it_was(make: Any) -> None:
-    learner = learnt(make)
+    learner = learned(make)
     before = copy.deepcopy(learner.state_dict())
     rows, labels = chunks(1, 1)[0]
     bad = rows.clone()
@@ -431,7 +431,7 @@ def test_nan_from_the_backbone_leaves_the_network_as_it_was(make: Any) -> None:
 
 
 def test_a_network_that_diverged_says_so() -> None:
-    learner = learnt(OnlineSGD)
+    learner = learned(OnlineSGD)
     with torch.no_grad():
         learner.head.weight.fill_(torch.inf)
     with pytest.raises(NumericalError, match="lower the learning rate"):
@@ -440,7 +440,7 @@ def test_a_network_that_diverged_says_so() -> None:
 
 @all_kinds
 def test_no_rows_are_refused(make: Any) -> None:
-    learner = learnt(make)
+    learner = learned(make)
     before = copy.deepcopy(learner.state_dict())
     with pytest.raises(InvalidInput, match="for 0 rows"):
         learner.partial_fit(np.zeros((0, D)), np.zeros(0, int))

@@ -172,7 +172,7 @@ def test_a_chunk_of_one_step_is_one_step() -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_before_anything_was_learnt(kind: Any) -> None:
+def test_before_anything_was_learned(kind: Any) -> None:
     model, X = kind(), pd.DataFrame({"a": [1.0, 2.0]}, index=[5, 6])
     for passed in (0, 1):
         if kind is KalmanClassifier:
@@ -276,7 +276,7 @@ def test_numbers_of_any_kind() -> None:
     assert one.predict_one(plain) == other.predict_many(frame)[0]
 
 
-@pytest.mark.parametrize("learnt", [0, 30])
+@pytest.mark.parametrize("learned", [0, 30])
 @pytest.mark.parametrize(
     ("x", "says"),
     [
@@ -289,9 +289,9 @@ def test_numbers_of_any_kind() -> None:
         ({"a": pd.Timestamp(0)}, r"'a' is Timestamp.*"),
     ],
 )
-def test_what_is_no_number_is_refused(x: dict[str, Any], says: str, learnt: int) -> None:
+def test_what_is_no_number_is_refused(x: dict[str, Any], says: str, learned: int) -> None:
     model = KalmanClassifier(n_components=4, seed=0)
-    for row, y in ragged(0)[:learnt]:
+    for row, y in ragged(0)[:learned]:
         model.learn_one(row, y)
     before = pickle.dumps(model)
     with pytest.raises(InvalidInput, match=says):

@@ -362,7 +362,7 @@ def test_health_of_rows_that_say_nothing():
     assert health(posterior, seen).smallest_innovation_var == 1e3
 
 
-def test_health_without_anything_learnt():
+def test_health_without_anything_learned():
     posterior, seen = step_chunk(
         init(2, 1, prior_var=1.0), [[1.0, 1.0]], [np.nan], gamma=1.0, noise_var=1.0, prior_var=1.0
     )

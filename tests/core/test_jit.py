@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kalstream.core import _jit
+from kalstream.core._kernels import _jit
 
 COMPILED = sorted(
     path for path in _jit._PACKAGE.rglob("*.py") if "\n@jit\n" in path.read_text(encoding="utf-8")

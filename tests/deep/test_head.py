@@ -1,4 +1,4 @@
-"""The head against the core: values, gradients, learnt forgetting, errors."""
+"""The head against the core: values, gradients, learned forgetting, errors."""
 
 import math
 from typing import Any
@@ -59,7 +59,7 @@ def test_fixed_gamma_is_the_core(size, gamma, noise_var, prior_var, transition, 
 @pytest.mark.parametrize("transition", ["example", "chunk"])
 @pytest.mark.parametrize(("gamma", "lr"), [(0.99, 0.1), (0.9, 0.02), (1.0, 0.05), (0.999, 0.5)])
 @pytest.mark.parametrize("size", SIZES)
-def test_learnt_gamma_is_the_core(size: Any, gamma: float, lr: float, transition: str) -> None:
+def test_learned_gamma_is_the_core(size: Any, gamma: float, lr: float, transition: str) -> None:
     m, k, b = size
     rng = np.random.default_rng(0)
     how = {"noise_var": 0.2, "prior_var": 0.7}

@@ -286,7 +286,7 @@ def test_modes_of_batch_norm(batch_norm: str) -> None:
         first = made.predict_proba(X)
         np.testing.assert_array_equal(first, made.predict_proba(X))  # no dropout
         alone = made.predict_proba(X[:4])
-        assert np.allclose(alone, first[:4], atol=1e-6)  # (nothing has been learnt)
+        assert np.allclose(alone, first[:4], atol=1e-6)  # (nothing has been learned)
         made.partial_fit(X, y)
         moved = not torch.equal(before, net[1].running_mean)
         expected = {"eval": not frozen, "train": True, "running": True, "fixed": False}

@@ -64,7 +64,7 @@ def test_a_network_learns_what_frozen_features_do_not_tell() -> None:
         assert torch.isfinite(value).all()
     head = learner.head
     assert float(head.calibration.detach()) > 2.0  # surer than at first
-    assert head.gamma != 0.999  # it was learnt
+    assert head.gamma != 0.999  # it was learned
     assert torch.isfinite(head.mean).all()
     torch.testing.assert_close(head.cov, head.cov.T, rtol=1e-10, atol=1e-14)
     assert torch.linalg.eigvalsh(head.cov).min() > 0.0

@@ -389,7 +389,7 @@ def test_bad_settings_of_one_kind():
 
 
 @BOTH
-def test_before_anything_is_learnt(kind):
+def test_before_anything_is_learned(kind):
     model = small(kind)
     for ask in ("predict", "uncertainty", "is_novel"):
         with pytest.raises(NotFittedError, match="not fitted yet; call fit or partial_fit first"):
@@ -412,7 +412,7 @@ def test_predictions_of_bad_rows():
         for ask in (model.predict, model.predict_proba, model.uncertainty, model.is_novel):
             with pytest.raises((ValueError, TypeError), match=message):
                 ask(bad)
-    with pytest.raises(InvalidInput, match="time 58 is before the last row learnt, at 59"):
+    with pytest.raises(InvalidInput, match="time 58 is before the last row learned, at 59"):
         model.predict_proba(X, time=58.0)
     with pytest.raises(InvalidInput, match=r"abstain_below .* \[0, 1\], got 2"):
         model.predict(X, abstain_below=2)
@@ -502,7 +502,7 @@ def test_time_is_given_from_the_start():
     before = answer(model)
     with pytest.raises(InvalidInput, match="was not for the 60 rows before"):
         model.partial_fit(X, Y, time=np.arange(60.0))
-    with pytest.raises(InvalidInput, match="the rows learnt had none"):
+    with pytest.raises(InvalidInput, match="the rows learned had none"):
         model.predict(X, time=3.0)
     assert answer(model) == before
 
@@ -832,8 +832,8 @@ def test_calibration():
     assert small(calibration=2.5).partial_fit(X, Y).calibration_ == 2.5
     assert small(calibration=[1.0, 7.0]).partial_fit(X, Y).calibration_ in (1.0, 7.0)
     assert small(calibration=Calibration(4.0), forgetting=0.9).partial_fit(X, Y).calibration_ > 1.0
-    learnt = small(forgetting=1.0).partial_fit(np.tile(X, (5, 1)), np.tile(Y, 5))
-    assert learnt.calibration_ > 2.0  # logits of one-hot targets are far too small
+    learned = small(forgetting=1.0).partial_fit(np.tile(X, (5, 1)), np.tile(Y, 5))
+    assert learned.calibration_ > 2.0  # logits of one-hot targets are far too small
 
 
 @pytest.mark.parametrize("intercept", [True, False])

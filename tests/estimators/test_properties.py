@@ -58,7 +58,7 @@ class Case:
         }
         return model.partial_fit(self.X[part], self.y[part], **per_row, **more)
 
-    def learnt(self, cuts=(), **other):
+    def learned(self, cuts=(), **other):
         model = self.make(**other)
         for start, stop in pairwise(sorted({0, len(self), *(c for c in cuts if c < len(self))})):
             self.learn(model, start, stop)
@@ -160,7 +160,7 @@ def bits(model, case):
 
 
 def same_model(one, other, case, rtol=LOOSE):
-    """Both have learnt the same, up to rounding."""
+    """Both have learned the same, up to rounding."""
     assert one.n_seen_ == other.n_seen_
     assert one._model.time == other._model.time
     mine, theirs = one._model.watch, other._model.watch
@@ -197,7 +197,7 @@ def same_model(one, other, case, rtol=LOOSE):
 @settings(max_examples=120)
 @given(cases(), cuts)
 def test_cuts_do_not_matter(case, cuts):
-    same_model(case.learnt(cuts), case.learnt(), case)
+    same_model(case.learned(cuts), case.learned(), case)
 
 
 @settings(max_examples=60)
@@ -229,7 +229,7 @@ def test_when_and_how_classes_are_declared_does_not_matter(case, order, data):
     known = [name for name in order if name in set(case.y.tolist())]
     if not known:
         return
-    plain, first, late = case.learnt(), case.make(), case.make()
+    plain, first, late = case.learned(), case.make(), case.make()
     case.learn(first, classes=known)
     cut = data.draw(st.integers(1, len(case)))
     case.learn(late, 0, cut)
@@ -245,7 +245,7 @@ def test_when_and_how_classes_are_declared_does_not_matter(case, order, data):
 @settings(max_examples=50)
 @given(cases(KalmanClassifier))
 def test_a_class_that_never_comes_does_not_matter(case):
-    plain, more = case.learnt(), case.make()
+    plain, more = case.learned(), case.make()
     case.learn(more, classes=["0", "z"])
     found = by_class(more)
     assert not found.pop("0").any()
@@ -332,7 +332,7 @@ def test_retiring_leaves_the_others_as_they_are(case, at):
     for name, mean in others.items():
         assert_close(mean, before[name], 1e-13)
     if isinstance(kept._policy_of_model(), Learned) or case.settings["class_weight"] == "balanced":
-        return  # what is learnt beside the filters depends on the classes there are
+        return  # what is learned beside the filters depends on the classes there are
     y = case.y.copy()
     y[at:][y[at:] == gone] = None  # from here on nobody learns it
     rest = replace(case, y=y)
@@ -383,8 +383,8 @@ def test_units_of_a_target_do_not_matter(case, size, sign, shift):
             return  # a rate, and a prior variance of "auto", are in the units of y
         how["noise_var"] *= a * a
         how["prior_var"] = a * a * (1.0 if how["prior_var"] == "auto" else how["prior_var"])
-    plain = case.learnt()
-    other = replace(case, y=a * case.y + b, settings=how).learnt()
+    plain = case.learned()
+    other = replace(case, y=a * case.y + b, settings=how).learned()
     if not started(plain):
         return
     mean, std = plain.predict(case.ask, return_std=True, **case.ahead)

@@ -70,20 +70,20 @@ def test_what_a_learner_is_asked_and_taught(n, chunk, delay, cost, together, win
     how = {"chunk": chunk, "delay": delay, "cost": cost, "together": together, "window": window}
     result = prequential(learner, counted(n), limit=limit, **how)
     n = min(n, limit or n)
-    # Written down plainly: chunks are predicted in turn; a chunk is learnt once delay more rows
-    # have been predicted; of every cost chunks, one is learnt; before that nothing is asked.
+    # Written down plainly: chunks are predicted in turn; a chunk is learned once delay more rows
+    # have been predicted; of every cost chunks, one is learned; before that nothing is asked.
     expected, waiting, taught = [], [], False
     chunks = [list(map(float, range(i, min(i + chunk, n)))) for i in range(0, n, chunk)]
     due = [k for k in range(len(chunks)) if math.floor((k + 1) / cost) > math.floor(k / cost)]
 
     def learn_up_to(row: int) -> bool:
-        learnt = False
+        learned = False
         while waiting and waiting[0][1][-1] < row:
             k, rows = waiting.pop(0)
             if k in due:
                 expected.append(("learn", rows))
-                learnt = True
-        return learnt
+                learned = True
+        return learned
 
     for k, rows in enumerate(chunks):
         if taught:
@@ -211,7 +211,7 @@ def _first_to(counts: list[int], labels: list[int]) -> int:
 
 
 def _no_change_probability(labels: list[int], label: int) -> float:
-    from kalstream.evaluate.simple import SimpleLabels
+    from kalstream.evaluate.naive import SimpleLabels
 
     codes = {k: i for i, k in enumerate(dict.fromkeys(labels))}
     if label not in codes:
@@ -231,7 +231,7 @@ def test_late_labels_are_late_for_the_simple_ones_too() -> None:
     assert late["accuracy"] == 1.0
 
 
-def test_rows_before_anything_was_learnt_are_not_scored() -> None:
+def test_rows_before_anything_was_learned_are_not_scored() -> None:
     stream = labelled(100)
     late = prequential(KalmanClassifier(features="raw"), stream, delay=90)
     assert (late.n_rows, late.n_scored) == (100, 9)
@@ -241,8 +241,8 @@ def test_rows_before_anything_was_learnt_are_not_scored() -> None:
     assert chunks.n_scored == 70
 
 
-def test_a_label_that_was_not_learnt_is_not_known() -> None:
-    # Of every ten rows one is learnt, and "b" comes first where none is.
+def test_a_label_that_was_not_learned_is_not_known() -> None:
+    # Of every ten rows one is learned, and "b" comes first where none is.
     labels = ["a"] * 10 + ["b"] * 9 + ["c"] + ["b"] * 20
     rows = np.arange(40.0)[:, None] / 40.0
     result = prequential(KalmanClassifier(features="raw"), ArrayStream(rows, labels), cost=10)
@@ -254,7 +254,7 @@ def test_a_label_that_was_not_learnt_is_not_known() -> None:
     assert result.n_scored == 30
 
 
-def test_what_comes_before_an_error_is_learnt() -> None:
+def test_what_comes_before_an_error_is_learned() -> None:
     class Breaks(ArrayStream):
         def batches(self, start: int = 0) -> Any:
             yield from super().batches(start)

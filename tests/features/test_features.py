@@ -47,7 +47,7 @@ def test_a_chunk_equals_its_rows_one_by_one(seed, cuts, half_life, kind):
     stops = np.cumsum(cuts)
     pieces = [parts.advance(rows[a:b]) for a, b in zip([0, *stops], stops, strict=False)]
     np.testing.assert_allclose(at_once, np.vstack(pieces))
-    # what is learnt from a row is used only after it
+    # what is learned from a row is used only after it
     before = kind(**made).partial_fit(rows[:-1]) if n > 1 else None
     if before is not None:
         np.testing.assert_allclose(before.transform(rows[-1:]), at_once[-1:])

@@ -223,7 +223,7 @@ def of_state(w: World) -> Call:
 
 def of_stack(w: World) -> Call:
     stack, step = w.stack, w.steps[0]
-    name = str(w.rng.choice(["learnt", "learnt", "corrected", "grown", "keep_classes", "start"]))
+    name = str(w.rng.choice(["learned", "learned", "corrected", "grown", "keep_classes", "start"]))
     if name == "start":
         return core.Stack.start, {"n_filters": stack.n_filters, "n_classes": w.K}, sound_state
     if name == "grown":
@@ -245,7 +245,7 @@ def of_stack(w: World) -> Call:
         given["weight"] = w.rng.choice([0.0, 1.0, 1e4], b)
     if w.rng.random() < 0.3:
         given["plain"] = None
-    return stack.learnt, given, lambda pair: sound_state(pair[0])
+    return stack.learned, given, lambda pair: sound_state(pair[0])
 
 
 def of_probabilities(w: World) -> Call:

@@ -20,7 +20,7 @@ import numpy as np
 from fuzz.cases import LONGEST_MESSAGE, Case, Finding
 from fuzz.checkpoints import damaged, places
 from kalstream import cli
-from kalstream.experiments import Options, Run
+from kalstream.runs import Options, Run
 
 ROWS = 200  # it is interrupted after a second piece of rows
 BASES: dict[str, dict[str, Any]] = {

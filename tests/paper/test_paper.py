@@ -145,7 +145,7 @@ def test_a_race_is_its_learners_alone() -> None:
     cells = [(m, s) for m, s in plan.cells() if m.group in ("tuned", "baselines")][::3]
     setups = [plan.setup(m, s, 0).having(lr=0.05) for m, s in cells]
     setups = [
-        each.having(gamma=0.99, gamma_lr=0.1) if "learnt" in each.method else each
+        each.having(gamma=0.99, gamma_lr=0.1) if "learned" in each.method else each
         for each in setups
     ]
     together = Race(setups, data, "cpu", window=40)
@@ -241,11 +241,11 @@ def test_what_was_left_of_a_stopped_command_is_taken_over(tmp_path: Path) -> Non
     assert len(said) == 4  # a search and a run each
     paper.reproduce("table1", tmp_path, **how, only="frozen: gamma = ", say=said.append)
     assert len(said) == 8  # the other stream
-    paper.reproduce("table1", tmp_path, **how, only="frozen: learnt gamma", jobs=2)
+    paper.reproduce("table1", tmp_path, **how, only="frozen: learned gamma", jobs=2)
     found = json.loads(whole.read_text())
     assert {(each["method"], each["stream"]) for each in found["runs"]} == {
         (f"frozen: {name}", stream)
-        for name in ("gamma = 1", "gamma = 0.999", "learnt gamma")
+        for name in ("gamma = 1", "gamma = 0.999", "learned gamma")
         for stream in ("stationary", "tasks")
     }
 

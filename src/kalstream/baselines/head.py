@@ -26,9 +26,9 @@ class SoftmaxHead(nn.Linear):
     ----------
     weight, bias : (K, n_features), (K,)
     seen : (K,) bool
-        Classes that have been learnt.
+        Classes that have been learned.
     n_seen : int
-        Rows that have been learnt, replayed ones not counted.
+        Rows that have been learned, replayed ones not counted.
 
     Examples
     --------
@@ -55,7 +55,7 @@ class SoftmaxHead(nn.Linear):
 
     @property
     def n_seen(self) -> int:
-        """Rows that have been learnt."""
+        """Rows that have been learned."""
         return int(self.count)
 
     def forward(self, features: Tensor) -> Moments:
@@ -107,6 +107,6 @@ class SoftmaxHead(nn.Linear):
 
     @torch.no_grad()
     def note(self, labels: Tensor) -> None:
-        """Count labels (b,) as learnt."""
+        """Count labels (b,) as learned."""
         self.seen.index_fill_(0, labels, True)  # an assignment would wait for the device
         self.count += len(labels)

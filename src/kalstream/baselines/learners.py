@@ -127,7 +127,7 @@ class OnlineSGD(_Baseline):
     classes_ : (K,)
         0 to K - 1.
     n_seen_ : int
-        Rows learnt, replayed ones not counted.
+        Rows learned, replayed ones not counted.
 
     Examples
     --------
@@ -199,7 +199,7 @@ class ExperienceReplay(_Replayed):
         Gradient steps per chunk.
     replay : RecentMemory, optional
         Of the 100 most recent rows, 10 drawn with replacement, by default. A chunk is added once
-        it has been learnt: the first has no replay.
+        it has been learned: the first has no replay.
 
     Examples
     --------

@@ -47,7 +47,7 @@ class _Adapter:
 
     _known: tuple[Columns, Any]
 
-    # ---- what has been learnt -------------------------------------------------------------
+    # ---- what has been learned -------------------------------------------------------------
 
     @property
     def estimator(self) -> Any:
@@ -72,20 +72,20 @@ class _Adapter:
     def drift(self) -> estimators.Drift:
         """Has the posterior over half-lives moved towards shorter ones, since when, how sure.
 
-        An alarm to be polled, once a row has been learnt; see `kalstream.estimators.Drift`.
+        An alarm to be polled, once a row has been learned; see `kalstream.estimators.Drift`.
         """
         return self.estimator.drift()
 
     # ---- rows -----------------------------------------------------------------------------
 
     def _ready(self, x: Mapping[Hashable, Any]) -> tuple[Any, Array] | None:
-        """The estimator and a row (1, d) to predict; None before anything was learnt."""
+        """The estimator and a row (1, d) to predict; None before anything was learned."""
         columns, estimator = self._known
         row = _row(x, columns)
         return (estimator, row) if estimator.__sklearn_is_fitted__() else None
 
     def _ready_many(self, X: Any) -> tuple[Any, Array] | None:
-        """The estimator and rows (b, d) to predict; None before anything was learnt."""
+        """The estimator and rows (b, d) to predict; None before anything was learned."""
         columns, estimator = self._known
         frame = _frame(X, only=columns)
         if not estimator.__sklearn_is_fitted__() or not len(X):
@@ -158,7 +158,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
     predictive : "exact", "probit", "monte-carlo" or "plug-in"
         How logits turn into probabilities; see `kalstream.core.class_probabilities`.
     calibration : "auto", float, Calibration or sequence of floats
-        Factor that multiplies logits: learnt ("auto"), fixed, or for a mixture a grid.
+        Factor that multiplies logits: learned ("auto"), fixed, or for a mixture a grid.
     class_weight : dict, "balanced" or None
         Weights of classes; "balanced" goes by the frequencies so far.
     stacking : bool
@@ -182,8 +182,8 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
     A feature that is absent, None or NaN is missing: it stands for its mean so far ("raw": for 0).
     One that comes for the first time is taken as missing in all rows before, exactly. Only the
     scale of the representation (the bandwidth of "fourier", the size of a row) stays as the number
-    of features in the first row learnt has set it, so let that row be a typical one. A prediction
-    ignores features never learnt from. Values are numbers or bools.
+    of features in the first row learned has set it, so let that row be a typical one. A prediction
+    ignores features never learned from. Values are numbers or bools.
 
     Memory and time for a row grow with the square of the number of features; hash those of an
     open vocabulary, with `river.preprocessing.FeatureHasher` for instance.
@@ -281,7 +281,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         Returns
         -------
         dict
-            Empty before anything was learnt.
+            Empty before anything was learned.
         """
         ready = self._ready(x)
         if ready is None:
@@ -291,7 +291,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         return dict(zip(classes.tolist(), found[0].tolist(), strict=True))
 
     def predict_one(self, x: Mapping[Hashable, Any]) -> Any:
-        """Most probable label; None before anything was learnt.
+        """Most probable label; None before anything was learned.
 
         Parameters
         ----------
@@ -323,7 +323,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         Returns
         -------
         DataFrame
-            With the index of X; without columns before anything was learnt.
+            With the index of X; without columns before anything was learned.
         """
         ready = self._ready_many(X)
         pandas = sys.modules["pandas"]
@@ -334,7 +334,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         return pandas.DataFrame(found, index=X.index, columns=classes.tolist())
 
     def predict_many(self, X: Any) -> Any:
-        """Most probable label for each row of X; None before anything was learnt.
+        """Most probable label for each row of X; None before anything was learned.
 
         Parameters
         ----------
@@ -367,7 +367,7 @@ class KalmanRegressor(_Adapter, base.MiniBatchRegressor):
         ``forgetting="learned"`` give a number: the gradient of gamma depends on it.)
     prior_var : "auto" or float
         Variance of a weight before any data; with noise_var="auto", in units of a scale that is
-        learnt with the noise.
+        learned with the noise.
     predictive
         See calibration.
 
@@ -443,7 +443,7 @@ class KalmanRegressor(_Adapter, base.MiniBatchRegressor):
         self._learn_row(x, _number("y", _unwrapped(y), _TARGET), w)
 
     def predict_one(self, x: Mapping[Hashable, Any], with_dist: bool = False) -> Any:
-        """Predicted mean, one step ahead; 0.0 before anything was learnt.
+        """Predicted mean, one step ahead; 0.0 before anything was learned.
 
         Parameters
         ----------
@@ -484,7 +484,7 @@ class KalmanRegressor(_Adapter, base.MiniBatchRegressor):
         self._learn_rows(X, values, w)
 
     def predict_many(self, X: Any) -> Any:
-        """Predicted mean for each row of X; 0.0 before anything was learnt.
+        """Predicted mean for each row of X; 0.0 before anything was learned.
 
         Parameters
         ----------

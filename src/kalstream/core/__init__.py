@@ -1,7 +1,7 @@
 """The mathematics: pure functions over small immutable states, on numpy, scipy and numba."""
 
-from kalstream.core.block import step_chunk
 from kalstream.core.calibration import Alpha, Calibration
+from kalstream.core.chunk import step_chunk
 from kalstream.core.forgetting import FilterState, Fixed, Learned, gamma_of, half_life
 from kalstream.core.guard import Health, health
 from kalstream.core.mixture import Mixture, MixtureState, MixtureStep, mixture_probabilities
@@ -23,7 +23,7 @@ from kalstream.core.recursion import (
     transition,
     update,
 )
-from kalstream.core.stack import Stack
+from kalstream.core.stacking import Stack
 from kalstream.core.state import Posterior, Step, add_outputs
 
 __all__ = [

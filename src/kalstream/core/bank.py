@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kalstream.core import _checks as check
 from kalstream.core._memory import Spares
 from kalstream.core._threads import OneThread
-from kalstream.core.block import Rows, block_rows, fixed_scanner, plan
+from kalstream.core.chunk import Rows, block_rows, fixed_scanner, plan
 from kalstream.core.guard import ROUNDING_LIMITS, check_innovations, rounding_error
 from kalstream.core.state import (
     DEFERRED_ROWS,
@@ -68,7 +68,7 @@ class _Stack:
     def mirrored(self) -> Array:
         """Return cov with both parts; others may be reading the upper one meanwhile."""
         if not self.full:
-            from kalstream.core._few import mirror
+            from kalstream.core._kernels.bank import mirror
 
             mirror(self.cov)
             self.full = True
@@ -197,7 +197,7 @@ class Bank:
         stack = self.arrays
         n_filters, m, n_outputs = stack.mean.shape
         if len(features) <= DEFERRED_ROWS:
-            from kalstream.core._few import few_products, take_all_pending
+            from kalstream.core._kernels.bank import few_products, take_all_pending
 
             n_rows, rows, coefficients = 0, stack.cov, stack.mean
             if self.rows is not None and self.coefficients is not None:
@@ -256,7 +256,7 @@ class Bank:
         n_filters, m, _ = stack.mean.shape
         rows: Any = [None] * n_filters if gains is None else gains
         coefficients: Any = [None] * n_filters if innovations is None else innovations
-        from kalstream.core._few import mirror
+        from kalstream.core._kernels.bank import mirror
 
         folded, full = [], self.arrays.full
         with OneThread(64.0 * m * m):
@@ -306,7 +306,7 @@ class Bank:
             if self.rows is not None:
                 room.rows[:, :start], room.coefficients[:, :start] = self.rows, self.coefficients
             room.claim(start)
-        from kalstream.core._few import store_rows
+        from kalstream.core._kernels.bank import store_rows
 
         store_rows(gains, innovations, scales, start, room.rows, room.coefficients)
         after.room = room
@@ -370,7 +370,7 @@ def _few_rows(
     bank: Bank, rows: Rows, gammas: Array, part: slice, may_own: bool, own: bool
 ) -> tuple[Bank, BankStep]:
     """Advance over so few rows that they can wait: no pass over a covariance is written."""
-    from kalstream.core._few import few_rows
+    from kalstream.core._kernels.bank import few_rows
 
     phi = rows.features[part]
     times_cov, times_mean, lossy = bank.remembered(phi)
@@ -378,7 +378,7 @@ def _few_rows(
         bank = bank.folded(own=own)
         times_cov, times_mean, _ = bank.products(phi)
     here, wide = rows[part], phi.astype(np.float64, copy=False)
-    done, unsound, mean, var, nis, *learnt = few_rows(
+    done, unsound, mean, var, nis, *learned = few_rows(
         times_cov,
         times_mean,
         wide,
@@ -405,7 +405,7 @@ def _few_rows(
             first_row=part.start,
         )
     last = part.stop == len(rows.gap)
-    after = bank.appended(*learnt, own=own or (may_own and last))
+    after = bank.appended(*learned, own=own or (may_own and last))
     return after, BankStep(mean, var, gammas[:, part], here.noise_var, nis)
 
 

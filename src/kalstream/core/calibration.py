@@ -58,7 +58,7 @@ class Calibration:
     spread : float
         Prior standard deviation of log alpha; 0 keeps alpha fixed at ``init``.
     gamma : float
-        Forgetting coefficient of alpha, per learnt example.
+        Forgetting coefficient of alpha, per learned example.
 
     Examples
     --------

@@ -1,9 +1,9 @@
 """How fast to forget: `Fixed`, `Learned` (the paper's SGD on delta); `Mixture` has its own file.
 
 A policy owns nothing but its settings. Its `start` makes a state, `step_chunk` advances one, and
-`predict` looks one step ahead; a chunk learnt at once equals its rows learnt one by one.
+`predict` looks one step ahead; a chunk learned at once equals its rows learned one by one.
 
-Only classes that have been seen take part in what is learnt from a softmax, so that a class
+Only classes that have been seen take part in what is learned from a softmax, so that a class
 declared at the start equals a class added late.
 """
 
@@ -20,8 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from kalstream.core import _checks as check
 from kalstream.core._threads import OneThread
-from kalstream.core.block import Grams, Rows, Scan, fixed_scan, run
 from kalstream.core.calibration import BOUND, Alpha, Calibration
+from kalstream.core.chunk import Grams, Rows, Scan, fixed_scan, run
 from kalstream.core.predictive import class_probabilities
 from kalstream.core.recursion import init
 from kalstream.core.state import Posterior, Step, add_features, add_outputs, keep_outputs
@@ -79,7 +79,7 @@ class FilterState:
         gamma = exp(-delta / 2).
     alpha : Alpha
     seen : (K,) bool
-        Classes that have been learnt at least once.
+        Classes that have been learned at least once.
     gamma, half_life, calibration : float
         What delta and alpha stand for.
     """
@@ -231,7 +231,7 @@ class _OneFilter(ABC):
     ) -> Step:
         """Moments of each row (b, m) one step ahead, each on its own; the state is not touched.
 
-        ``time_gap`` is the time since the last example that was learnt, one number or (b,).
+        ``time_gap`` is the time since the last example that was learned, one number or (b,).
         """
         state = self._own(state)
         gamma = state.gamma
@@ -304,7 +304,7 @@ class Learned(_OneFilter):
 
     Row by row: the row is predicted with the delta before it, its target moves delta along the
     gradient of its log predictive (the exact softmax integral for labels, the Gaussian for
-    values), and the row is learnt with the delta after it.
+    values), and the row is learned with the delta after it.
 
     The learning rate matters: too large a one, or outliers, let delta run up (it is held below
     5, gamma = 0.08) and with it the error. `Mixture` needs no such choice.
@@ -381,12 +381,12 @@ class _Scanner:
         if self.plain:
             found = fixed_scan(grams, rows, math.exp(-0.5 * self.delta) ** rows.gap)
             if rows.targets.labels is not None:
-                learnt = np.isfinite(rows.noise_var[: found.done])
-                self.seen.add(rows.targets.labels[: found.done][learnt])
+                learned = np.isfinite(rows.noise_var[: found.done])
+                self.seen.add(rows.targets.labels[: found.done][learned])
             self.alphas.append(np.full(found.done, self.alpha.value))
             return found
-        from kalstream.core._scan import scan_learned
-        from kalstream.core._softmax_integral import table, work
+        from kalstream.core._kernels.chunk import scan_learned
+        from kalstream.core._kernels.softmax_integral import table, work
 
         scan, alphas, self.delta, log_mean, log_var, self.seen.count = scan_learned(
             grams.cov,

@@ -36,10 +36,10 @@ class Health:
         Range of the weights' variances; the largest never exceeds the prior variance.
     nis : float
         Mean normalised innovation squared: about 1 if noise_var and forgetting fit the data,
-        larger if the filter is too sure of itself. NaN if no row was learnt from.
+        larger if the filter is too sure of itself. NaN if no row was learned from.
     effective_memory : float
         Number of examples from which a filter that forgets nothing would be as sure as this
-        one, about n_features * noise_var / logit_var; the median over the rows learnt.
+        one, about n_features * noise_var / logit_var; the median over the rows learned.
     """
 
     smallest_innovation_var: float
@@ -92,8 +92,8 @@ def health(state: Any, step: Any) -> Health:
             f"{noise_var.shape}, {logit_var.shape} and {nis.shape}; pass the step that led to the "
             "state"
         )
-    learnt = np.isfinite(noise_var)
-    noise_var, logit_var, nis = noise_var[learnt], logit_var[learnt], nis[learnt]
+    learned = np.isfinite(noise_var)
+    noise_var, logit_var, nis = noise_var[learned], logit_var[learned], nis[learned]
     innovation_var = logit_var + noise_var
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         memory = posterior.n_features * noise_var / logit_var

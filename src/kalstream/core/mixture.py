@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kalstream.core import _checks as check
 from kalstream.core.bank import Bank, BankStep, run_bank
-from kalstream.core.block import Rows
+from kalstream.core.chunk import Rows
 from kalstream.core.forgetting import Seen, gamma_of
 from kalstream.core.predictive import METHODS, class_probabilities
 from kalstream.core.recursion import init
@@ -45,7 +45,7 @@ class MixtureState:
     log_weights : (J, C)
     seen : (K,) bool
     spread : (J, 2)
-        Degrees of freedom and sum of squares of each filter's scale, if that is learnt.
+        Degrees of freedom and sum of squares of each filter's scale, if that is learned.
     posteriors : J posteriors
     weights, half_life_weights : (J, C), (J,)
         Posterior over half-lives and calibrations, and over half-lives.
@@ -352,8 +352,8 @@ class Mixture:
         state : MixtureState
         step : MixtureStep
         """
-        from kalstream.core._mix import mix
-        from kalstream.core._softmax_integral import table, work
+        from kalstream.core._kernels.mixture import mix
+        from kalstream.core._kernels.softmax_integral import table, work
 
         self._check(state)
         rows = Rows.read(
@@ -407,7 +407,7 @@ class Mixture:
     ) -> MixtureStep:
         """Moments of each row (b, m) one step ahead, each on its own; the state is not touched.
 
-        ``time_gap`` is the time since the last example that was learnt, one number or (b,).
+        ``time_gap`` is the time since the last example that was learned, one number or (b,).
         """
         self._check(state)
         bank = state.bank
@@ -435,7 +435,7 @@ class Mixture:
         self, state: MixtureState, phi: Array, gap: Array, prior_var: float, keep_mean: bool
     ) -> tuple[Array, ...]:
         """What `_mix.foretell` returns."""
-        from kalstream.core._mix import foretell
+        from kalstream.core._kernels.mixture import foretell
 
         products = state.bank.foreseen(phi)
         gammas = _gammas_of(self.half_lives)
@@ -496,8 +496,8 @@ def mixture_probabilities(
     means, variances, weights, calibrations = moments
     check.choice("method", method, METHODS)
     if method in ("exact", "probit"):
-        from kalstream.core._mix import mixed_probabilities
-        from kalstream.core._softmax_integral import table, work
+        from kalstream.core._kernels.mixture import mixed_probabilities
+        from kalstream.core._kernels.softmax_integral import table, work
 
         light = check.unit_interval("light", light) if method == "exact" else math.inf
         out, bad = mixed_probabilities(*moments, light, *table(), work())

@@ -89,7 +89,7 @@ def class_probabilities(
     if mean.shape[1] == 1:
         return np.ones(shape)
     if method == "exact":
-        from kalstream.core import _softmax_integral as kernels
+        from kalstream.core._kernels import softmax_integral as kernels
 
         out = np.empty_like(mean)
         kernels.probabilities(mean, std, *kernels.table(), kernels.work(), out)
@@ -148,7 +148,7 @@ def label_log_prob(
         raise InvalidInput(
             f"labels run from {index.min()} to {index.max()}; use 0 to {n_classes - 1}"
         )
-    from kalstream.core import _softmax_integral as kernels
+    from kalstream.core._kernels import softmax_integral as kernels
 
     log_prob, d_var, d_mean = np.empty(rows), np.empty(rows), np.empty_like(mean)
     kernels.label_rows(mean, std, index, *kernels.table(), kernels.work(), log_prob, d_mean, d_var)

@@ -150,7 +150,7 @@ def update(
         The predicted one, after `transition`.
     features : (m,)
     target : int, float or (K,)
-        An integer is a class label (its one-hot vector is learnt), a float or vector a value.
+        An integer is a class label (its one-hot vector is learned), a float or vector a value.
         NaN, or the label -1, teaches nothing.
     noise_var : float
 

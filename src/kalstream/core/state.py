@@ -39,10 +39,10 @@ class Step:
     gamma : scalar or (b,)
         Forgetting coefficient that the row's transition used (1 where it took none).
     noise_var : scalar or (b,)
-        Noise variance of the row's target: divided by its weight, inf where nothing was learnt.
+        Noise variance of the row's target: divided by its weight, inf where nothing was learned.
     nis : scalar or (b,)
         Normalised innovation squared, averaged over outputs; near 1 for a well-specified
-        filter, NaN where nothing was learnt.
+        filter, NaN where nothing was learned.
     calibration : (b,), optional
         Factor alpha that the policy had for the row's logits.
     """
@@ -229,7 +229,7 @@ class _Stored:
         times_mean = features @ self.base.mean
         lossy = False
         if self.rows is not None:
-            from kalstream.core._scan import take_pending
+            from kalstream.core._kernels.chunk import take_pending
 
             scales = self.scale, self.shift, self.mean_scale
             pending = self.rows, self.coefficients

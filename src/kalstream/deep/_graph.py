@@ -15,8 +15,8 @@ from kalstream.deep.head import seen_before
 
 Tensor = Any
 
-# Rounds of learnt coefficients in a graph, at least and at most; in how many chunks fewer must have
-# sufficed before there is one less; and what a last round may still have changed.
+# Rounds of learned coefficients in a graph: at least, at most, the number of chunks for which one
+# round fewer must have sufficed before it is dropped, and what a last round may still change.
 _FEWEST, _MOST, _PATIENCE, _LEFT = 2, 6, 8, 1e-10
 
 

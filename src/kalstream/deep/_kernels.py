@@ -1,4 +1,4 @@
-"""Learnt forgetting on a GPU, in fused kernels (Triton).
+"""Learned forgetting on a GPU, in fused kernels (Triton).
 
 The mathematics is that of `core._softmax_integral.label_terms`: classes are spread onto a lattice,
 and all sums over classes become correlations with the lattice's own log F and rho.
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kalstream._optional import require
-from kalstream.core import _softmax_integral as lattice
+from kalstream.core._kernels import softmax_integral as lattice
 from kalstream.core.forgetting import _LARGEST_DELTA
 
 triton: Any = require("triton", "torch")
@@ -326,7 +326,7 @@ def _least(a, b):  # type: ignore[no-untyped-def]
 
 
 class Rounds:
-    """One round of `KalmanHead._rounds` for learnt coefficients, with buffers of its own.
+    """One round of `KalmanHead._rounds` for learned coefficients, with buffers of its own.
 
     Parameters
     ----------

@@ -425,7 +425,7 @@ def set_batch_norm(backbone: nn.Module, mode: str) -> None:
     backbone : nn.Module
     mode : "train", "eval" or "frozen"
         Normalise by the batch's own moments, and move the running ones; or by the running ones,
-        which stay, while scale and shift are learnt; or by these, scale and shift fixed as well.
+        which stay, while scale and shift are learned; or by these, scale and shift fixed as well.
 
     Notes
     -----

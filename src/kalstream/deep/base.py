@@ -37,7 +37,7 @@ class Outcome:
     Attributes
     ----------
     log_prob : (b,)
-        Of the labels, before anything was learnt from them.
+        Of the labels, before anything was learned from them.
     predicted : (b,)
         Most probable classes.
     gamma : ()
@@ -50,7 +50,7 @@ class Outcome:
 
 
 class Learner(ABC):
-    """A backbone under a head, learnt chunk by chunk: what `OnlineLearner` and baselines share.
+    """A backbone under a head, learned chunk by chunk: what `OnlineLearner` and baselines share.
 
     Those say what a chunk's gradient steps are (`_inputs`, `_train`) and what the head makes of
     the features afterwards (`_finish`).
@@ -168,7 +168,7 @@ class Learner(ABC):
     def _graph(self, inputs: tuple[Tensor, ...]) -> Any:
         """The CUDA graph for inputs of these shapes; None if it is not time.
 
-        The first chunks of a shape are learnt the plain way: they set up what a graph needs.
+        The first chunks of a shape are learned the plain way: they set up what a graph needs.
         """
         if not (self.capture and self.optimizer is not None and inputs[0].is_cuda):
             return None
@@ -228,7 +228,7 @@ class Learner(ABC):
         except torch.OutOfMemoryError as error:
             raise NumericalError(
                 f"{self.device} has no room for a chunk of {len(rows)} rows; use smaller chunks "
-                "(what was learnt before is as it was)"
+                "(what was learned before is as it was)"
             ) from error
         except ValueError as error:
             if len(rows) > 1 or "more than 1 value per channel" not in str(error):

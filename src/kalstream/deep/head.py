@@ -45,7 +45,7 @@ class KalmanHead(nn.Module):
     ----------
     n_features, n_classes : int
     gamma : float in [0, 1]
-        Forgetting coefficient, or the first one if it is learnt.
+        Forgetting coefficient, or the first one if it is learned.
     gamma_lr : float
         Learning rate of delta = -2 log gamma, by the gradient of each row's log-probability (with
         uncalibrated logits, through which it does not overshoot); 0 keeps gamma. Only classes that
@@ -323,7 +323,7 @@ class KalmanHead(nn.Module):
     ) -> tuple[Tensor, Told, Tensor, Tensor]:
         """The delta after the chunk, what the rows tell, and what the update needs.
 
-        Learnt coefficients depend on one another: row i is predicted with that of row i - 1, and
+        Learned coefficients depend on one another: row i is predicted with that of row i - 1, and
         its label moves it. They are found by repetition, all rows at once: after n rounds the first
         n are right, and as they hardly depend on one another a few rounds do.
         """

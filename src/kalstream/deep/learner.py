@@ -19,7 +19,7 @@ Tensor = Any
 
 
 class OnlineLearner(Learner):
-    """A network with a Kalman head, learnt chunk by chunk.
+    """A network with a Kalman head, learned chunk by chunk.
 
     A chunk is predicted, each row on its own; one gradient step on the calibration and the
     backbone follows, with the mean log-probability as the objective; the features are
@@ -67,7 +67,7 @@ class OnlineLearner(Learner):
     classes_ : (K,)
         0 to K - 1.
     n_seen_ : int
-        Rows learnt, replayed ones not counted: where to go on in the stream.
+        Rows learned, replayed ones not counted: where to go on in the stream.
 
     Examples
     --------
@@ -130,7 +130,7 @@ class OnlineLearner(Learner):
         if not self._capturing and not bool(torch.isfinite(loss)):
             raise NumericalError(
                 f"the loss is {float(loss)} at row {self.n_seen_}; lower lr or beta, or check the "
-                "backbone: nothing was learnt from this chunk"
+                "backbone: nothing was learned from this chunk"
             )
         return loss
 

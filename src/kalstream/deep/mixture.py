@@ -23,7 +23,7 @@ GAMMAS = (1.0, 0.9999, 0.999, 0.99, 0.9)
 class MixtureHead(nn.Module):
     """Heads with fixed gammas on the same features, weighted by their own predictions.
 
-    Nothing has to be learnt about forgetting by gradients: after each row a head's weight is
+    Nothing has to be learned about forgetting by gradients: after each row a head's weight is
     multiplied by its probability of the label, and a share of all weight is dealt out evenly, so
     that a head can come back when the stream changes. Only classes that have come take part in
     these probabilities, and the first row of a class moves no weight, so that a late class is as

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from kalstream.core import _softmax_integral as lattice
+from kalstream.core._kernels import softmax_integral as lattice
 from kalstream.core.predictive import class_probabilities as core_probabilities
 from kalstream.core.predictive import label_log_prob as core_log_prob
 

@@ -104,7 +104,7 @@ class KalmanEstimator(BaseEstimator, ABC):
 
     @property
     def n_seen_(self) -> int:
-        """Rows that have passed, with a target or not; 0 before anything was learnt."""
+        """Rows that have passed, with a target or not; 0 before anything was learned."""
         shared = self.__dict__.get("_published")
         return 0 if shared is None else shared.value.n_seen
 
@@ -162,7 +162,7 @@ class KalmanEstimator(BaseEstimator, ABC):
 
     @property
     def health_(self) -> Health:
-        """How sound the most believed filter is, judged by the last rows learnt."""
+        """How sound the most believed filter is, judged by the last rows learned."""
         return self._health(self._model)
 
     def _health(self, model: Model) -> Health:
@@ -254,7 +254,7 @@ class KalmanEstimator(BaseEstimator, ABC):
         return load(cls, read_path(path), features)
 
     def snapshot(self) -> Self:
-        """A copy that keeps what has been learnt so far, while this one goes on learning.
+        """A copy that keeps what has been learned so far, while this one goes on learning.
 
         Examples
         --------
@@ -267,7 +267,7 @@ class KalmanEstimator(BaseEstimator, ABC):
         return copy.copy(self)
 
     def reset(self) -> Self:
-        """Forget everything that has been learnt.
+        """Forget everything that has been learned.
 
         Examples
         --------
@@ -425,17 +425,17 @@ class KalmanEstimator(BaseEstimator, ABC):
         return gaps, times
 
     def _gap_ahead(self, model: Model, time: Any, n: int) -> Any:
-        """Time from the last row learnt to rows that are predicted: 1, or (b,)."""
+        """Time from the last row learned to rows that are predicted: 1, or (b,)."""
         if time is None:
             return 1.0
         times = reading.times(time, n)
         if model.time is None:
             raise InvalidInput(
-                "time is given, but the rows learnt had none; give it to partial_fit too, or never"
+                "time is given, but the rows learned had none; give it to partial_fit too, or never"
             )
         if (times < model.time).any():
             raise InvalidInput(
-                f"time {times.min():.17g} is before the last row learnt, at {model.time:.17g}; "
+                f"time {times.min():.17g} is before the last row learned, at {model.time:.17g}; "
                 "only what comes after it can be predicted"
             )
         return (times - model.time) / self._unit()
@@ -652,7 +652,7 @@ class KalmanEstimator(BaseEstimator, ABC):
         return ahead, phi
 
     def uncertainty(self, X: ArrayLike, time: Any = None) -> Array:
-        """How little is known about each row (b,): 0 nothing left to learn, 1 nothing learnt.
+        """How little is known about each row (b,): 0 nothing left to learn, 1 nothing learned.
 
         The variance of the outputs that comes from not knowing the weights (epistemic), over
         what it was before any data.
@@ -670,10 +670,10 @@ class KalmanEstimator(BaseEstimator, ABC):
         return _variance(ahead) / np.maximum(prior, np.finfo(np.float64).tiny)
 
     def is_novel(self, X: ArrayLike, factor: float = 3.0, time: Any = None) -> Array:
-        """Whether each row (b,) is unlike what was learnt from.
+        """Whether each row (b,) is unlike what was learned from.
 
         True where the variance of the outputs that comes from not knowing the weights is more than
-        ``factor`` times what it was for the rows of late, before they were learnt (a geometric
+        ``factor`` times what it was for the rows of late, before they were learned (a geometric
         average over some 200 rows, for each filter). It sees rows where the features have not
         been seen before; a new class among known features shows as a low probability of
         every known class instead.

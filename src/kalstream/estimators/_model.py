@@ -1,4 +1,4 @@
-"""All that an estimator has learnt, as one value that is never changed."""
+"""All that an estimator has learned, as one value that is never changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kalstream.core.bank import BankStep
-from kalstream.core.stack import Stack
+from kalstream.core.stacking import Stack
 from kalstream.core.state import Posterior, Step
 from kalstream.estimators._labels import Labels
 from kalstream.estimators._representation import Representation
@@ -48,7 +48,7 @@ class Filter:
 
 @dataclass(frozen=True)
 class Model:
-    """All that has been learnt. Never changed, so that readers see it whole.
+    """All that has been learned. Never changed, so that readers see it whole.
 
     Attributes
     ----------

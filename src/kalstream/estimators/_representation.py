@@ -1,4 +1,4 @@
-"""From rows as they come to the features of the filter, learnt as the rows pass."""
+"""From rows as they come to the features of the filter, learned as the rows pass."""
 
 from __future__ import annotations
 

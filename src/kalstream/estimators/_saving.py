@@ -16,7 +16,7 @@ from sklearn.base import clone
 from kalstream.core.bank import BankStep
 from kalstream.core.forgetting import FilterState
 from kalstream.core.mixture import MixtureState
-from kalstream.core.stack import Stack
+from kalstream.core.stacking import Stack
 from kalstream.core.state import Step
 from kalstream.errors import CheckpointError
 from kalstream.estimators import _checkpoint as checkpoint

@@ -86,7 +86,7 @@ class Watch:
     now, usual : (J,)
         Posterior over half-lives, shortest first: of the last row, and on average.
     levels : (J,)
-        Logarithm of each filter's usual variance of the outputs, before a row is learnt.
+        Logarithm of each filter's usual variance of the outputs, before a row is learned.
     numbers : (7,)
         See the names above.
     """
@@ -166,7 +166,7 @@ def half_life_weights(step: Step, gap: Array | None, chunk: bool, before: Array)
 
 
 def at_start(policy: Fixed | Learned | Mixture, n: int) -> Array:
-    """Weights (b, J) of the half-lives before anything is learnt."""
+    """Weights (b, J) of the half-lives before anything is learned."""
     if isinstance(policy, Mixture):
         return np.full((n, len(policy.half_lives)), 1.0 / len(policy.half_lives))
     return _sorted_in(np.full(n, half_life(policy._rule[0])))

@@ -14,7 +14,7 @@ from kalstream.core import _checks as check
 from kalstream.core.guard import Health
 from kalstream.core.mixture import MixtureStep, mixture_probabilities
 from kalstream.core.predictive import METHODS, class_probabilities
-from kalstream.core.stack import Stack
+from kalstream.core.stacking import Stack
 from kalstream.errors import InvalidInput
 from kalstream.estimators._base import KalmanEstimator
 from kalstream.estimators._chunk import Chunk
@@ -59,7 +59,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         How logits turn into probabilities; see `kalstream.core.class_probabilities`. Of a mixture,
         "exact" takes the lightest components, a tenth of it together, by probit.
     calibration : "auto", float, Calibration or sequence of floats
-        Factor that multiplies logits: learnt ("auto"), fixed, or for a mixture a grid.
+        Factor that multiplies logits: learned ("auto"), fixed, or for a mixture a grid.
     class_weight : dict, "balanced" or None
         Weights of classes; "balanced" goes by the frequencies so far.
     stacking : bool
@@ -98,7 +98,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
 
     Notes
     -----
-    Rows are learnt in their order, and what came last counts most: shuffle data that are sorted
+    Rows are learned in their order, and what came last counts most: shuffle data that are sorted
     by class, unless that is how they come.
 
     Parameters can be changed on a fitted estimator, but those that the model was built from
@@ -214,7 +214,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         Examples
         --------
         >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
-        >>> model.partial_fit([[0.0]], [None]).n_seen_  # time passes, nothing is learnt
+        >>> model.partial_fit([[0.0]], [None]).n_seen_  # time passes, nothing is learned
         3
         >>> model.partial_fit([[5.0]], ["new"]).classes_.tolist()
         ['down', 'new', 'up']
@@ -291,10 +291,10 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
             return self._stacked(model, step, codes), plain
         codes, weight = self._learned(step, codes)
         if not self.recent_labels:
-            stack, corrected = _grown(model.stack, step).learnt(step, codes, weight, plain=plain)
+            stack, corrected = _grown(model.stack, step).learned(step, codes, weight, plain=plain)
             return model.but(stack=stack, ordered=None), corrected
-        stack, _ = _grown(model.stack, step).learnt(step, codes, weight)
-        ordered, corrected = _grown(model.ordered, step).learnt(
+        stack, _ = _grown(model.stack, step).learned(step, codes, weight)
+        ordered, corrected = _grown(model.ordered, step).learned(
             step, codes, weight, plain=plain, ordered=True
         )
         return model.but(stack=stack, ordered=ordered), corrected
@@ -304,9 +304,9 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         if not (self.stacking and isinstance(step, MixtureStep)):
             return model if model.stack is None else model.but(stack=None, ordered=None)
         codes, weight = self._learned(step, codes)
-        stack, ordered = _grown(model.stack, step).learnt(step, codes, weight)[0], None
+        stack, ordered = _grown(model.stack, step).learned(step, codes, weight)[0], None
         if self.recent_labels and model.ordered is not None:
-            ordered, _ = _grown(model.ordered, step).learnt(step, codes, weight)
+            ordered, _ = _grown(model.ordered, step).learned(step, codes, weight)
         return model.but(stack=stack, ordered=ordered)
 
     def _learned(self, step: MixtureStep, codes: Array) -> tuple[Array, Array]:
@@ -329,7 +329,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         ----------
         X : (b, d)
         time : number or (b,), optional
-            When the rows come; one unit after the last row learnt if not given.
+            When the rows come; one unit after the last row learned if not given.
 
         Examples
         --------

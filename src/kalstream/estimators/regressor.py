@@ -23,7 +23,7 @@ from kalstream.estimators._model import Model
 
 Array = NDArray[Any]
 
-# Variance of the noise over that of a weight, when both are multiples of a scale that is learnt.
+# Variance of the noise over that of a weight, when both are multiples of a scale that is learned.
 _NOISE_VAR: Final = 0.03
 
 
@@ -40,7 +40,7 @@ random_state
         ``forgetting="learned"`` give a number: the gradient of gamma depends on it.)
     prior_var : "auto" or float
         Variance of a weight before any data; with noise_var="auto", in units of a scale that is
-        learnt with the noise.
+        learned with the noise.
 
     Attributes
     ----------
@@ -230,7 +230,7 @@ random_state
         model = super()._noted(model, state, step, weight, gap)
         if isinstance(step, MixtureStep) or not self._learns_scale():
             return model
-        from kalstream.core._mix import KEEP_SCALE
+        from kalstream.core._kernels.mixture import KEEP_SCALE
 
         freedom, squares = model.spread.tolist()
         n_outputs = step.logit_mean.shape[1]

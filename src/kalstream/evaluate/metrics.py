@@ -40,7 +40,7 @@ class Scored:
 def score_labels(
     codes: Array, probabilities: Array, ranks: Array, n_seen: Array, n_known: Array
 ) -> Scored:
-    """Score probabilities (b, K) of labels with codes (b,), made after n_seen (b,) were learnt.
+    """Score probabilities (b, K) of labels with codes (b,), made after n_seen (b,) were learned.
 
     Labels become known in the order of their ranks (K,): to row i those below n_known[i]. What a
     learner gives to others is taken away. A label not known has probability 1 / (n + 1) and known

@@ -1,4 +1,4 @@
-"""Test, then train: every row is predicted before its target is learnt, and scored."""
+"""Test, then train: every row is predicted before its target is learned, and scored."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any, Final
 import numpy as np
 
 from kalstream.errors import InvalidInput
-from kalstream.evaluate._pieces import joined, pieces
-from kalstream.evaluate._watched import Watched
-from kalstream.evaluate.judges import Judge, LabelJudge, ValueJudge
-from kalstream.evaluate.learners import Answer, adapt
+from kalstream.evaluate._forgetting import Watched
+from kalstream.evaluate._rebatch import joined, pieces
+from kalstream.evaluate.adapters import Answer, adapt
 from kalstream.evaluate.metrics import Scored, number
+from kalstream.evaluate.trackers import Judge, LabelJudge, ValueJudge
 from kalstream.streams import Batch, Stream
 from kalstream.streams._base import REGRESSION
 
@@ -38,7 +38,7 @@ class Record:
     scored : Scored or None
         How good that was, of classification: for the rows that have a target.
     n_learnt : int
-        Rows learnt so far, less than ``batch.stop`` if targets come late.
+        Rows learned so far, less than ``batch.stop`` if targets come late.
     seconds : float
         Spent predicting and learning.
     line : dict or None
@@ -57,7 +57,7 @@ class Evaluation:
     """The prequential loop, with everything it has to remember.
 
     An infinite number in a row, or as a target of regression, counts as a missing one. Rows that
-    come before anything was learnt are not scored.
+    come before anything was learned are not scored.
 
     Parameters
     ----------
@@ -66,9 +66,9 @@ class Evaluation:
         (river).
     stream : Stream
     chunk : int
-        Rows that are predicted before any of their targets is seen, and then learnt at once.
+        Rows that are predicted before any of their targets is seen, and then learned at once.
     delay : int
-        A chunk is learnt once so many more rows have been predicted.
+        A chunk is learned once so many more rows have been predicted.
     cost : float
         Relative cost of the learner: it learns only every cost-th chunk, as if the stream did
         not wait (Ghunaim et al., 2023); every chunk is predicted.
@@ -119,7 +119,7 @@ class Evaluation:
         self.limit, self.together = limit, together
         self.judge: Judge = ValueJudge() if stream.task == REGRESSION else LabelJudge()
         self.watched = Watched()
-        self.n_rows = self.n_learnt = 0  # predicted, and learnt or passed over
+        self.n_rows = self.n_learnt = 0  # predicted, and learned or passed over
         self.pending: deque[Batch] = deque()
         self.seconds = self.seconds_before = 0.0
         self.rows_before = self.n_infinite = 0
@@ -249,7 +249,7 @@ class Evaluation:
     def _reveal(self, chunk: Batch) -> None:
         """Note that the first chunk that waited has been learned, or passed over."""
         self.pending.popleft()
-        self.judge.reveal(chunk, learnt=self._is_turn(chunk))
+        self.judge.reveal(chunk, learned=self._is_turn(chunk))
         self.n_learnt = chunk.stop
 
     def _timed(self, do: Callable[[Batch], Any], batch: Batch) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kalstream.core._jit import jit
+from kalstream.core._kernels._jit import jit
 
 Array = Any
 

@@ -1,4 +1,4 @@
-"""Scaling that is learnt as the rows pass."""
+"""Scaling that is learned as the rows pass."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OnlineScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     """Standardise columns with the mean and variance of the rows seen so far.
 
     Constant memory, three numbers a column. Heavy tails are clipped, in what comes out and in what
-    is learnt; a column that has been constant gives 0. NaN gives 0, which is the mean, and
+    is learned; a column that has been constant gives 0. NaN gives 0, which is the mean, and
     teaches nothing. Bad input raises `kalstream.errors.InvalidInput` and changes nothing.
 
     Parameters

@@ -36,7 +36,7 @@ def make(
     device: str,
     again: Callable[[int], tuple[Any, Any]] | None = None,
 ) -> Learner:
-    """A learner that has learnt nothing.
+    """A learner that has learned nothing.
 
     Parameters
     ----------

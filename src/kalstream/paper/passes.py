@@ -33,7 +33,7 @@ class Pass:
     gamma, lowest : list of float
         At the end of each window, and the lowest within it.
     rows : int
-        Learnt; fewer than there are if it failed.
+        Learned; fewer than there are if it failed.
     failed : str or None
         Why it could not go on.
     seconds : float

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kalstream.report import words
+from kalstream.report import format as fmt
 from kalstream.report.markup import Markup, join, tag
 from kalstream.report.read import FloatArray, IntArray, Run
 from kalstream.report.sections import (
@@ -18,8 +18,8 @@ from kalstream.report.sections import (
     table,
     word,
 )
-from kalstream.report.series import HEAT, Timeline
 from kalstream.report.svg import LEVELS, Axis, Figure, linear, rows_axis, scale
+from kalstream.report.timeline import HEAT, Timeline
 
 SHOWN = 12  # classes that get a line of their own
 _FREQUENT = 8  # of them for being frequent, the others for being confused
@@ -89,7 +89,7 @@ def name_of(run: Run, code: int) -> str:
     """Label of a class, short enough for an axis."""
     if code < 0:
         return "none"
-    return words.shortened(run.labels.get(code, f"class {code}"), 14)
+    return fmt.shortened(run.labels.get(code, f"class {code}"), 14)
 
 
 def _by_code(codes: IntArray, which: IntArray, times: IntArray) -> IntArray:
@@ -115,7 +115,7 @@ def classes(run: Run) -> Markup:
     told = None
     if choice.rest:
         told = word(
-            f"Of {words.count(len(choice.codes) + choice.rest)} classes the {_FREQUENT} most "
+            f"Of {fmt.count(len(choice.codes) + choice.rest)} classes the {_FREQUENT} most "
             f"frequent and the {SHOWN - _FREQUENT} most often mistaken ones among the others are "
             f"shown, in the order in which they appeared; “others” are all the rest."
         )
@@ -144,14 +144,14 @@ def _phases(run: Run, counted: IntArray, choice: Choice) -> Markup:
     figures = []
     for i in range(len(time)):
         matrix = _matrix(counted[group == i], choice, missed)
-        span = f"rows {words.count(time.left[i] + 1)}–{words.count(time.right[i])}"
+        span = f"rows {fmt.count(time.left[i] + 1)}–{fmt.count(time.right[i])}"
         figures.append(_confusion(matrix, choice, span, missed))
     told = (
         "Each line is a true class; the numbers are the percentages of its rows that were "
         "predicted as each column. Blue, on the diagonal, is right; orange is wrong."
     )
     if without and not missed:
-        told += f" {words.plural(int(without), 'row')} without a prediction left out."
+        told += f" {fmt.plural(int(without), 'row')} without a prediction left out."
     if choice.rest:
         told += " Grey: within “others” right and wrong are not told apart."
     size = "few" if len(choice.names) <= 4 else "many"
@@ -205,7 +205,7 @@ def _cell(value: float, total: float, css: str) -> Markup:
         "td",
         text,
         class_=f"{css} h{level}{deep}",
-        title=f"{words.count(value)} of {words.count(total)} rows",
+        title=f"{fmt.count(value)} of {fmt.count(total)} rows",
     )
 
 
@@ -226,7 +226,7 @@ def _worst(run: Run, counted: IntArray) -> Markup | None:
         true, predicted = (int(codes[place]) for place in divmod(int(pairs[k]), len(codes)))
         share = times[k] / rows[true] if rows[true] else math.nan
         shown = _full(run, true), _full(run, predicted)
-        lines.append((*shown, words.count(times[k]), words.percent(share)))
+        lines.append((*shown, fmt.count(times[k]), fmt.percent(share)))
     head = ("True class", "Predicted as", "Rows", "Of the class")
     return details("The most frequent mistakes", table(head, lines))
 
@@ -234,7 +234,7 @@ def _worst(run: Run, counted: IntArray) -> Markup | None:
 def _full(run: Run, code: int) -> str:
     if code < 0:
         return "no prediction"
-    return words.shortened(run.labels.get(code, f"class {code}"), 60)
+    return fmt.shortened(run.labels.get(code, f"class {code}"), 60)
 
 
 def _recall(run: Run, counted: IntArray, choice: Choice) -> Markup:
@@ -251,7 +251,7 @@ def _recall(run: Run, counted: IntArray, choice: Choice) -> Markup:
     figure = Figure(
         "Recall of each class",
         f"Heat map: share of the rows of each of {size} classes that were predicted right, over "
-        f"{words.count(run.rows)} rows.",
+        f"{fmt.count(run.rows)} rows.",
         rows_axis(run.rows),
         Axis(0, size, ticks, "cells"),
         height=max(60, 24 * size),
@@ -290,7 +290,7 @@ def _seen(run: Run) -> Markup | None:
     new = np.cumsum(time.sum(np.array([float(len(w.new_classes)) for w in run.windows])))
     figure = Figure(
         "Classes seen so far",
-        f"Line that rises from {words.count(new[0])} to {words.count(new[-1])} classes.",
+        f"Line that rises from {fmt.count(new[0])} to {fmt.count(new[-1])} classes.",
         rows_axis(run.rows),
         linear(0, float(new[-1]), steps=3),
         height=120,
@@ -304,10 +304,10 @@ def _appearances(run: Run) -> Markup | None:
     later = [new for window in run.windows[1:] for new in window.new_classes]
     if not later:
         return None
-    lines = [(words.count(new.row), words.shortened(new.label, 60)) for new in later[:100]]
+    lines = [(fmt.count(new.row), fmt.shortened(new.label, 60)) for new in later[:100]]
     more = len(later) - len(lines)
     return details(
-        f"{words.plural(len(later), 'class', 'classes')} that appeared after the first window",
+        f"{fmt.plural(len(later), 'class', 'classes')} that appeared after the first window",
         table(("Row", "Class"), lines),
-        word(f"… and {words.count(more)} more.") if more else None,
+        word(f"… and {fmt.count(more)} more.") if more else None,
     )

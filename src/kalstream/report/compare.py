@@ -13,14 +13,14 @@ import numpy as np
 from kalstream._files import write_whole
 from kalstream.errors import InvalidInput
 from kalstream.evaluate.compare import LEVEL
-from kalstream.report import words
+from kalstream.report import format as fmt
 from kalstream.report.headline import METRICS, baseline_name, state
 from kalstream.report.markup import Markup, join, tag
 from kalstream.report.page import page
 from kalstream.report.read import FloatArray, Run, read_run
 from kalstream.report.sections import STYLES, pair, section, table, word
-from kalstream.report.series import Timeline, trend
 from kalstream.report.svg import Figure, covering, linear, percent_axis, rows_axis
+from kalstream.report.timeline import Timeline, trend
 
 _STYLES = 8  # colours with dashes of their own in the style sheet
 _LESS_IS_BETTER = {"log_loss", "brier", "ece", "rmse", "mae", "nlpd", "code_length"}
@@ -56,10 +56,10 @@ def compare(runs: Sequence[Path], tests: Sequence[Mapping[str, Any]] = ()) -> st
     top = join(
         [
             tag("p", tag("span", "kalstream comparison"), class_="over"),
-            tag("h1", words.shortened(first.name, 80)),
+            tag("h1", fmt.shortened(first.name, 80)),
             tag(
                 "p",
-                f"{words.plural(len(read), 'run')} on the same data, row by row",
+                f"{fmt.plural(len(read), 'run')} on the same data, row by row",
                 class_="facts",
             ),
         ]
@@ -72,7 +72,7 @@ def compare(runs: Sequence[Path], tests: Sequence[Mapping[str, Any]] = ()) -> st
         _saved(read, names),
         _settings(read, names),
     ]
-    return page(f"{first.name}: {words.plural(len(read), 'run')}", top, join(body))
+    return page(f"{first.name}: {fmt.plural(len(read), 'run')}", top, join(body))
 
 
 def write_comparison(
@@ -125,7 +125,7 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 def _unfinished(runs: Sequence[Run], names: Sequence[str]) -> Markup | None:
     told = [
-        f"{name}: {state(run)[0]}, {words.count(run.rows)} rows"
+        f"{name}: {state(run)[0]}, {fmt.count(run.rows)} rows"
         for run, name in zip(runs, names, strict=True)
         if state(run)[0] != "finished"
     ]
@@ -142,8 +142,8 @@ def _unfinished(runs: Sequence[Run], names: Sequence[str]) -> Markup | None:
 
 def _shown(metric: str) -> Callable[[float], str]:
     if metric in ("accuracy", "coverage", "ece", "macro_f1"):
-        return words.percent
-    return words.count if metric == "code_length" else words.significant
+        return fmt.percent
+    return fmt.count if metric == "code_length" else fmt.significant
 
 
 def _totals(runs: Sequence[Run], names: Sequence[str]) -> Markup:
@@ -170,16 +170,16 @@ def _totals(runs: Sequence[Run], names: Sequence[str]) -> Markup:
     for i, (run, name) in enumerate(zip(runs, names, strict=True)):
         cells: list[object] = [
             _key(i, name),
-            words.shortened(run.learner, 30),
-            words.count(run.rows),
+            fmt.shortened(run.learner, 30),
+            fmt.count(run.rows),
         ]
         for metric in metrics:
             text = _shown(metric)(run.total(metric))
             cells.append(tag("b", text, " ★") if i in best[metric] else text)
         alarms = sum(len(window.drift) for window in run.windows)
-        rows.append([*cells, words.count(alarms), _rate(run)])
+        rows.append([*cells, fmt.count(alarms), _rate(run)])
     for baseline in runs[0].baselines:
-        cells = [baseline_name(baseline), "baseline", words.count(runs[0].rows)]
+        cells = [baseline_name(baseline), "baseline", fmt.count(runs[0].rows)]
         cells += [_shown(metric)(runs[0].total(metric, baseline)) for metric in metrics]
         rows.append([*cells, "", ""])
     note = word(
@@ -203,7 +203,7 @@ def _best(runs: Sequence[Run], metric: str) -> set[int]:
 
 def _rate(run: Run) -> str:
     used = run.clock("seconds")
-    return words.significant(run.rows / used) if used > 0 else words.NOT_DEFINED
+    return fmt.significant(run.rows / used) if used > 0 else fmt.NOT_DEFINED
 
 
 def _key(i: int, name: str) -> Markup:
@@ -216,7 +216,7 @@ def _key(i: int, name: str) -> Markup:
         class_="sample",
         aria_hidden="true",
     )
-    return tag("span", sample, words.shortened(name, 40), class_="key")
+    return tag("span", sample, fmt.shortened(name, 40), class_="key")
 
 
 def _style(i: int) -> str:
@@ -253,9 +253,9 @@ def _test(test: Mapping[str, Any]) -> list[str]:
         verdict = f"{better} is better."
     else:
         verdict = "No more than chance would give."
-    chance = "< 0.001" if p < 0.001 else words.fixed(p)
-    size = words.significant(difference), words.significant(error, 2)
-    return [f"{a} less {b}", METRICS.get(metric, metric), *size, chance, words.count(n), verdict]
+    chance = "< 0.001" if p < 0.001 else fmt.fixed(p)
+    size = fmt.significant(difference), fmt.significant(error, 2)
+    return [f"{a} less {b}", METRICS.get(metric, metric), *size, chance, fmt.count(n), verdict]
 
 
 def _curves(runs: Sequence[Run], names: Sequence[str]) -> Markup:
@@ -299,7 +299,7 @@ def _overlay(
     ]
     figure = Figure(
         title,
-        f"One line for each run. {words.listed(described)}.",
+        f"One line for each run. {fmt.listed(described)}.",
         rows_axis(max(run.rows for run in runs)),
         axis,
         height=180 if whole else 230,
@@ -309,7 +309,7 @@ def _overlay(
         xs = times[0].right if whole else times[0].middle
         figure.line(xs, values, f"back {STYLES.get(name, 'constant')}", name=shown, label=shown)
     for i, (name, time, values) in enumerate(zip(names, times, curves, strict=True)):
-        shown = words.shortened(name, 13)
+        shown = fmt.shortened(name, 13)
         figure.line(
             time.right if whole else time.middle, values, _style(i), name=shown, label=shown
         )
@@ -333,7 +333,7 @@ def _saved(runs: Sequence[Run], names: Sequence[str]) -> Markup | None:
         return None
     values = np.concatenate([*curves.values(), [0.0]])
     figure = Figure(
-        f"Bits saved against {words.shortened(names[0], 40)}",
+        f"Bits saved against {fmt.shortened(names[0], 40)}",
         "Lines of the difference in code length so far; rising means that the run predicts better.",
         rows_axis(max(run.rows for run in runs)),
         linear(float(np.nanmin(values)), float(np.nanmax(values))),
@@ -341,7 +341,7 @@ def _saved(runs: Sequence[Run], names: Sequence[str]) -> Markup | None:
     )
     figure.across(0.0, "nominal")
     for i, saved in curves.items():
-        shown = words.shortened(names[i], 13)
+        shown = fmt.shortened(names[i], 13)
         figure.line(time.right, saved, _style(i), name=shown, label=shown)
     caption = f"A line that rises predicts better than {names[0]} there; one that falls, worse."
     return section("bits", "Code length", figure.render(caption))
@@ -355,7 +355,7 @@ def _settings(runs: Sequence[Run], names: Sequence[str]) -> Markup:
     keys = dict.fromkeys(key for one in flat for key in one)
     differing = [key for key in keys if len({one.get(key) for one in flat}) > 1]
     rows = [
-        [key, *(words.shortened(one.get(key, words.NOT_DEFINED), 60) for one in flat)]
+        [key, *(fmt.shortened(one.get(key, fmt.NOT_DEFINED), 60) for one in flat)]
         for key in differing
     ]
     body = (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kalstream.evaluate.compare import LEVEL, paired_test
-from kalstream.report import words
+from kalstream.report import format as fmt
 from kalstream.report.markup import Markup, join, tag
 from kalstream.report.read import FloatArray, Run, window_lines
 
@@ -145,7 +145,7 @@ def _standing(found: Sequence[Lead], target: str, named: bool) -> str:
         plural = "s" if clause.endswith("both") else ""
         return f"{clause} baseline{plural} ({', '.join(names)})"
     order = [key for key in ("beats", "is level with", "is behind") if key in by]
-    return words.listed([f"{key} {words.listed(by[key])}" for key in order], "but")
+    return fmt.listed([f"{key} {fmt.listed(by[key])}" for key in order], "but")
 
 
 def verdict(run: Run) -> tuple[str, str]:
@@ -176,7 +176,7 @@ def verdict(run: Run) -> tuple[str, str]:
     parts = []
     for i, (clause, metrics) in enumerate(clauses.items()):
         standing = clause if i == 0 else _standing(told[metrics[0]], target_of(run), True)
-        parts.append(f"in {words.listed([METRICS[m] for m in metrics])} it {standing}")
+        parts.append(f"in {fmt.listed([METRICS[m] for m in metrics])} it {standing}")
     verdicts = {lead.verdict for found in told.values() for lead in found}
     kind = "good" if verdicts == {"beats"} else "bad" if "is behind" in verdicts else "mixed"
     sentence = "; ".join(parts) + "."
@@ -186,19 +186,19 @@ def verdict(run: Run) -> tuple[str, str]:
 def _difference(lead: Lead, metric: str) -> str:
     """How far apart, with its uncertainty."""
     if metric == "accuracy":
-        size = f"{words.fixed(100 * abs(lead.gain), 1)} points"
+        size = f"{fmt.fixed(100 * abs(lead.gain), 1)} points"
         if lead.noise > 0:
-            size = size.replace(" ", f" ± {words.fixed(100 * lead.noise, 1)} ")
+            size = size.replace(" ", f" ± {fmt.fixed(100 * lead.noise, 1)} ")
         return f"{size} {'above' if lead.gain >= 0 else 'below'}"
     unit = " nats" if metric == "log_loss" else ""
-    size = words.plus_minus(abs(lead.gain), lead.noise)
+    size = fmt.plus_minus(abs(lead.gain), lead.noise)
     return f"{size}{unit} {'less' if lead.gain >= 0 else 'more'} than"
 
 
 def _against(run: Run, metric: str) -> Markup:
     """One paragraph on one metric."""
     found = leads(run, metric)
-    show = words.percent if metric == "accuracy" else words.significant
+    show = fmt.percent if metric == "accuracy" else fmt.significant
     parts = []
     for lead in found:
         meaning = _MEANING.get(lead.baseline, baseline_name(lead.baseline)).format(
@@ -208,12 +208,12 @@ def _against(run: Run, metric: str) -> Markup:
     ours = show(run.total(metric))
     if metric == "accuracy":
         start = (
-            f"{ours} of {words.count(run.n)} rows were predicted right before their label was seen"
+            f"{ours} of {fmt.count(run.n)} rows were predicted right before their label was seen"
         )
     else:
         unit = " nats a row" if metric == "log_loss" else ""
         start = f"Its {METRICS[metric]} is {ours}{unit}"
-    return tag("p", f"{start}: {words.listed(parts)}." if parts else f"{start}.")
+    return tag("p", f"{start}: {fmt.listed(parts)}." if parts else f"{start}.")
 
 
 def _repeats(run: Run) -> Markup | None:
@@ -223,8 +223,8 @@ def _repeats(run: Run) -> Markup | None:
         return None
     text = (
         f"The labels of this stream come in stretches: saying the last label again, without a look "
-        f"at the features, is right {words.percent(again)} of the time. Accuracy is to be read "
-        f"against that, not against {words.percent(most)}."
+        f"at the features, is right {fmt.percent(again)} of the time. Accuracy is to be read "
+        f"against that, not against {fmt.percent(most)}."
     )
     return tag("p", text, class_="note")
 
@@ -244,7 +244,7 @@ def state(run: Run) -> tuple[str, str]:
     sentence : str
         What that means here; empty for a finished run.
     """
-    rows = words.count(run.rows)
+    rows = fmt.count(run.rows)
     if run.end is None:
         cut = " Its last line was cut off and is left out." if run.cut else ""
         return "not finished", (
@@ -268,8 +268,8 @@ def _skipped_banner(run: Run) -> Markup | None:
     if not skipped:
         return None
     why = [str(each) for each in (run.end or {}).get("skipped_why") or ()]
-    told = "; ".join(words.shortened(each, 200) for each in why)
-    sentence = f"{words.plural(skipped, 'row')} could not be read and stayed out"
+    told = "; ".join(fmt.shortened(each, 200) for each in why)
+    sentence = f"{fmt.plural(skipped, 'row')} could not be read and stayed out"
     return tag(
         "p",
         tag("strong", "Take care. "),
@@ -306,9 +306,7 @@ def _scoreboard(run: Run) -> Markup:
             _bar(run, metric, one, who, ahead.get((metric, one or ""))) for metric, _ in columns
         ]
         css = "ours" if one is None else None
-        body.append(
-            tag("tr", tag("th", words.shortened(name, 40), scope="row"), *cells, class_=css)
-        )
+        body.append(tag("tr", tag("th", fmt.shortened(name, 40), scope="row"), *cells, class_=css))
     table = tag("table", tag("thead", head), tag("tbody", *body), class_="score")
     note = None
     if any(lead.noise for lead in ahead.values()):
@@ -323,11 +321,11 @@ def _bar(
     known = [run.total(metric, other) for other in who]
     most = 1.0 if metric == "accuracy" else max([v for v in known if math.isfinite(v)], default=1.0)
     share = min(max(value / most, 0.0), 1.0) if math.isfinite(value) and most > 0 else 0.0
-    text = words.percent(value) if metric == "accuracy" else words.significant(value)
+    text = fmt.percent(value) if metric == "accuracy" else fmt.significant(value)
     bar = tag("i", style=f"width:{100 * share:.1f}%")
     often = None
     if lead is not None and not math.isnan(lead.ahead):
-        often = tag("small", f"learner ahead in {words.percent(lead.ahead, 0)} of the windows")
+        often = tag("small", f"learner ahead in {fmt.percent(lead.ahead, 0)} of the windows")
     track = tag("span", bar, class_="track", aria_hidden="true")
     return tag("td", tag("span", text), track, often)
 
@@ -361,18 +359,18 @@ def typical_half_life(run: Run) -> tuple[float, bool]:
 def _drift_card(run: Run) -> Markup:
     alarms = [alarm for window in run.windows for alarm in window.drift]
     life, fixed = typical_half_life(run)
-    when = f" (at row {words.count(alarms[0].row)})" if alarms else ""
+    when = f" (at row {fmt.count(alarms[0].row)})" if alarms else ""
     if len(alarms) > 1:
-        first, last = words.count(alarms[0].row), words.count(alarms[-1].row)
+        first, last = fmt.count(alarms[0].row), fmt.count(alarms[-1].row)
         when = f" (first at row {first}, last at row {last})"
     if alarms and math.isinf(life):
-        value = words.plural(len(alarms), "alarm")
+        value = fmt.plural(len(alarms), "alarm")
         text = (
             f"For a while it did better by forgetting{when}, over most of the stream by forgetting "
             "nothing: chance alone raises an alarm now and then."
         )
     elif alarms:
-        value = words.plural(len(alarms), "alarm")
+        value = fmt.plural(len(alarms), "alarm")
         text = f"The stream drifts: what predicts well changed {_times(len(alarms))}{when}."
     elif math.isfinite(life) and not fixed and (run.timed or life < run.rows):
         value, text = (
@@ -390,15 +388,13 @@ def _drift_card(run: Run) -> Markup:
 
 
 def _times(number: int) -> str:
-    return {1: "once", 2: "twice"}.get(number, f"{words.count(number)} times")
+    return {1: "once", 2: "twice"}.get(number, f"{fmt.count(number)} times")
 
 
 def _forgetting_card(run: Run) -> Markup:
     life, fixed = typical_half_life(run)
     if math.isnan(life):
-        return _card(
-            "Half-life", words.NOT_DEFINED, "This learner does not say how fast it forgets."
-        )
+        return _card("Half-life", fmt.NOT_DEFINED, "This learner does not say how fast it forgets.")
     if math.isinf(life):
         text = "For most of the stream it did best by forgetting nothing."
         return _card("Median half-life", "never", text if not fixed else "Set to forget nothing.")
@@ -406,11 +402,11 @@ def _forgetting_card(run: Run) -> Markup:
     if run.timed:
         text = f"{how}; in the unit of time of the settings."
     elif life > run.rows:
-        text = f"{how}; the stream has only {words.count(run.rows)} rows."
+        text = f"{how}; the stream has only {fmt.count(run.rows)} rows."
     else:
-        share = words.percent(life / run.rows, 0 if life > 0.1 * run.rows else 1)
+        share = fmt.percent(life / run.rows, 0 if life > 0.1 * run.rows else 1)
         text = f"{how}: {share} of the stream."
-    return _card("Median half-life", f"{words.half_life(life)} {life_unit(run)}", text)
+    return _card("Median half-life", f"{fmt.half_life(life)} {life_unit(run)}", text)
 
 
 def life_unit(run: Run) -> str:
@@ -425,19 +421,19 @@ def _classes_card(run: Run) -> Markup:
     later = [new for window in run.windows[1:] for new in window.new_classes]
     if not later:
         return _card(
-            "Classes", words.count(number), "All of them were there from the first window on."
+            "Classes", fmt.count(number), "All of them were there from the first window on."
         )
     text = (
-        f"{words.count(begun)} from the first window on, {words.count(len(later))} appeared later; "
-        f"the last one at row {words.count(later[-1].row)}."
+        f"{fmt.count(begun)} from the first window on, {fmt.count(len(later))} appeared later; "
+        f"the last one at row {fmt.count(later[-1].row)}."
     )
-    return _card("Classes", f"{words.count(number)}, {words.count(len(later))} new", text)
+    return _card("Classes", f"{fmt.count(number)}, {fmt.count(len(later))} new", text)
 
 
 def _calibration_card(run: Run) -> Markup:
     ece = run.total("ece")
     if math.isnan(ece):
-        return _card("Calibration", words.NOT_DEFINED, "This learner gives no probabilities.")
+        return _card("Calibration", fmt.NOT_DEFINED, "This learner gives no probabilities.")
     sums = sum((w.reliability for w in run.windows if w.reliability is not None), np.zeros((3, 1)))
     count, confidence, right = np.asarray(sums).sum(axis=1)
     lean = (confidence - right) / count if count else 0.0
@@ -445,8 +441,8 @@ def _calibration_card(run: Run) -> Markup:
         text = "On average as sure as it is right."
     else:
         side = "too sure" if lean > 0 else "not sure enough"
-        text = f"On average {side}, by {words.fixed(100 * abs(lean), 1)} points."
-    return _card("Calibration error (ECE)", words.percent(ece), text)
+        text = f"On average {side}, by {fmt.fixed(100 * abs(lean), 1)} points."
+    return _card("Calibration error (ECE)", fmt.percent(ece), text)
 
 
 def _coverage_card(run: Run) -> Markup:
@@ -454,22 +450,22 @@ def _coverage_card(run: Run) -> Markup:
     text = "of the values lay in the central 90% interval that was given before them."
     if math.isnan(coverage):
         text = "This learner gives no intervals."
-    return _card("Coverage", words.percent(coverage), text)
+    return _card("Coverage", fmt.percent(coverage), text)
 
 
 def _explained_card(run: Run) -> Markup:
     ours, mean = run.total("rmse"), run.total("rmse", "mean")
     value = 1 - (ours / mean) ** 2 if mean > 0 else math.nan
     text = "of the squared error that the running mean leaves is gone."
-    return _card("Explained", words.percent(value), text)
+    return _card("Explained", fmt.percent(value), text)
 
 
 def _speed_card(run: Run) -> Markup:
     used = run.clock("seconds")
     rate = run.rows / used if used > 0 else math.nan
-    memory = words.count(run.clock("memory_mb"))
-    text = f"{words.seconds(used)} of predicting and learning, {memory} MB of memory."
-    return _card("Speed", f"{words.significant(rate)} rows/s", text)
+    memory = fmt.count(run.clock("memory_mb"))
+    text = f"{fmt.seconds(used)} of predicting and learning, {memory} MB of memory."
+    return _card("Speed", f"{fmt.significant(rate)} rows/s", text)
 
 
 def _card(label: str, value: str, text: str) -> Markup:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kalstream._files import write_whole
-from kalstream.report import words
+from kalstream.report import format as fmt
 from kalstream.report.classes import classes
 from kalstream.report.headline import headline, state
 from kalstream.report.markup import Markup, join, tag
@@ -137,11 +137,11 @@ def _protocol(protocol: Mapping[str, Any]) -> list[str]:
     chunk, delay, cost = (protocol.get(name) for name in ("chunk", "delay", "cost"))
     told = []
     if chunk and chunk != 1:
-        told.append(f"in chunks of {words.count(chunk)}")
+        told.append(f"in chunks of {fmt.count(chunk)}")
     if delay:
-        told.append(f"targets come {words.plural(delay, 'row')} late")
+        told.append(f"targets come {fmt.plural(delay, 'row')} late")
     if cost and cost != 1:
-        told.append(f"of {cost:g} chunks one is learnt")
+        told.append(f"of {cost:g} chunks one is learned")
     return told
 
 
@@ -153,9 +153,9 @@ def _header(run: Run) -> Markup:
     target = run.stream.get("target")
     what = "classification" if run.classification else "regression"
     facts = [
-        f"{words.count(run.rows)} rows",
-        f"{what} of “{words.shortened(target, 40)}”" if target else what,
-        f"{run.learner}, each row predicted before it is learnt from",
+        f"{fmt.count(run.rows)} rows",
+        f"{what} of “{fmt.shortened(target, 40)}”" if target else what,
+        f"{run.learner}, each row predicted before it is learned from",
         *_protocol(run.config["protocol"]),
     ]
     return join(
@@ -166,7 +166,7 @@ def _header(run: Run) -> Markup:
                 tag("span", chip, class_=f"chip {kind}"),
                 class_="over",
             ),
-            tag("h1", words.shortened(run.name, 80)),
+            tag("h1", fmt.shortened(run.name, 80)),
             tag("p", " · ".join(facts), class_="facts"),
         ]
     )

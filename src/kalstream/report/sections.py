@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from kalstream.report import words
+from kalstream.report import format as fmt
 from kalstream.report.headline import baseline_name, life_unit, typical_half_life
 from kalstream.report.markup import Markup, join, tag
 from kalstream.report.read import FloatArray, Run, Window
-from kalstream.report.series import HEAT, Timeline, last_quarter, pooled, trend
 from kalstream.report.svg import Axis, Figure, covering, linear, percent_axis, rows_axis, scale
+from kalstream.report.timeline import HEAT, Timeline, last_quarter, pooled, trend
 
 STYLES = {"no_change": "repeat", "majority": "constant", "mean": "constant"}
 _FEW_ALARMS = 60  # more lines than that are a curtain before the curve
@@ -73,8 +73,8 @@ def _value_axis(metric: str, lo: float, hi: float) -> Axis:
 
 def _text(metric: str, value: float) -> str:
     if metric in ("accuracy", "coverage"):
-        return words.percent(value)
-    return words.significant(value)
+        return fmt.percent(value)
+    return fmt.significant(value)
 
 
 def _grouped(run: Run, time: Timeline, key: str, metric: str) -> FloatArray:
@@ -89,9 +89,7 @@ def _near(run: Run, metric: str) -> tuple[list[str], str]:
     level = [run.total(metric), run.total(metric, "no_change")]
     limit = _FAR * max([value for value in level if math.isfinite(value)], default=math.inf)
     far = [name for name in run.baselines if run.total(metric, name) > limit]
-    told = words.listed(
-        [f"{baseline_name(n)} ({_text(metric, run.total(metric, n))})" for n in far]
-    )
+    told = fmt.listed([f"{baseline_name(n)} ({_text(metric, run.total(metric, n))})" for n in far])
     near = [name for name in run.baselines if name not in far]
     return near, f"Far above the frame: {told}." if far else ""
 
@@ -153,11 +151,11 @@ def windowed(
 
 def _how_to_read(run: Run, time: Timeline, width: int) -> str:
     rows = round(float(np.median(time.right - time.left)))
-    parts = [f"Each point is the mean over {words.count(rows)} rows."]
+    parts = [f"Each point is the mean over {fmt.count(rows)} rows."]
     if width > 1:
         parts = [
-            f"The faint line is the mean over {words.count(rows)} rows, the strong ones are moving "
-            f"averages over {words.count(rows * width)}."
+            f"The faint line is the mean over {fmt.count(rows)} rows, the strong ones are moving "
+            f"averages over {fmt.count(rows * width)}."
         ]
     return " ".join([*parts, alarm_key(run)]).strip()
 
@@ -167,10 +165,10 @@ def _trend_words(run: Run, metric: str, values: FloatArray, time: Timeline) -> s
     first, last = values[known[0]], values[known[-1]]
     low, high = np.nanargmin(values), np.nanargmax(values)
     return (
-        f"Line over {words.count(run.rows)} rows. It begins at {_text(metric, first)} and ends at "
+        f"Line over {fmt.count(run.rows)} rows. It begins at {_text(metric, first)} and ends at "
         f"{_text(metric, last)}; lowest {_text(metric, values[low])} near row "
-        f"{words.count(time.middle[low])}, highest {_text(metric, values[high])} near row "
-        f"{words.count(time.middle[high])}."
+        f"{fmt.count(time.middle[low])}, highest {_text(metric, values[high])} near row "
+        f"{fmt.count(time.middle[high])}."
     )
 
 
@@ -237,11 +235,11 @@ def scores(run: Run) -> Markup:
 def _further(run: Run) -> Markup | None:
     """Scores that have no figure of their own."""
     named = {"macro_f1": "macro F1", "kappa_no_change": "kappa against no-change", "mae": "MAE"}
-    told = [f"{name} {words.fixed(run.total(m))}" for m, name in named.items()]
-    told = [text for text in told if not text.endswith(words.NOT_DEFINED)]
+    told = [f"{name} {fmt.fixed(run.total(m))}" for m, name in named.items()]
+    told = [text for text in told if not text.endswith(fmt.NOT_DEFINED)]
     if not told:
         return None
-    return tag("p", f"Over all rows also: {words.listed(told)}.", class_="caption")
+    return tag("p", f"Over all rows also: {fmt.listed(told)}.", class_="caption")
 
 
 # --- forgetting ----------------------------------------------------------------------------------
@@ -296,7 +294,7 @@ def _posterior(run: Run) -> Markup:
 
 
 def _never(life: float) -> str:
-    return "never forgets" if math.isinf(life) else words.half_life(life)
+    return "never forgets" if math.isinf(life) else fmt.half_life(life)
 
 
 def _weights_of(run: Run, life: float) -> FloatArray:
@@ -310,9 +308,9 @@ def _weights_of(run: Run, life: float) -> FloatArray:
 
 def _posterior_words(run: Run, lives: Sequence[float]) -> str:
     life, _ = typical_half_life(run)
-    names = words.listed([_never(one) for one in lives])
+    names = fmt.listed([_never(one) for one in lives])
     return (
-        f"Heat map of the probability of each half-life ({names}) over {words.count(run.rows)} "
+        f"Heat map of the probability of each half-life ({names}) over {fmt.count(run.rows)} "
         f"rows. The median half-life over the stream is {_never(life)}."
     )
 
@@ -321,9 +319,7 @@ def _half_life_line(run: Run) -> Markup:
     life, fixed = typical_half_life(run)
     if fixed:
         text = (
-            "nothing"
-            if math.isinf(life)
-            else f"half within {words.half_life(life)} {life_unit(run)}"
+            "nothing" if math.isinf(life) else f"half within {fmt.half_life(life)} {life_unit(run)}"
         )
         return word(f"The settings fix what is forgotten, all along the stream: {text}.")
     time = Timeline(run)
@@ -335,7 +331,7 @@ def _half_life_line(run: Run) -> Markup:
     logs = np.where(np.isinf(lives), ceiling, np.log10(np.where(np.isfinite(lives), lives, 1.0)))
     logs = time.mean(np.where(np.isnan(lives), np.nan, logs))
     floor = math.floor(np.log10(finite.min()) + 1e-9) if finite.size else 0
-    ticks = [(float(p), words.compact(10.0**p)) for p in range(floor, ceiling)]
+    ticks = [(float(p), fmt.compact(10.0**p)) for p in range(floor, ceiling)]
     if np.isinf(lives).any():
         ticks.append((float(ceiling), "never\nforgets"))
     figure = Figure(
@@ -359,12 +355,12 @@ def _alarms(run: Run) -> Markup:
     if not alarms:
         return word("No drift alarm was raised.")
     shown = alarms[:100]
-    rows = [(words.count(a.row), words.percent(a.confidence, 0)) for a in shown]
+    rows = [(fmt.count(a.row), fmt.percent(a.confidence, 0)) for a in shown]
     more = len(alarms) - len(shown)
     return details(
-        f"{words.plural(len(alarms), 'drift alarm')}, with rows and confidence",
+        f"{fmt.plural(len(alarms), 'drift alarm')}, with rows and confidence",
         table(("Row", "Confidence"), rows),
-        word(f"… and {words.count(more)} more.") if more else None,
+        word(f"… and {fmt.count(more)} more.") if more else None,
     )
 
 
@@ -419,7 +415,7 @@ def _reliability(title: str, windows: Sequence[Window], run: Run) -> Markup | No
     figure = Figure(
         title,
         f"Reliability diagram: share right against the probability given, in {len(count)} bins. "
-        f"Expected calibration error {words.percent(ece)}.",
+        f"Expected calibration error {fmt.percent(ece)}.",
         axis,
         axis,
         height=270,
@@ -436,8 +432,8 @@ def _reliability(title: str, windows: Sequence[Window], run: Run) -> Markup | No
     figure.dots(mean[~few], rate[~few], "model", 4)
     caption = join(
         [
-            tag("b", f"ECE {words.percent(ece)}"),
-            f", Brier {words.fixed(brier)}, {words.count(count.sum())} rows. ",
+            tag("b", f"ECE {fmt.percent(ece)}"),
+            f", Brier {fmt.fixed(brier)}, {fmt.count(count.sum())} rows. ",
             "Across: the probability given to the predicted label; up: how often it was right, "
             "with 95% intervals. Bars: how often such a probability was given.",
         ]
@@ -485,8 +481,8 @@ def _pit(title: str, windows: Sequence[Window], highest: float) -> Markup | None
     figure = Figure(
         title,
         f"Histogram of the probability integral transform in {len(density)} bins; the fullest "
-        f"holds {words.fixed(density.max(), 2)} times its fair share, the emptiest "
-        f"{words.fixed(density.min(), 2)} times.",
+        f"holds {fmt.fixed(density.max(), 2)} times its fair share, the emptiest "
+        f"{fmt.fixed(density.min(), 2)} times.",
         Axis(0, 1, ticks, "percent"),
         linear(0, highest, steps=4),
         height=200,
@@ -497,8 +493,8 @@ def _pit(title: str, windows: Sequence[Window], highest: float) -> Markup | None
     figure.across(1.0, "nominal")
     caption = join(
         [
-            tag("b", f"{words.percent(coverage)} in the central 90% interval"),
-            f", {words.count(rows)} rows. Up: times the fair share.",
+            tag("b", f"{fmt.percent(coverage)} in the central 90% interval"),
+            f", {fmt.count(rows)} rows. Up: times the fair share.",
         ]
     )
     return figure.render(caption)
@@ -526,15 +522,15 @@ def code_length(run: Run) -> Markup:
 def _bits(run: Run, name: str | None, ours: float) -> tuple[str, ...]:
     bits = run.total("code_length", name)
     shown = run.learner if name is None else baseline_name(name)
-    more = words.NOT_DEFINED if name is None or not ours > 0 else _more(bits / ours - 1)
-    each = words.fixed(bits / run.n, 3) if run.n else words.NOT_DEFINED
-    return words.shortened(shown, 40), words.count(bits), each, more
+    more = fmt.NOT_DEFINED if name is None or not ours > 0 else _more(bits / ours - 1)
+    each = fmt.fixed(bits / run.n, 3) if run.n else fmt.NOT_DEFINED
+    return fmt.shortened(shown, 40), fmt.count(bits), each, more
 
 
 def _more(share: float) -> str:
     if math.isnan(share):
-        return words.NOT_DEFINED
-    return f"{words.percent(abs(share))} {'longer' if share >= 0 else 'shorter'}"
+        return fmt.NOT_DEFINED
+    return f"{fmt.percent(abs(share))} {'longer' if share >= 0 else 'shorter'}"
 
 
 def _saved(run: Run) -> Markup | None:
@@ -567,10 +563,10 @@ def _saved(run: Run) -> Markup | None:
 def cost(run: Run) -> Markup:
     """Section: time and memory."""
     used, wall = run.clock("seconds"), run.clock("wall_seconds")
-    parts = [f"{words.seconds(used)} to predict and learn {words.count(run.rows)} rows"]
+    parts = [f"{fmt.seconds(used)} to predict and learn {fmt.count(run.rows)} rows"]
     if not math.isnan(wall):
-        parts.append(f"{words.seconds(wall)} in all, with reading and scoring")
-    parts.append(f"at most {words.count(run.clock('memory_mb'))} MB of memory")
+        parts.append(f"{fmt.seconds(wall)} in all, with reading and scoring")
+    parts.append(f"at most {fmt.count(run.clock('memory_mb'))} MB of memory")
     figures = pair(
         _resource(run, "clock.rows_per_second", "Rows a second", True),
         _resource(run, "clock.memory_mb", "Memory in MB", False),
@@ -590,8 +586,8 @@ def _resource(run: Run, key: str, title: str, average: bool) -> Markup | None:
     _, hi, clipped = covering([shown], [0.0])
     figure = Figure(
         title,
-        f"Line over {words.count(run.rows)} rows, from {words.significant(shown[0])} to "
-        f"{words.significant(shown[-1])}.",
+        f"Line over {fmt.count(run.rows)} rows, from {fmt.significant(shown[0])} to "
+        f"{fmt.significant(shown[-1])}.",
         rows_axis(run.rows),
         linear(0.0, hi),
         height=120,
@@ -635,27 +631,27 @@ def origin(run: Run) -> Markup:
 
 def _settings(title: str, values: dict[str, Any]) -> Markup:
     pairs = [
-        tag("div", tag("dt", words.shortened(key, 60)), tag("dd", _setting(value)))
+        tag("div", tag("dt", fmt.shortened(key, 60)), tag("dd", _setting(value)))
         for key, value in values.items()
     ]
-    return tag("div", tag("h3", words.shortened(title, 60)), tag("dl", *pairs), class_="group")
+    return tag("div", tag("h3", fmt.shortened(title, 60)), tag("dl", *pairs), class_="group")
 
 
 def _setting(value: object) -> str:
     if value is None:
         return "none"
     if isinstance(value, str):
-        return words.shortened(value, 300)
+        return fmt.shortened(value, 300)
     if isinstance(value, int) and not isinstance(value, bool):
-        return words.count(value) if abs(value) >= 10_000 else str(value)
-    return words.shortened(json.dumps(value, ensure_ascii=False, default=str), 300)
+        return fmt.count(value) if abs(value) >= 10_000 else str(value)
+    return fmt.shortened(json.dumps(value, ensure_ascii=False, default=str), 300)
 
 
 def _options(run: Run) -> Markup | None:
     options = run.config.get("options")
     if not isinstance(options, dict) or not options:
         return None
-    rows = [(words.shortened(key, 60), _setting(value)) for key, value in options.items()]
+    rows = [(fmt.shortened(key, 60), _setting(value)) for key, value in options.items()]
     return details("All options of the command", table(("Option", "Value"), rows, left=(1,)))
 
 
@@ -666,18 +662,16 @@ def _columns(run: Run) -> Markup | None:
     rows = [_column(one) for one in columns[:200]]
     more = len(columns) - len(rows)
     return details(
-        words.plural(len(columns), "column"),
+        fmt.plural(len(columns), "column"),
         table(("Column", "Kind"), rows, left=(1,)),
-        word(f"… and {words.count(more)} more.") if more else None,
+        word(f"… and {fmt.count(more)} more.") if more else None,
     )
 
 
 def _column(value: object) -> tuple[str, str]:
     if isinstance(value, dict):
-        return words.shortened(value.get("name", ""), 80), words.shortened(
-            value.get("kind", ""), 40
-        )
-    return words.shortened(value, 80), ""
+        return fmt.shortened(value.get("name", ""), 80), fmt.shortened(value.get("kind", ""), 40)
+    return fmt.shortened(value, 80), ""
 
 
 # --- pieces --------------------------------------------------------------------------------------

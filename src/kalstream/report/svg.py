@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kalstream.report import words
+from kalstream.report import format as fmt
 from kalstream.report.markup import Markup, tag
 from kalstream.report.read import FloatArray
 
@@ -69,7 +69,7 @@ def linear(
     hi: float,
     *,
     steps: int = 4,
-    label: Callable[[float], str] = words.compact,
+    label: Callable[[float], str] = fmt.compact,
     unit: str = "number",
     snug: bool = False,
 ) -> Axis:

@@ -53,7 +53,7 @@ def step_chunk(
     targets : (b,) integer labels, (b, K) values, or (b,) values if K = 1
         Integers of shape (b,) are class labels, -1 if unknown, also if K = 1: for regression pass
         floats. Floats of shape (b,) are labels too if K > 1. A NaN row, or the label -1, is
-        predicted and not learnt.
+        predicted and not learned.
     gamma : float or (b,)
         Forgetting coefficients in [0, 1].
     noise_var, prior_var : float
@@ -115,13 +115,13 @@ class Rows:
     features : (b, m), in the dtype of the posterior
     targets : Targets
     noise_var : (b,)
-        Divided by the weight; inf where nothing is learnt.
+        Divided by the weight; inf where nothing is learned.
     weight : (b,)
     gap : (b,)
         Time before each row; 0 for all but the last if the chunk takes one transition.
     prior_var : float
     keep_mean : bool
-    all_learnt : bool
+    all_learned : bool
         Whether every row has a target and a weight.
     """
 
@@ -132,7 +132,7 @@ class Rows:
     gap: Array
     prior_var: float
     keep_mean: bool
-    all_learnt: bool
+    all_learned: bool
 
     @classmethod
     def read(
@@ -162,18 +162,18 @@ class Rows:
             if weight.max() > 0.0:
                 least = float(noise.min())
                 check.variance("noise_var over the largest sample_weight", least, dtype)
-        all_learnt = bool(read.observed.all())
-        if not all_learnt:
+        all_learned = bool(read.observed.all())
+        if not all_learned:
             noise[~read.observed] = np.inf
         elif sample_weight is not None:
-            all_learnt = bool((noise < np.inf).all())
+            all_learned = bool((noise < np.inf).all())
         if time_gap is not None:
             gap = check.non_negative_rows("time_gap", time_gap, n)
         if check.choice("transition", transition, TRANSITIONS) == "chunk":
             gap = np.where(np.arange(n) < n - 1, 0.0, gap)
         prior = check.variance("prior_var", prior_var, dtype)
         keep = check.flag("keep_mean", keep_mean)
-        return cls(phi, read, noise, weight, gap, prior, keep, all_learnt)
+        return cls(phi, read, noise, weight, gap, prior, keep, all_learned)
 
     def __getitem__(self, part: slice) -> Rows:
         if part.stop - part.start == len(self.gap):
@@ -186,7 +186,7 @@ class Rows:
             self.gap[part],
             self.prior_var,
             self.keep_mean,
-            self.all_learnt,
+            self.all_learned,
         )
 
 
@@ -221,15 +221,15 @@ class Scan:
         Coefficient used and prediction made.
     system : (b, b)
         Lower triangular: ``system @ gains = predicted covariance @ features``; rows and columns
-        of rows that are not learnt are zero.
+        of rows that are not learned are zero.
     innovations : (b, K)
         Residuals divided by their standard deviation.
     kept, lost : (b,)
         Product of gamma up to each row, and 1 minus its square.
     reach : (b,)
-        Product of gamma from behind each learnt row to the end.
+        Product of gamma from behind each learned row to the end.
     nis : (b,)
-        Mean square of the innovations; NaN for rows that are not learnt.
+        Mean square of the innovations; NaN for rows that are not learned.
     """
 
     done: int
@@ -341,7 +341,7 @@ def plan(
 
     ``products`` of features and posterior are used, and the first consumed, if they are at hand.
     """
-    from kalstream.core._scan import sound_rows
+    from kalstream.core._kernels.chunk import sound_rows
 
     phi, dtype, prior_var = rows.features[part], rows.features.dtype, rows.prior_var
     if products is not None:
@@ -370,11 +370,15 @@ def plan(
 
     system, innovations, reach = found.system, found.innovations, found.reach
     kept, lost = found.kept, found.lost
-    if not rows.all_learnt:
-        learnt = np.isfinite(rows.noise_var)
-        system, innovations, reach = system[learnt][:, learnt], innovations[learnt], reach[learnt]
-        times_cov, phi = times_cov[learnt], phi[learnt]
-        kept, lost = kept[learnt], lost[learnt]
+    if not rows.all_learned:
+        learned = np.isfinite(rows.noise_var)
+        system, innovations, reach = (
+            system[learned][:, learned],
+            innovations[learned],
+            reach[learned],
+        )
+        times_cov, phi = times_cov[learned], phi[learned]
+        kept, lost = kept[learned], lost[learned]
     gains = _gains(times_cov, phi, kept, prior_var * lost, system)
 
     end = float(found.kept[-1])
@@ -402,7 +406,7 @@ def fixed_scanner(rows: Rows, gammas: Array) -> Scanner:
 
 def fixed_scan(grams: Grams, rows: Rows, gamma: Array) -> Scan:
     """Scan with known coefficients gamma (b,)."""
-    from kalstream.core._scan import scan_fixed
+    from kalstream.core._kernels.chunk import scan_fixed
 
     found = scan_fixed(
         grams.cov,
@@ -418,12 +422,12 @@ def fixed_scan(grams: Grams, rows: Rows, gamma: Array) -> Scan:
 
 
 def _gains(times_cov: Array, features: Array, kept: Array, spread: Array, system: Array) -> Array:
-    """Gains (n, m) of the learnt rows; times_cov, features times covariance (n, m), is consumed.
+    """Gains (n, m) of the learned rows; times_cov, features times covariance (n, m), is consumed.
 
     The covariance of the weights with each row's target, kept^2 A phi + spread phi, is solved
     for the innovations with the triangular system (n, n).
     """
-    from kalstream.core._scan import solve_few, with_targets
+    from kalstream.core._kernels.chunk import solve_few, with_targets
 
     with_targets(times_cov, features, kept, spread)
     if len(times_cov) <= _FEW_ROWS:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kalstream.evaluate.learners import Answer, known
+from kalstream.evaluate.adapters import Answer, known
 from kalstream.evaluate.metrics import (
     LabelScore,
     Scored,
@@ -17,7 +17,7 @@ from kalstream.evaluate.metrics import (
     score_labels,
     scored_without_probabilities,
 )
-from kalstream.evaluate.simple import SimpleLabels, SimpleValues, since, sums_of
+from kalstream.evaluate.naive import SimpleLabels, SimpleValues, since, sums_of
 from kalstream.streams import Batch
 
 Array = NDArray[Any]
@@ -36,7 +36,7 @@ class LabelJudge:
     ranks : list of int
         For each code, how many other labels the learner knew before it; large if it does not.
     n_seen, n_known : int
-        Labels, and different ones, that the learner has learnt.
+        Labels, and different ones, that the learner has learned.
     """
 
     def __init__(self) -> None:
@@ -60,9 +60,9 @@ class LabelJudge:
         self.missing = 0
 
     def score(self, batch: Batch, answer: Answer, *, row_by_row: bool) -> Scored:
-        """Score an answer; row_by_row: each row was learnt before the next was predicted.
+        """Score an answer; row_by_row: each row was learned before the next was predicted.
 
-        Rows that come before any label was learnt are left out: nothing is known about them.
+        Rows that come before any label was learned are left out: nothing is known about them.
         """
         there = known(batch.targets)
         self.missing += len(there) - int(there.sum())
@@ -91,10 +91,10 @@ class LabelJudge:
             self.confusion[pair] = self.confusion.get(pair, 0) + count
         return scored
 
-    def reveal(self, batch: Batch, *, learnt: bool) -> None:
-        """The labels of rows become known, to the learner if it learnt them."""
+    def reveal(self, batch: Batch, *, learned: bool) -> None:
+        """The labels of rows become known, to the learner if it learned them."""
         for code in self._codes(batch, known(batch.targets)).tolist():
-            if learnt:
+            if learned:
                 self._learn(code)
             else:
                 self.simple.learn(code)
@@ -200,7 +200,7 @@ class ValueJudge:
         self.missing = 0
 
     def score(self, batch: Batch, answer: Answer, *, row_by_row: bool) -> None:
-        """Score an answer; row_by_row: each row was learnt before the next was predicted."""
+        """Score an answer; row_by_row: each row was learned before the next was predicted."""
         there = known(batch.targets)
         self.missing += len(there) - int(there.sum())
         targets, mean = batch.targets[there], answer.said()[there]
@@ -212,7 +212,7 @@ class ValueJudge:
         self.total.add(targets, mean, std)
         self.recent.add(targets, mean, std)
 
-    def reveal(self, batch: Batch, *, learnt: bool) -> None:
+    def reveal(self, batch: Batch, *, learned: bool) -> None:
         """The targets of rows become known."""
         for value in batch.targets[known(batch.targets)].tolist():
             self.simple.learn(value)

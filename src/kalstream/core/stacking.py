@@ -32,7 +32,7 @@ _NOTHING: Final = np.empty((0, 0))
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A logistic regression on top of a mixture, learnt as the rows pass. Never changed.
+    """A logistic regression on top of a mixture, learned as the rows pass. Never changed.
 
     The corrected log-probability of class k, among those seen so far, is up to a constant
 
@@ -73,7 +73,7 @@ class Stack:
     >>> state = policy.start(1, 2, prior_var=1.0)
     >>> _, told = policy.step_chunk(state, rows, labels, noise_var=0.03, prior_var=1.0)
     >>> how = {"plain": mixture_probabilities(told), "ordered": True}
-    >>> stack, said = Stack.start(5, 2).learnt(told, labels, **how)
+    >>> stack, said = Stack.start(5, 2).learned(told, labels, **how)
     >>> bool((said.argmax(axis=1) == labels)[200:].mean() > 0.85)
     True
     """
@@ -159,7 +159,7 @@ class Stack:
         ordered : bool
             Whether the last label is that of the row before.
         """
-        from kalstream.core._stack import correct
+        from kalstream.core._kernels.stacking import correct
 
         moments = self._moments(step)
         plain = self._plain(plain, moments[0])
@@ -170,7 +170,7 @@ class Stack:
             self._blame(bad, moments, plain, None, None)
         return out
 
-    def learnt(
+    def learned(
         self,
         step: MixtureStep,
         labels: Array,
@@ -179,7 +179,7 @@ class Stack:
         plain: Array | None = None,
         ordered: bool = False,
     ) -> tuple[Self, Array]:
-        """After rows that were predicted, and then learnt.
+        """After rows that were predicted, and then learned.
 
         Parameters
         ----------
@@ -192,14 +192,14 @@ class Stack:
             Probabilities by the mixture, to be corrected.
         ordered : bool
             Whether each row was predicted when the label of the one before it was known; if not,
-            nothing is learnt about the order of labels.
+            nothing is learned about the order of labels.
 
         Returns
         -------
         stack : Stack
         corrected : (b, K)
         """
-        from kalstream.core._stack import scan
+        from kalstream.core._kernels.stacking import scan
 
         moments = self._moments(step)
         n = moments[0].shape[1]
@@ -270,6 +270,6 @@ class Stack:
 @lru_cache
 def _prior(n_filters: int) -> Array:
     """Precision (D,) of the coefficients before any data; not to be changed."""
-    from kalstream.core._stack import FILTERS, LABELS
+    from kalstream.core._kernels.stacking import FILTERS, LABELS
 
     return np.array([FILTERS] * (1 + n_filters) + [LABELS] * (len(HALF_LIVES) + 1))

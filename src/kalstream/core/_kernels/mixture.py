@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from kalstream.core._jit import jit
-from kalstream.core._scan import calibrated_terms, is_among
-from kalstream.core._softmax_integral import LARGEST_LOGIT, probabilities
+from kalstream.core._kernels._jit import jit
+from kalstream.core._kernels.chunk import calibrated_terms, is_among
+from kalstream.core._kernels.softmax_integral import LARGEST_LOGIT, probabilities
 
 Array = Any
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kalstream.core._jit import jit
+from kalstream.core._kernels._jit import jit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from numba import njit
 
-_PACKAGE: Final = Path(__file__).parents[1]
+_PACKAGE: Final = Path(__file__).parents[2]
 _IMPORT: Final = re.compile(r"^from (kalstream[.\w]*) import (\([^)]*\)|.*)$", re.MULTILINE)
 
 # reassoc and contract let reductions be vectorised; NaN and inf keep their meaning.

@@ -17,8 +17,8 @@ import pytest
 from experiments.test_run import lines_of, model_of, stop_after, table
 from kalstream import KalmanClassifier, cli
 from kalstream.errors import InUse, InvalidInput, KalstreamError
-from kalstream.experiments import Options, Run, described, open_checkpoint, why_done
-from kalstream.experiments import files as schema
+from kalstream.runs import Options, Run, described, open_checkpoint, why_done
+from kalstream.runs import files as schema
 from kalstream.report import read as report
 
 DATA = Path(__file__).parents[1] / "data" / "run-format-1"
@@ -289,7 +289,7 @@ def test_a_run_is_not_replaced_by_accident(tmp_path: Path, data: Path) -> None:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from kalstream.experiments.run import _lock_of
+from kalstream.runs.run import _lock_of
 lock = _lock_of(Path(sys.argv[1]))
 lock.acquire()
 print("held", flush=True)

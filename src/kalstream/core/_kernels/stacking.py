@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kalstream.core._jit import jit
-from kalstream.core._mix import shrunk
+from kalstream.core._kernels._jit import jit
+from kalstream.core._kernels.mixture import shrunk
 
 Array = Any
 
@@ -15,7 +15,7 @@ Array = Any
 LEAST = 1e-9
 # How many labels the frequencies of classes count for, where little is known of the past.
 SMOOTH = 1.0
-# What is learnt about coefficients is forgotten with a half-life of some 1,400 rows.
+# What is learned about coefficients is forgotten with a half-life of some 1,400 rows.
 KEEP = 0.9995
 # A row counts for no more than so many: one of weight 1,000 would decide all coefficients.
 HEAVIEST = 10.0

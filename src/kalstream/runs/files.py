@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kalstream._files import write_whole
 from kalstream.errors import InvalidInput
-from kalstream.experiments.options import Options, checked
+from kalstream.runs.options import Options, checked
 
 FORMAT: Final = 2
 LOCK: Final = ".lock"

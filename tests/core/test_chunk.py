@@ -39,7 +39,7 @@ def rows(n, m=16, k=3, seed=0):
 
 
 def started(n, m=16, k=3, dtype=np.float64):
-    """A posterior in mid-stream: with n rows learnt one by one, so that some of them wait."""
+    """A posterior in mid-stream: with n rows learned one by one, so that some of them wait."""
     posterior = init(m, k, prior_var=HOW["prior_var"], dtype=dtype)
     for phi, label in zip(*rows(n, m, k, seed=99), strict=True):
         posterior, _ = step_chunk(posterior, phi[None], [label], **HOW)

@@ -28,10 +28,10 @@ from kalstream import __version__
 from kalstream._files import Lock
 from kalstream.errors import InvalidInput, KalstreamError
 from kalstream.evaluate import Evaluation, Record, prequential
-from kalstream.evaluate.learners import known
+from kalstream.evaluate.adapters import known
 from kalstream.evaluate.prequential import TOGETHER
-from kalstream.experiments.checkpoint import columns_of, load_learner, remedy
-from kalstream.experiments.files import (
+from kalstream.runs.checkpoint import columns_of, load_learner, remedy
+from kalstream.runs.files import (
     CONFIG,
     FORMAT,
     LOCK,
@@ -47,7 +47,7 @@ from kalstream.experiments.files import (
     write_config,
     write_progress,
 )
-from kalstream.experiments.options import Options, blamed, checked
+from kalstream.runs.options import Options, blamed, checked
 from kalstream.streams import ArrayStream, Stream
 from kalstream.streams._base import REGRESSION
 
@@ -56,7 +56,7 @@ _WARM_UP_ROWS: Final = 1024
 
 
 class RunError(KalstreamError, RuntimeError):
-    """A run could not go on; what it had learnt is in its last checkpoint."""
+    """A run could not go on; what it had learned is in its last checkpoint."""
 
 
 class Run:
@@ -144,7 +144,7 @@ class Run:
         ----------
         folder : path
         changes : {option: value}, optional
-            ``limit`` and ``bad_rows`` may be changed, since they do not touch what has been learnt;
+            ``limit`` and ``bad_rows`` may be changed, since they do not touch what has been learned;
             all others must be those of the run.
         **how
             As of `Run`.
@@ -313,7 +313,7 @@ class Run:
             evaluation.finish()
         except KeyboardInterrupt:  # while it waited for rows, or a second one
             return "interrupted", None
-        except Exception as error:  # bad data, a bad learner: what was learnt is kept
+        except Exception as error:  # bad data, a bad learner: what was learned is kept
             if isinstance(error, OSError) and not isinstance(error, KalstreamError):
                 raise
             return "error", self._blamed(error)

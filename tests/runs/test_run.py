@@ -14,7 +14,7 @@ from sklearn.linear_model import SGDClassifier
 
 from kalstream import KalmanClassifier
 from kalstream.errors import InvalidInput
-from kalstream.experiments import Options, Run, RunError, described, open_checkpoint, predicted_rows
+from kalstream.runs import Options, Run, RunError, described, open_checkpoint, predicted_rows
 
 ROWS = 900
 
@@ -177,7 +177,7 @@ def test_what_cannot_be_resumed(tmp_path: Path, data: Path) -> None:
         Run.resume(tmp_path / "run")
 
 
-def test_bad_data_end_a_run_and_what_was_learnt_is_kept(tmp_path: Path, data: Path) -> None:
+def test_bad_data_end_a_run_and_what_was_learned_is_kept(tmp_path: Path, data: Path) -> None:
     lines = data.read_text().splitlines()
     lines[501] = "abc" + lines[501][lines[501].index(",") :]
     data.write_text("\n".join(lines) + "\n")
@@ -303,7 +303,7 @@ def test_a_learner_that_breaks_off(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_messages_speak_of_options() -> None:
-    from kalstream.experiments.run import as_typed
+    from kalstream.runs.run import as_typed
 
     said = """give task="regression", bad_rows='skip', ignore=['a', 'b'] or categorical=["c"]"""
     expected = "give --task regression, --bad-rows skip, --ignore a,b or --categorical c"
@@ -425,7 +425,7 @@ def test_a_description(tmp_path: Path, data: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="limits of POSIX")
 def test_memory_is_told() -> None:
-    from kalstream.experiments.run import memory_mb
+    from kalstream.runs.run import memory_mb
 
     assert 10.0 < memory_mb() <= memory_mb(peak=True) + 1.0
 

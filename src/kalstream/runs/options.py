@@ -168,7 +168,7 @@ class Options(BaseModel):
     # ---- the learner ----------------------------------------------------------------------
 
     def make_learner(self, stream: Stream) -> Any:
-        """A learner that has learnt nothing."""
+        """A learner that has learned nothing."""
         if self.learner:
             return _imported(self.learner, self.seed)
         from kalstream.estimators import KalmanClassifier, KalmanRegressor

@@ -6,8 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from kalstream.core._jit import jit
-from kalstream.core._scan import scan_fixed, solve_few, sound_rows, take_pending, with_targets
+from kalstream.core._kernels._jit import jit
+from kalstream.core._kernels.chunk import (
+    scan_fixed,
+    solve_few,
+    sound_rows,
+    take_pending,
+    with_targets,
+)
 
 Array = Any
 
@@ -130,21 +136,21 @@ def few_rows(
     unsound : int
         A filter whose innovations have to be looked at, or -1.
     logit_mean, logit_var, nis : (J, n, K), (J, n), (J, n)
-    gains, innovations : (J, n learnt, m), (J, n learnt, K)
+    gains, innovations : (J, n learned, m), (J, n learned, K)
     scales : (J, 5)
     least : float
         Smallest scale of a mean or covariance.
     """
     n_filters, n, m = times_cov.shape
     n_outputs = times_mean.shape[2]
-    learnt = np.flatnonzero(noise_var < np.inf)
+    learned = np.flatnonzero(noise_var < np.inf)
     mean, var = np.empty((n_filters, n, n_outputs)), np.empty((n_filters, n))
     nis = np.empty((n_filters, n))
-    gains = np.empty((n_filters, learnt.shape[0], m))
-    innovations = np.empty((n_filters, learnt.shape[0], n_outputs))
+    gains = np.empty((n_filters, learned.shape[0], m))
+    innovations = np.empty((n_filters, learned.shape[0], n_outputs))
     after = scales.copy()
-    system = np.zeros((learnt.shape[0], learnt.shape[0]))
-    phi = features[learnt]
+    system = np.zeros((learned.shape[0], learned.shape[0]))
+    phi = features[learned]
     gram_eye, gram_cov = np.empty((n, n)), np.empty((n, n))
     products_with(features, features, gram_eye)
     variances = np.empty(m)
@@ -169,16 +175,16 @@ def few_rows(
             variances[k] = scales[j, 1] * cov[j, k, k] + scales[j, 2]
         if not sound_rows(var[j], noise_var, features, variances, epsilon, scales[j, 4], limits):
             unsound = j
-        for a in range(learnt.shape[0]):
-            gains[j, a] = times_cov[j, learnt[a]]
-            innovations[j, a] = found[5][learnt[a]]
-            for b in range(learnt.shape[0]):
-                system[a, b] = found[4][learnt[a], learnt[b]]
-        with_targets(gains[j], phi, kept[learnt], prior_var * lost[learnt])
+        for a in range(learned.shape[0]):
+            gains[j, a] = times_cov[j, learned[a]]
+            innovations[j, a] = found[5][learned[a]]
+            for b in range(learned.shape[0]):
+                system[a, b] = found[4][learned[a], learned[b]]
+        with_targets(gains[j], phi, kept[learned], prior_var * lost[learned])
         solve_few(system, gains[j])
-        for a in range(learnt.shape[0]):
+        for a in range(learned.shape[0]):
             for k in range(m):
-                gains[j, a, k] *= reach[learnt[a]]
+                gains[j, a, k] *= reach[learned[a]]
         forget(after[j], kept[n - 1], lost[n - 1], prior_var)
         if done < n:  # the caller comes back with fewer rows
             break

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kalstream.report import read_run, words
+from kalstream.report import format as fmt
+from kalstream.report import read_run
 from kalstream.report.markup import escape, tag
-from kalstream.report.series import Timeline, trend
 from kalstream.report.svg import coordinates, covering, curve, linear, packed, percent_axis, spread
+from kalstream.report.timeline import Timeline, trend
 from report import synthetic
 
 NUMBERS = st.floats(-1e12, 1e12) | st.just(math.nan)
@@ -22,12 +23,12 @@ NUMBERS = st.floats(-1e12, 1e12) | st.just(math.nan)
 @given(NUMBERS)
 def test_no_number_is_written_as_nan(value: float) -> None:
     shown = [
-        words.fixed(value),
-        words.significant(value),
-        words.percent(value),
-        words.count(value),
-        words.half_life(abs(value)),
-        words.seconds(abs(value)),
+        fmt.fixed(value),
+        fmt.significant(value),
+        fmt.percent(value),
+        fmt.count(value),
+        fmt.half_life(abs(value)),
+        fmt.seconds(abs(value)),
     ]
     assert not any("nan" in text.lower() for text in shown)
     assert all(shown)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kalstream.errors import KalstreamError
-from kalstream.evaluate.learners import Answer
+from kalstream.evaluate.adapters import Answer
 from kalstream.evaluate.metrics import Scored
 from kalstream.streams import Batch, Stream
 

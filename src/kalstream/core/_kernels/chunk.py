@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from kalstream.core._jit import jit
-from kalstream.core._softmax_integral import LARGEST_LOGIT, label_terms
+from kalstream.core._kernels._jit import jit
+from kalstream.core._kernels.softmax_integral import LARGEST_LOGIT, label_terms
 
 Array = Any
 
@@ -178,7 +178,7 @@ def residual_of(i: int, labels: Array, dense: Array, mean: Array, residual: Arra
 
 @jit
 def mean_squares(innovations: Array, noise_var: Array) -> Array:
-    """Normalised innovation squared of each row (b,), NaN where nothing was learnt."""
+    """Normalised innovation squared of each row (b,), NaN where nothing was learned."""
     n, n_outputs = innovations.shape
     nis = np.full(n, np.nan)
     for i in range(n):

@@ -88,7 +88,7 @@ class Adapter(ABC):
         self.learner, self.task, self.columns = learner, stream.task, stream.columns
         self.taught = self._is_fitted()
 
-    #: whether rows can be predicted and learnt one by one in a single call
+    #: whether rows can be predicted and learned one by one in a single call
     in_one_call = False
 
     def ask(self, batch: Batch) -> Answer:
@@ -114,7 +114,7 @@ class Adapter(ABC):
         raise NotImplementedError
 
     def _is_fitted(self) -> bool:
-        """Whether the learner has learnt something already."""
+        """Whether the learner has learned something already."""
         ask = getattr(self.learner, "__sklearn_is_fitted__", None)
         if ask is not None:
             return bool(ask())

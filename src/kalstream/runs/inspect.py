@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kalstream.errors import InvalidInput
-from kalstream.experiments.checkpoint import open_checkpoint
+from kalstream.runs.checkpoint import open_checkpoint
 from kalstream.streams import ArrayStream, Batch, Stream, TableStream
 from kalstream.streams.embeddings import EMBEDDINGS, read_features
 
@@ -84,7 +84,7 @@ def described(checkpoint: str | Path) -> dict[str, Any]:
         found["table"] = {column.name: column.kind for column in columns.features}
     if progress is not None:
         about = progress["stream"]
-        found["learnt_from"] = {k: about.get(k) for k in ("name", "source", "fingerprint")}
+        found["learned_from"] = {k: about.get(k) for k in ("name", "source", "fingerprint")}
     params = model.get_params(deep=False).items()
     return {**found, "parameters": {name: str(value) for name, value in params}}
 

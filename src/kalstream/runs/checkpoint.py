@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from kalstream.errors import InvalidInput, KalstreamError
-from kalstream.experiments.files import digest_of, read_progress
-from kalstream.experiments.options import blamed
+from kalstream.runs.files import digest_of, read_progress
+from kalstream.runs.options import blamed
 from kalstream.streams import Columns
 
 

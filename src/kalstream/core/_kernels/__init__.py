@@ -1,0 +1,1 @@
+"""Compiled loops: `chunk`, `bank`, `mixture` and `stacking` serve the modules of these names."""
