@@ -228,13 +228,13 @@ def bank_step(**changes: Any) -> BankStep:
         {"calibrations": (1.0,)},
         {"calibrations": ()},
         {"calibrations": "ab"},
-        {"told": None},
-        {"told": bank_step(logit_var=np.ones((J, 1)))},
-        {"told": bank_step(logit_mean=np.zeros((J, 2, K)))},
-        {"told": bank_step(logit_mean=np.zeros((1, N, K)))},
-        {"told": bank_step(logit_mean=np.zeros((N, K)))},
-        {"told": bank_step(logit_mean=None)},
-        {"told": bank_step(logit_var=np.full((J, N), 1j))},
+        {"bank": None},
+        {"bank": bank_step(logit_var=np.ones((J, 1)))},
+        {"bank": bank_step(logit_mean=np.zeros((J, 2, K)))},
+        {"bank": bank_step(logit_mean=np.zeros((1, N, K)))},
+        {"bank": bank_step(logit_mean=np.zeros((N, K)))},
+        {"bank": bank_step(logit_mean=None)},
+        {"bank": bank_step(logit_var=np.full((J, N), 1j))},
     ],
     ids=lambda changes: "-".join(changes),
 )
@@ -249,11 +249,11 @@ def test_a_step_of_parts_that_disagree(learned: Any, changes: dict[str, Any]) ->
     [
         {"calibrations": (-1.0, 1.0)},
         {"calibrations": (1e300, 1.0)},
-        {"told": bank_step(logit_mean=np.full((J, N, K), NAN))},
-        {"told": bank_step(logit_mean=np.zeros((J, N, 0)))},
-        {"told": bank_step(logit_mean=np.full((J, N, K), 1e200))},
-        {"told": bank_step(logit_var=np.full((J, N), NAN))},
-        {"told": bank_step(logit_var=np.full((J, N), np.inf))},
+        {"bank": bank_step(logit_mean=np.full((J, N, K), NAN))},
+        {"bank": bank_step(logit_mean=np.zeros((J, N, 0)))},
+        {"bank": bank_step(logit_mean=np.full((J, N, K), 1e200))},
+        {"bank": bank_step(logit_var=np.full((J, N), NAN))},
+        {"bank": bank_step(logit_var=np.full((J, N), np.inf))},
         {"weights": np.full((N, J, C), NAN)},
         {"weights": np.full((N, J, C), -1.0)},
         {"weights": np.zeros((N, J, C))},
@@ -270,7 +270,7 @@ def test_the_order_of_axes_in_memory_does_not_matter(learned: Any) -> None:
     _, step, stack, plain = learned
     turned = replace(
         step,
-        told=replace(step.told, logit_mean=np.asfortranarray(step.logit_mean)),
+        bank=replace(step.bank, logit_mean=np.asfortranarray(step.logit_mean)),
         weights=np.asfortranarray(step.weights),
     )
     np.testing.assert_array_equal(

@@ -16,7 +16,7 @@ from kalstream.core.stacking import HALF_LIVES
 CALIBRATIONS = (0.5, 2.0, 10.0)
 
 
-def told(rng: Any, n: int, n_filters: int, n_classes: int) -> MixtureStep:
+def made_step(rng: Any, n: int, n_filters: int, n_classes: int) -> MixtureStep:
     """What rows might tell."""
     moments = rng.standard_normal((n_filters, n, n_classes)), rng.exponential(size=(n_filters, n))
     nothing = np.ones((n_filters, n))
@@ -29,9 +29,9 @@ def told(rng: Any, n: int, n_filters: int, n_classes: int) -> MixtureStep:
 
 
 def part_of(step: MixtureStep, rows: slice) -> MixtureStep:
-    parts = (getattr(step.told, name)[:, rows] for name in ("logit_mean", "logit_var"))
-    bank = BankStep(*parts, step.told.gamma[:, rows], step.told.noise_var[rows], step.told.nis)
-    return replace(step, told=bank, weights=step.weights[rows])
+    parts = (getattr(step.bank, name)[:, rows] for name in ("logit_mean", "logit_var"))
+    bank = BankStep(*parts, step.bank.gamma[:, rows], step.bank.noise_var[rows], step.bank.nis)
+    return replace(step, bank=bank, weights=step.weights[rows])
 
 
 def softmax(z: Any) -> Any:
@@ -115,7 +115,7 @@ def test_it_is_what_is_written_down(
     if runs:
         labels = np.repeat(labels, 4)[:n]
     labels = np.where(rng.random(n) < missing, -1, labels)
-    step, plain = told(rng, n, n_filters, n_classes), rng.dirichlet(np.ones(n_classes), size=n)
+    step, plain = made_step(rng, n, n_filters, n_classes), rng.dirichlet(np.ones(n_classes), size=n)
     weight = rng.uniform(0.1, 20.0, n) if weighted else np.ones(n)
     expected = plainly(step, plain, labels, weight, ordered)
     stack = blind = Stack.start(n_filters, n_classes)
@@ -152,7 +152,7 @@ def test_labels_without_order_cost_next_to_nothing() -> None:
 
 def test_classes_come_and_go() -> None:
     rng = np.random.default_rng(0)
-    labels, step = np.repeat([0, 1, 2, 0, 2, 1], 5), told(rng, 30, 2, 3)
+    labels, step = np.repeat([0, 1, 2, 0, 2, 1], 5), made_step(rng, 30, 2, 3)
     whole, _ = Stack.start(2, 3).learned(step, labels)
     first, _ = Stack.start(2, 2).learned(part_of(step, slice(0, 10)), labels[:10])
     grown, _ = first.grown(3).learned(part_of(step, slice(10, 30)), labels[10:])
@@ -161,7 +161,7 @@ def test_classes_come_and_go() -> None:
     left = whole.keep_classes(np.array([1, 2]))
     assert left.last == 0
     np.testing.assert_array_equal(left.counts, whole.counts[1:])
-    some = told(rng, 3, 2, 2)
+    some = made_step(rng, 3, 2, 2)
     said = left.corrected(some, np.full((3, 2), 0.5))
     assert said.sum(axis=1) == pytest.approx(np.ones(3))
     without = whole.keep_classes(np.array([0, 2]))

@@ -18,8 +18,8 @@ from sklearn.preprocessing import MinMaxScaler, StandardScaler
 
 from kalstream import __version__
 from kalstream.core import Calibration, Fixed, Learned, Mixture, Posterior, add_outputs
-from kalstream.core.bank import _Stack
-from kalstream.core.state import _Base
+from kalstream.core.bank import BankArrays
+from kalstream.core.state import Base
 from kalstream.errors import CheckpointError, DonatedState
 from kalstream.estimators import _checkpoint as checkpoint
 from kalstream.features import OnlineScaler, RandomFourierFeatures
@@ -62,8 +62,8 @@ def same(a: Any, b: Any) -> bool:
         return same(list(a), list(b)) and same(list(a.values()), list(b.values()))
     if isinstance(a, Posterior):
         return same(a.stored, b.stored)
-    if isinstance(a, _Base | _Stack):  # one triangle of a covariance is meant
-        meant = np.tril if isinstance(a, _Base) else np.triu
+    if isinstance(a, Base | BankArrays):  # one triangle of a covariance is meant
+        meant = np.tril if isinstance(a, Base) else np.triu
         return same(a.mean, b.mean) and same(meant(a.cov), meant(b.cov))
     if is_dataclass(a):
         names = [f.name for f in fields(a) if f.name not in ("room", "memo")]
@@ -555,7 +555,7 @@ def test_states_whose_parts_disagree_are_refused(
         (mixed, mixed, "log_weights"),
         (mixed, mixed.bank, "rows"),
         (mixed, mixed.bank, "scales"),
-        (mixed, mixed.bank.stack, "cov"),
+        (mixed, mixed.bank.stored, "cov"),
         (scaler, scaler, "mean_"),
         (scaler, scaler, "_spread"),
     ]

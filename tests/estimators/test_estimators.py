@@ -326,7 +326,7 @@ def test_a_failed_call_changes_nothing(kind, args, more, message):
     if not columns_are_unknown:
         with pytest.raises((ValueError, TypeError), match=message):
             model.partial_fit(*args, **more)
-        assert set(vars(model)) - {"_policy_cache"} == blank
+        assert set(vars(model)) - {"_settings_cache"} == blank
         with pytest.raises(NotFittedError):
             model.predict(X)
     more_good = {"time": np.arange(60.0)} if "time" in more else {}

@@ -277,7 +277,7 @@ def start(kind, learned, timed=False):
 
 def content(model):
     """All that a model holds, a pickle; `vars` of a new one."""
-    own = {name: value for name, value in vars(model).items() if name != "_policy_cache"}
+    own = {name: value for name, value in vars(model).items() if name != "_settings_cache"}
     return pickle.dumps(model) if "_published" in own else repr(sorted(own.items()))
 
 
@@ -348,7 +348,7 @@ def test_masks_are_refused_everywhere(method, name):
     model = KalmanClassifier(features="raw")
     with pytest.raises(InvalidInput, match=r"masked array.*; fill it with"):
         getattr(model, method)(**{"X": ROWS, "y": LABELS} | MASKED[name])
-    assert set(vars(model)) - {"_policy_cache"} == set(model.get_params())
+    assert set(vars(model)) - {"_settings_cache"} == set(model.get_params())
 
 
 @pytest.mark.parametrize("method", LEARNING)
@@ -635,7 +635,7 @@ def test_filters_that_do_not_fit_are_refused_before_memory_is_asked_for(kind, me
     with pytest.raises(OutOfMemory, match=r"100001 features; \d+ filters .* GiB .*fewer columns"):
         getattr(model, method)(np.ones((1, 100_000)), y)
     assert issubclass(OutOfMemory, MemoryError)
-    assert set(vars(model)) - {"_policy_cache"} == set(model.get_params())
+    assert set(vars(model)) - {"_settings_cache"} == set(model.get_params())
 
 
 def test_sizes_are_compared_with_what_is_available(monkeypatch):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kalstream import KalmanClassifier, KalmanRegressor
 from kalstream.core import Calibration, Fixed, Learned, Mixture
 from kalstream.errors import InvalidInput, NumericalError
+from kalstream.estimators import _learning
 
 POLICIES = (
     "mixture",
@@ -147,15 +148,15 @@ def test_all_of_a_chunk_or_nothing(fitted: bool, monkeypatch: pytest.MonkeyPatch
     if fitted:
         model.partial_fit(X[:2], ["a", "b"])
     before = model.snapshot() if fitted else None
-    original, calls = KalmanClassifier._after_piece, []
+    original, calls = _learning._learn_piece, []
 
-    def breaks(self, *args, **kwargs):
+    def breaks(*args, **kwargs):
         calls.append(1)
         if len(calls) == 2:
             raise NumericalError("in the second piece")
-        return original(self, *args, **kwargs)
+        return original(*args, **kwargs)
 
-    monkeypatch.setattr(KalmanClassifier, "_after_piece", breaks)
+    monkeypatch.setattr(_learning, "_learn_piece", breaks)
     with pytest.raises(NumericalError):
         model.predict_then_learn(X, y)
     monkeypatch.undo()
@@ -215,14 +216,14 @@ def test_heavy_rows_leave_probabilities_that_are_some(how: dict[str, Any]) -> No
         model.partial_fit(X, 2 - y, sample_weight=weight).predict_proba(X),
     ):
         np.testing.assert_allclose(said.sum(axis=1), 1.0)
-    assert np.abs(model._model.stack.coef).max() < 20.0
+    assert np.abs(model._model.targets.stack.coef).max() < 20.0
 
 
 def test_a_stack_that_was_off_begins_anew_and_classes_still_retire() -> None:
     X, y = runs(300)
     model = KalmanClassifier(features="scaled").partial_fit(X[:100], np.minimum(y[:100], 1))
     model.set_params(stacking=False).partial_fit(X[100:], y[100:])
-    assert model._model.stack is None
+    assert model._model.targets.stack is None
     model.set_params(stacking=True).retire_class(0).partial_fit(X[:50], y[:50])
     assert np.isfinite(model.predict_proba(X)).all()
     for name in ("stacking", "recent_labels"):

@@ -179,7 +179,8 @@ def same_model(one, other, case, rtol=LOOSE):
     assert one.calibration_ == pytest.approx(other.calibration_, rel=rtol)
     # outputs stand in the order in which their classes came
     here, there = (
-        m._model.labels.order if m._model.labels.names else slice(None) for m in (one, other)
+        m._model.targets.labels.order if case.kind is KalmanClassifier else slice(None)
+        for m in (one, other)
     )
     for f, g in zip(one.filters_, other.filters_, strict=True):
         assert f.gamma == pytest.approx(g.gamma, rel=rtol, abs=rtol)
@@ -220,7 +221,7 @@ def test_predicting_does_not_matter(case, cuts):
 def by_class(model):
     """Mean of each class in each filter: {label: (J, m)}."""
     means = np.stack([f.posterior.mean for f in model.filters_])
-    return {name: means[:, :, k] for name, k in model._model.labels.column.items()}
+    return {name: means[:, :, k] for name, k in model._model.targets.labels.column.items()}
 
 
 @settings(max_examples=80)
@@ -261,7 +262,7 @@ def test_a_class_that_never_comes_does_not_matter(case):
     assert more.calibration_ == pytest.approx(plain.calibration_, rel=LOOSE)
     assert more._model.watch.numbers == pytest.approx(plain._model.watch.numbers, abs=LOOSE)
     assert more.classes_.tolist() == ["0", *plain.classes_.tolist(), "z"]
-    one = not isinstance(plain._policy_of_model(), Mixture)
+    one = not isinstance(plain._settings.policy, Mixture)
     if one and case.settings["predictive"] == "plug-in":
         rest = more.predict_proba(case.ask, **case.ahead)[:, 1:-1]
         rest /= rest.sum(axis=1, keepdims=True)
@@ -331,7 +332,7 @@ def test_retiring_leaves_the_others_as_they_are(case, at):
     assert set(others) == set(before) - {gone}
     for name, mean in others.items():
         assert_close(mean, before[name], 1e-13)
-    if isinstance(kept._policy_of_model(), Learned) or case.settings["class_weight"] == "balanced":
+    if isinstance(kept._settings.policy, Learned) or case.settings["class_weight"] == "balanced":
         return  # what is learned beside the filters depends on the classes there are
     y = case.y.copy()
     y[at:][y[at:] == gone] = None  # from here on nobody learns it
@@ -347,7 +348,7 @@ def test_retiring_leaves_the_others_as_they_are(case, at):
 @given(cases(KalmanClassifier), st.booleans())
 def test_missing_labels_are_gaps_in_time(case, declared):
     """Not to SGD on delta, for which a gap is one step with a longer lever."""
-    if isinstance(case.make()._policy_of_model(), Learned):
+    if isinstance(case.make()._settings.policy, Learned):
         return
     case = replace(case, time=None, settings={**case.settings, "features": "raw"})
     case.X[np.isnan(case.X)] = 0.0
@@ -379,7 +380,7 @@ def test_units_of_a_target_do_not_matter(case, size, sign, shift):
     a, b = sign * size, 10.0 * size * shift
     how = dict(case.settings)
     if how["noise_var"] != "auto":
-        if isinstance(case.make()._policy_of_model(), Learned | Mixture):
+        if isinstance(case.make()._settings.policy, Learned | Mixture):
             return  # a rate, and a prior variance of "auto", are in the units of y
         how["noise_var"] *= a * a
         how["prior_var"] = a * a * (1.0 if how["prior_var"] == "auto" else how["prior_var"])

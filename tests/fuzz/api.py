@@ -257,7 +257,7 @@ class _Api:
         call = self.twins.alone if self.case.chance(0.5) else self.twins.good
         may = {"may": NotFittedError} if call == self.twins.good else {}
         call(self.case.pick(names), self.stream.rows(n), **self.ahead(n), **may)
-        if not isinstance(self.twins.tested._policy_of_model(), Fixed):
+        if not isinstance(self.twins.tested._settings.policy, Fixed):
             call("drift", **may)
 
     def other(self) -> None:

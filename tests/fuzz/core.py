@@ -122,7 +122,7 @@ def bits(value: Any) -> Any:
     if isinstance(value, core.Posterior):
         return "given away" if value._stored is None else (bits(value.mean), bits(value.cov))
     if isinstance(value, Bank):
-        if value.stack is None:
+        if value.stored is None:
             return "given away"
         cov = np.triu(value.stack.cov)  # the rest is not meant
         pending = None if value.rows is None else (bits(value.rows), bits(value.coefficients))
@@ -482,7 +482,7 @@ def one_call(w: World) -> bool:
 def gone(state: Any) -> bool:
     """Whether a state was given away."""
     if isinstance(state, core.MixtureState):
-        return state.bank.stack is None
+        return state.bank.stored is None
     return state.posterior._stored is None
 
 

@@ -287,7 +287,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         if ready is None:
             return {}
         estimator, row = ready
-        found, classes = estimator._probabilities(row, None)
+        found, classes = estimator.probabilities_and_classes(row)
         return dict(zip(classes.tolist(), found[0].tolist(), strict=True))
 
     def predict_one(self, x: Mapping[Hashable, Any]) -> Any:
@@ -330,7 +330,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         if ready is None:
             return pandas.DataFrame(index=X.index)
         estimator, rows = ready
-        found, classes = estimator._probabilities(rows, None)
+        found, classes = estimator.probabilities_and_classes(rows)
         return pandas.DataFrame(found, index=X.index, columns=classes.tolist())
 
     def predict_many(self, X: Any) -> Any:
@@ -522,7 +522,7 @@ def _grown(columns: Columns, estimator: Any, names: Iterable[Hashable]) -> tuple
         # If no row had a value so far, there is one column without a name.
         n_new = len(columns) - estimator.n_features_in_
         if n_new > 0:
-            estimator._add_columns(n_new)
+            estimator.add_columns(n_new)
     return columns, estimator
 
 

@@ -2,9 +2,11 @@
 
 from kalstream.core.calibration import Alpha, Calibration
 from kalstream.core.chunk import step_chunk
-from kalstream.core.forgetting import FilterState, Fixed, Learned, gamma_of, half_life
+from kalstream.core.fixed import Fixed
 from kalstream.core.guard import Health, health
+from kalstream.core.learned import Learned
 from kalstream.core.mixture import Mixture, MixtureState, MixtureStep, mixture_probabilities
+from kalstream.core.policy import Policy, PolicyState, PolicyStep, gamma_of, half_life
 from kalstream.core.predictive import (
     LabelLogProb,
     class_probabilities,
@@ -23,11 +25,13 @@ from kalstream.core.recursion import (
     transition,
     update,
 )
+from kalstream.core.single import FilterState
 from kalstream.core.stacking import Stack
-from kalstream.core.state import Posterior, Step, add_outputs
+from kalstream.core.state import BankStep, Posterior, Step, add_outputs
 
 __all__ = [
     "Alpha",
+    "BankStep",
     "Calibration",
     "FilterState",
     "Fixed",
@@ -37,6 +41,9 @@ __all__ = [
     "Mixture",
     "MixtureState",
     "MixtureStep",
+    "Policy",
+    "PolicyState",
+    "PolicyStep",
     "Posterior",
     "Stack",
     "Step",

@@ -1,7 +1,7 @@
-"""Several filters on the same features, stacked, so that a row costs one compiled call for all.
+"""A bank: several filters on the same features, so that one compiled call advances all of them.
 
-What a mixture runs on. The state is that of `state.Posterior`, with a leading axis over filters;
-every number is the one that J separate posteriors would hold, up to rounding.
+A mixture runs on it. The state is that of `state.Posterior` with a leading axis over filters.
+Every number is the one that J separate posteriors would hold, up to rounding.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from kalstream.core.guard import ROUNDING_LIMITS, check_innovations, rounding_er
 from kalstream.core.state import (
     DEFERRED_ROWS,
     SMALLEST_SCALE,
+    BankStep,
+    Base,
     Posterior,
     Room,
-    Step,
-    _Base,
-    _Stored,
+    Stored,
     pending_capacity,
     times_symmetric,
 )
@@ -36,17 +36,17 @@ Array = NDArray[Any]
 _EPSILON: Final = {np.dtype(t): float(np.finfo(t).eps) for t in (np.float32, np.float64)}
 # Up to here compiled loops over a whole covariance are faster than BLAS over half of it.
 _FEW_FEATURES: Final = 320
-# Products of up to this many rows are kept for whoever learns the rows just predicted.
+# Products of up to this many predicted rows are kept, for when these rows are learned.
 _REMEMBERED_ROWS: Final = 16
 
 
 @dataclass(slots=True)
-class _Stack:
-    """N and B of the lazy form: mean (J, m, K), and cov (J, m, m) of which the upper part is meant.
+class BankArrays:
+    """N and B of the lazy form: mean (J, m, K), and cov (J, m, m), whose upper triangle counts.
 
-    ``lent`` is set for good once two banks share the arrays, so that neither overwrites them;
-    ``full`` says that the lower part is the same as the upper. Copies are made in the memory of
-    ``spares``.
+    ``lent`` is set, and stays so, once two banks share the arrays: neither may overwrite them.
+    ``full`` is set while the lower triangle equals the upper one. Copies are made in the memory
+    of ``spares``.
     """
 
     mean: Array
@@ -55,12 +55,14 @@ class _Stack:
     full: bool = False
     spares: Spares = field(default_factory=Spares)
 
-    def blank(self) -> _Stack:
+    def blank(self) -> BankArrays:
         """Arrays of the same shapes, to be overwritten; see `take`."""
-        return _Stack(self.spares.like(self.mean), self.spares.like(self.cov), spares=self.spares)
+        return BankArrays(
+            self.spares.like(self.mean), self.spares.like(self.cov), spares=self.spares
+        )
 
-    def take(self, other: _Stack, j: int) -> None:
-        """Copy filter j of another stack, unless it is this one."""
+    def take(self, other: BankArrays, j: int) -> None:
+        """Copy filter j of other arrays, unless it is this one."""
         if other is not self:
             np.copyto(self.mean[j], other.mean[j])
             np.copyto(self.cov[j], other.cov[j])  # of a triangle it would take longer
@@ -74,9 +76,9 @@ class _Stack:
             self.full = True
         return self.cov
 
-    def base(self, j: int) -> _Base:
+    def base(self, j: int) -> Base:
         """Filter j; its arrays are views."""
-        return _Base(self.mean[j], self.cov[j].T)
+        return Base(self.mean[j], self.cov[j].T)
 
 
 @final
@@ -86,9 +88,9 @@ class Bank:
 
     Attributes
     ----------
-    stack : _Stack, or None once given away
+    stored : BankArrays, or None once given away
     scales : (J, 5)
-        mean_scale, scale, shift, ceiling and folds of each filter, as in `_Stored`.
+        mean_scale, scale, shift, ceiling and folds of each filter, as in `Stored`.
     rows, coefficients : (J, r, m), (J, r, K), or None
         Pending rows.
     room : Room or None
@@ -97,7 +99,7 @@ class Bank:
         Products that a prediction left behind; a list, since its pop is atomic between threads.
     """
 
-    stack: _Stack | None
+    stored: BankArrays | None
     scales: Array
     rows: Array | None = None
     coefficients: Array | None = None
@@ -109,16 +111,16 @@ class Bank:
         """J copies of one posterior."""
         mean, cov = prior.mean, prior.cov
         scales = np.tile([1.0, 1.0, 0.0, 0.0, 1.0], (n_filters, 1))
-        return cls(_Stack(np.stack([mean] * n_filters), np.stack([cov] * n_filters)), scales)
+        return cls(BankArrays(np.stack([mean] * n_filters), np.stack([cov] * n_filters)), scales)
 
     @property
-    def arrays(self) -> _Stack:
-        """The stack, unless it was given away."""
-        if self.stack is None:
+    def arrays(self) -> BankArrays:
+        """The arrays, unless they were given away."""
+        if self.stored is None:
             raise DonatedState(
                 "this state was given away with donate=True; use the one that was returned"
             )
-        return self.stack
+        return self.stored
 
     @property
     def n_features(self) -> int:
@@ -146,7 +148,7 @@ class Bank:
     def posterior(self, j: int) -> Posterior:
         """Filter j as a posterior of its own; the arrays are shared."""
         self.lend()
-        stored = self._stored(j, self.arrays)
+        stored = self._filter(j, self.arrays)
         stored.base.lent = True
         return Posterior._of(stored)
 
@@ -173,10 +175,10 @@ class Bank:
         mean = self.arrays.mean.take(columns, 2)  # in C order, unlike an index: copies are alike
         return Bank(self._beside(mean), self.scales, _dense(self.rows), coefficients)
 
-    def _beside(self, mean: Array) -> _Stack:
+    def _beside(self, mean: Array) -> BankArrays:
         """Another mean (J, m, K) beside the same covariances."""
         arrays = self.arrays
-        return _Stack(mean, arrays.cov, lent=True, full=arrays.full, spares=arrays.spares)
+        return BankArrays(mean, arrays.cov, lent=True, full=arrays.full, spares=arrays.spares)
 
     def add_features(self, n_features: int, prior_var: float) -> Bank:
         """Grow by features that have been 0 in all rows so far, exactly."""
@@ -187,19 +189,19 @@ class Bank:
         mean[:, :m], cov[:, :m, :m] = bank.arrays.mean, bank.arrays.cov
         new = np.arange(m, m + n_features)
         cov[:, new, new] = prior_var  # the transition leaves the prior as it is
-        return Bank(_Stack(mean, cov), bank.scales)
+        return Bank(BankArrays(mean, cov), bank.scales)
 
     def products(self, features: Array) -> tuple[Array, Array, bool]:
         """Features (b, m) times covariance (J, b, m) and mean (J, b, K); whether digits were lost.
 
-        See `_Stored.products`.
+        See `Stored.products`.
         """
-        stack = self.arrays
-        n_filters, m, n_outputs = stack.mean.shape
+        arrays = self.arrays
+        n_filters, m, n_outputs = arrays.mean.shape
         if len(features) <= DEFERRED_ROWS:
             from kalstream.core._kernels.bank import few_products, take_all_pending
 
-            n_rows, rows, coefficients = 0, stack.cov, stack.mean
+            n_rows, rows, coefficients = 0, arrays.cov, arrays.mean
             if self.rows is not None and self.coefficients is not None:
                 n_rows, rows, coefficients = self.rows.shape[1], self.rows, self.coefficients
             if self.room is not None:  # not a view: compiled code would add in another order
@@ -207,15 +209,15 @@ class Bank:
             wide = features.astype(np.float64, copy=False)
             pending = rows, coefficients, n_rows, self.scales
             if m <= _FEW_FEATURES and n_outputs <= _FEW_FEATURES:
-                return few_products(wide, stack.mirrored(), stack.mean, *pending)
+                return few_products(wide, arrays.mirrored(), arrays.mean, *pending)
             times_cov = np.empty((n_filters, len(features), m))
             with OneThread(2.0 * features.size * m):
-                times_mean = np.matmul(features, stack.mean).astype(np.float64, copy=False)
+                times_mean = np.matmul(features, arrays.mean).astype(np.float64, copy=False)
                 for j in range(n_filters):
-                    times_cov[j] = times_symmetric(features, stack.cov[j].T)
+                    times_cov[j] = times_symmetric(features, arrays.cov[j].T)
             return times_cov, times_mean, take_all_pending(times_cov, times_mean, wide, *pending)
         with OneThread(2.0 * features.size * m):
-            each = [self._stored(j, stack).products(features) for j in range(n_filters)]
+            each = [self._filter(j, arrays).products(features) for j in range(n_filters)]
         return np.stack([cov for cov, _, _ in each]), np.stack([mean for _, mean, _ in each]), False
 
     def remembered(self, features: Array) -> tuple[Array, Array, bool]:
@@ -229,7 +231,7 @@ class Bank:
         return self.products(features)
 
     def foreseen(self, features: Array) -> tuple[Array, Array]:
-        """`products` of rows to be predicted, kept for whoever learns these rows next."""
+        """`products` of rows to be predicted, kept for when these rows are learned."""
         times_cov, times_mean, lossy = self.products(features)
         if len(features) <= _REMEMBERED_ROWS and not lossy:
             self.memo[:] = [(features.copy(), times_cov, times_mean)]
@@ -238,22 +240,22 @@ class Bank:
     def folded(self, *, own: bool) -> Bank:
         """The same posteriors with nothing pending.
 
-        If the arrays are our own they are overwritten, and this bank goes on as the folded one.
+        If ``own`` the arrays are overwritten, and this bank becomes the folded one.
         """
         if self.rows is None:
             return self
-        stack, in_place = self._writable(own)
-        folded = self._folded(stack)
+        arrays, in_place = self._writable(own)
+        folded = self._folded(arrays)
         if not in_place:
-            return Bank(stack, _scales(folded))
+            return Bank(arrays, _scales(folded))
         self.scales, self.rows, self.coefficients, self.room = _scales(folded), None, None, None
         return self
 
     def _folded(
-        self, stack: _Stack, gains: Array | None = None, innovations: Array | None = None
-    ) -> list[_Stored]:
-        """Fold what is pending, and rows to come, into a stack of `_writable`."""
-        n_filters, m, _ = stack.mean.shape
+        self, arrays: BankArrays, gains: Array | None = None, innovations: Array | None = None
+    ) -> list[Stored]:
+        """Fold what is pending, and rows to come, into arrays of `_writable`."""
+        n_filters, m, _ = arrays.mean.shape
         rows: Any = [None] * n_filters if gains is None else gains
         coefficients: Any = [None] * n_filters if innovations is None else innovations
         from kalstream.core._kernels.bank import mirror
@@ -261,26 +263,26 @@ class Bank:
         folded, full = [], self.arrays.full
         with OneThread(64.0 * m * m):
             for j in range(n_filters):
-                stack.take(self.arrays, j)
-                folded.append(self._stored(j, stack).folded(rows[j], coefficients[j], donate=True))
+                arrays.take(self.arrays, j)
+                folded.append(self._filter(j, arrays).folded(rows[j], coefficients[j], donate=True))
                 if full:  # now, while it is in the cache
-                    mirror(stack.cov[j : j + 1])
-        stack.full = full
+                    mirror(arrays.cov[j : j + 1])
+        arrays.full = full
         return folded
 
-    def _stored(self, j: int, stack: _Stack) -> _Stored:
-        stored = _Stored(stack.base(j), *self.scales[j].tolist())
+    def _filter(self, j: int, arrays: BankArrays) -> Stored:
+        stored = Stored(arrays.base(j), *self.scales[j].tolist())
         if self.rows is not None and self.coefficients is not None:
             stored.rows, stored.coefficients = self.rows[j], self.coefficients[j]
         return stored
 
-    def _writable(self, own: bool) -> tuple[_Stack, bool]:
+    def _writable(self, own: bool) -> tuple[BankArrays, bool]:
         """Arrays that may be overwritten, and whether they are ours; if not, `take` fills them."""
-        stack = self.arrays
-        if own and not stack.lent:
-            stack.full = False
-            return stack, True
-        return stack.blank(), False
+        arrays = self.arrays
+        if own and not arrays.lent:
+            arrays.full = False
+            return arrays, True
+        return arrays.blank(), False
 
     def appended(
         self, gains: Array, innovations: Array, scales: Array, least: float, *, own: bool
@@ -289,7 +291,7 @@ class Bank:
 
         ``least`` is the smallest of the scales of means and covariances.
         """
-        after = Bank(self.stack, scales, self.rows, self.coefficients, self.room)
+        after = Bank(self.stored, scales, self.rows, self.coefficients, self.room)
         n_new = gains.shape[1]
         if n_new == 0:
             return after
@@ -297,9 +299,9 @@ class Bank:
         stop = start + n_new
         n_filters, m, n_outputs = self.arrays.mean.shape
         if stop > pending_capacity(m) or least < SMALLEST_SCALE:
-            stack, _ = self._writable(own)
+            arrays, _ = self._writable(own)
             gains, innovations = gains.astype(self.dtype), innovations.astype(self.dtype)
-            return Bank(stack, _scales(after._folded(stack, gains, innovations)))
+            return Bank(arrays, _scales(after._folded(arrays, gains, innovations)))
         room = self.room
         if room is None or not room.claim(start):
             room = Room((n_filters,), pending_capacity(m), (m, n_outputs), self.dtype)
@@ -312,30 +314,6 @@ class Bank:
         after.room = room
         after.rows, after.coefficients = room.rows[:, :stop], room.coefficients[:, :stop]
         return after
-
-
-@dataclass(slots=True)
-class BankStep:
-    """What the rows of a chunk tell about themselves under each filter; see `state.Step`.
-
-    Attributes
-    ----------
-    logit_mean, logit_var : (J, b, K), (J, b)
-    gamma : (J, b)
-    noise_var : (b,)
-    nis : (J, b)
-    """
-
-    logit_mean: Array
-    logit_var: Array
-    gamma: Array
-    noise_var: Array
-    nis: Array
-
-    def filters(self) -> tuple[Step, ...]:
-        """What each filter tells by itself."""
-        each = zip(self.logit_mean, self.logit_var, self.gamma, self.nis, strict=True)
-        return tuple(Step(mean, var, g, self.noise_var, nis) for mean, var, g, nis in each)
 
 
 def run_bank(bank: Bank, rows: Rows, gammas: Array, donate: bool) -> tuple[Bank, BankStep]:
@@ -351,7 +329,7 @@ def run_bank(bank: Bank, rows: Rows, gammas: Array, donate: bool) -> tuple[Bank,
         part = slice(start, min(start + size, n))
         few = part.stop - start <= DEFERRED_ROWS and not rows.keep_mean
         # Arrays of our own may be overwritten; those we were given, only by the last write.
-        own = current.stack is not bank.stack
+        own = current.stored is not bank.stored
         if few:
             current, step = _few_rows(current, rows, gammas, part, own or donate, own)
         else:
@@ -360,8 +338,8 @@ def run_bank(bank: Bank, rows: Rows, gammas: Array, donate: bool) -> tuple[Bank,
         start += step.gamma.shape[1]
         steps.append(step)
     if donate:
-        bank.stack = None
-    elif current.stack is bank.stack:
+        bank.stored = None
+    elif current.stored is bank.stored:
         bank.lend()
     return current, _joined(steps)
 
@@ -369,7 +347,7 @@ def run_bank(bank: Bank, rows: Rows, gammas: Array, donate: bool) -> tuple[Bank,
 def _few_rows(
     bank: Bank, rows: Rows, gammas: Array, part: slice, may_own: bool, own: bool
 ) -> tuple[Bank, BankStep]:
-    """Advance over so few rows that they can wait: no pass over a covariance is written."""
+    """Advance over few rows, which stay pending: no covariance is written."""
     from kalstream.core._kernels.bank import few_rows
 
     phi = rows.features[part]
@@ -395,7 +373,7 @@ def _few_rows(
         shorter = slice(part.start, part.start + done)
         return _few_rows(bank, rows, gammas, shorter, may_own, own)
     if unsound >= 0:
-        variances = bank._stored(unsound, bank.arrays).variances()
+        variances = bank._filter(unsound, bank.arrays).variances()
         check_innovations(
             var[unsound],
             here.noise_var,
@@ -415,14 +393,14 @@ def _many_rows(
     """Advance over a block, filter by filter: the work is in matrix products."""
     given = bank
     bank = bank.folded(own=own)
-    own = own or bank.stack is not given.stack
+    own = own or bank.stored is not given.stored
     n_filters = len(gammas)
     times_cov, times_mean, _ = bank.remembered(rows.features[part])
     while True:
         n = part.stop - part.start
         plans = [
             plan(
-                bank._stored(j, bank.arrays),
+                bank._filter(j, bank.arrays),
                 rows,
                 fixed_scanner(rows, gammas[j]),
                 part,
@@ -436,19 +414,19 @@ def _many_rows(
             break
         part = slice(part.start, part.start + done)  # all filters stop where one has to
     last = part.stop == len(rows.gap)
-    stack, _ = bank._writable(own or (may_own and last))
+    arrays, _ = bank._writable(own or (may_own and last))
     after = []
     for j, each in enumerate(plans):
         stored = each.stored
-        stack.take(bank.arrays, j)
+        arrays.take(bank.arrays, j)
         if rows.keep_mean:  # the plan has a mean of its own
-            stack.mean[j] = stored.base.mean
-        stored = replace(stored, base=stack.base(j))
+            arrays.mean[j] = stored.base.mean
+        stored = replace(stored, base=arrays.base(j))
         if len(each.rows):
             stored = stored.folded(each.rows, each.coefficients, donate=True)
         after.append(stored)
     steps = [each.step for each in plans]
-    return Bank(stack, _scales(after)), BankStep(
+    return Bank(arrays, _scales(after)), BankStep(
         np.stack([step.logit_mean for step in steps]),
         np.stack([step.logit_var for step in steps]),
         gammas[:, part],
@@ -461,7 +439,7 @@ def _dense(array: Array | None) -> Array | None:
     return None if array is None else np.ascontiguousarray(array)
 
 
-def _scales(each: Sequence[_Stored]) -> Array:
+def _scales(each: Sequence[Stored]) -> Array:
     return np.array([(s.mean_scale, s.scale, s.shift, s.ceiling, s.folds) for s in each])
 
 

@@ -17,7 +17,7 @@ from scipy.linalg import blas
 from kalstream.core import _checks as check
 from kalstream.core._threads import OneThread
 from kalstream.core.guard import ROUNDING_LIMITS, check_innovations, rounding_error
-from kalstream.core.state import DEFERRED_ROWS, Posterior, Step, _Stored
+from kalstream.core.state import DEFERRED_ROWS, Posterior, Step, Stored
 
 Array = NDArray[Any]
 
@@ -287,7 +287,7 @@ def run(posterior: Posterior, rows: Rows, scan: Scanner, donate: bool) -> tuple[
     return _handed_over(posterior, stored, donate), _joined(steps)
 
 
-def _handed_over(posterior: Posterior, stored: _Stored, donate: bool) -> Posterior:
+def _handed_over(posterior: Posterior, stored: Stored, donate: bool) -> Posterior:
     """The posterior that goes on from another, which is given up or shares its arrays."""
     if donate:
         posterior._stored = None
@@ -310,19 +310,19 @@ class Plan:
 
     Attributes
     ----------
-    stored : _Stored
+    stored : Stored
         The posterior, with the block's forgetting (which touches no array).
     rows, coefficients : (n, m), (n, K)
-        What `_Stored.updated` takes.
+        What `Stored.updated` takes.
     step : Step
     """
 
-    stored: _Stored
+    stored: Stored
     rows: Array
     coefficients: Array
     step: Step
 
-    def carried_out(self, donate: bool) -> _Stored:
+    def carried_out(self, donate: bool) -> Stored:
         """The posterior after the block; arrays are overwritten if donated."""
         if len(self.rows) == 0:
             return self.stored
@@ -330,7 +330,7 @@ class Plan:
 
 
 def plan(
-    stored: _Stored,
+    stored: Stored,
     rows: Rows,
     scan: Scanner,
     part: slice,

@@ -9,18 +9,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NoReturn, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Self, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kalstream.core import _checks as check
-from kalstream.core.bank import Bank, BankStep, run_bank
+from kalstream.core.bank import Bank, run_bank
 from kalstream.core.chunk import Rows
-from kalstream.core.forgetting import Seen, gamma_of
+from kalstream.core.policy import (
+    Policy,
+    PolicyState,
+    SeenClasses,
+    check_seen,
+    gamma_of,
+    weighted_median,
+)
 from kalstream.core.predictive import METHODS, class_probabilities
 from kalstream.core.recursion import init
-from kalstream.core.state import Posterior, Step
+from kalstream.core.state import BankStep, Posterior
 from kalstream.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -28,14 +35,13 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-_BOOL: Final = np.dtype(bool)
 # Rows predicted at a time, so that memory stays bounded.
 _PREDICTED_ROWS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class MixtureState:
-    """Filters with fixed half-lives, and how much each is believed.
+class MixtureState(PolicyState):
+    """Filters with fixed half-lives, and the weight of each.
 
     Attributes
     ----------
@@ -52,8 +58,10 @@ class MixtureState:
     half_life, gamma, calibration : float
         Medians of that posterior.
     posterior : Posterior
-        Of the most believed filter.
+        Posterior of the filter with the largest weight.
     """
+
+    tag: ClassVar[str] = "MixtureState"
 
     bank: Bank
     half_lives: tuple[float, ...]
@@ -68,6 +76,8 @@ class MixtureState:
         for name in ("half_lives", "calibrations"):
             values = check.sequence(f"the {name} of the state", getattr(self, name))
             object.__setattr__(self, name, values)
+            if not all(value > 0.0 for value in values):
+                raise InvalidInput(f"the {name} of the state must be above 0, got {values}")
         if len(self.half_lives) != shape[0]:
             raise InvalidInput(
                 f"the state has {shape[0]} filters and the half-lives {self.half_lives}; give one "
@@ -77,11 +87,7 @@ class MixtureState:
         for name, expected in shapes.items():
             part = check.block(f"the {name} of the state", getattr(self, name), expected)
             object.__setattr__(self, name, part)
-        if not check.is_block(self.seen, shape[2:], _BOOL):
-            raise InvalidInput(
-                f"the seen of the state must be one bool for each of {shape[2]} outputs, got "
-                f"{check.kind_of(self.seen)}"
-            )
+        check_seen(self.seen, shape[2])
         if not (self.spread.min() >= 0.0 and self.spread.max() < math.inf):
             raise InvalidInput(
                 f"the spread of the state must be finite and not negative, got {self.spread}"
@@ -96,19 +102,24 @@ class MixtureState:
         return tuple(self.bank.posterior(j) for j in range(len(self.half_lives)))
 
     @property
-    def heaviest(self) -> int:
-        """Index of the most believed filter."""
-        return int(self.half_life_weights.argmax())
+    def n_features(self) -> int:
+        """Number of features, m."""
+        return self.bank.n_features
 
     @property
-    def posterior(self) -> Posterior:
-        """Posterior of the most believed filter."""
-        return self.bank.posterior(self.heaviest)
+    def nbytes(self) -> int:
+        """Bytes of the arrays that are kept from row to row."""
+        return self.bank.nbytes
 
     @property
     def weights(self) -> Array:
         """Posterior over half-lives and calibrations (J, C)."""
         return np.exp(self.log_weights)
+
+    @property
+    def gammas(self) -> tuple[float, ...]:
+        """Forgetting coefficient of each filter (J,)."""
+        return tuple(gamma_of(value) for value in self.half_lives)
 
     @property
     def half_life_weights(self) -> Array:
@@ -118,7 +129,7 @@ class MixtureState:
     @property
     def half_life(self) -> float:
         """Median of the posterior over half-lives."""
-        return float(_median(self.half_lives, self.half_life_weights))
+        return float(weighted_median(self.half_lives, self.half_life_weights))
 
     @property
     def gamma(self) -> float:
@@ -128,9 +139,9 @@ class MixtureState:
     @property
     def calibration(self) -> float:
         """Median of the posterior over calibrations."""
-        return float(_median(self.calibrations, self.weights.sum(axis=0)))
+        return float(weighted_median(self.calibrations, self.weights.sum(axis=0)))
 
-    def add_outputs(self, n_outputs: int) -> MixtureState:
+    def add_outputs(self, n_outputs: int) -> Self:
         """Grow by classes never seen, exactly."""
         n_outputs = check.count("n_outputs", n_outputs)
         return replace(
@@ -139,12 +150,12 @@ class MixtureState:
             seen=np.pad(self.seen, (0, n_outputs)),
         )
 
-    def keep_outputs(self, columns: Array) -> MixtureState:
+    def keep_outputs(self, columns: Array) -> Self:
         """Keep these outputs only, exactly: outputs do not depend on one another."""
         columns = check.columns("columns", columns, len(self.seen))
         return replace(self, bank=self.bank.keep_outputs(columns), seen=self.seen[columns])
 
-    def add_features(self, n_features: int, prior_var: float) -> MixtureState:
+    def add_features(self, n_features: int, prior_var: float) -> Self:
         """Grow by features that have been 0 in all rows so far, exactly."""
         n_features = check.count("n_features", n_features)
         prior_var = check.variance("prior_var", prior_var, self.bank.dtype)
@@ -153,7 +164,7 @@ class MixtureState:
 
 @dataclass(frozen=True, slots=True)
 class MixtureStep:
-    """What every row of a chunk tells about itself under a mixture, before its target was seen.
+    """Report of every row of a chunk under a mixture, made before its target was seen.
 
     Attributes
     ----------
@@ -167,18 +178,17 @@ class MixtureStep:
         Log predictive of the row's target, among the classes seen so far; NaN if it had none or
         was a class never seen.
     scale : (b, J)
-        What variances are multiples of; 1 unless the mixture learns it, NaN while unknown.
+        Scale of the variances: 1 unless the mixture learns it, NaN while unknown.
     calibrations : C numbers
-    told : BankStep
-    filters : J steps
-        What each filter tells by itself.
+    bank : BankStep
+        The step of each filter.
     half_life_weights : (b, J)
         Posterior over half-lives.
     mean, var : (b, K)
         Predicted mean and variance (without noise) of the outputs, averaged over the mixture.
     """
 
-    told: BankStep
+    bank: BankStep
     weights: Array
     log_prob: Array
     scale: Array
@@ -186,43 +196,48 @@ class MixtureStep:
     calibrations: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        check.instance("the told of the step", self.told, BankStep)
-        means = check.numeric("the logit_mean of the step", self.told.logit_mean)
+        check.instance("the bank of the step", self.bank, BankStep)
+        means = check.numeric("the logit_mean of the step", self.bank.logit_mean)
         if means.ndim != 3:
             raise InvalidInput(f"the logit_mean of the step must be (J, b, K), got {means.shape}")
         n_filters, n, _ = means.shape
         calibrations = check.sequence("the calibrations of the step", self.calibrations)
         shapes = {"logit_mean": means.shape, "logit_var": (n_filters, n)}
         parts = {
-            name: check.block(f"the {name} of the step", getattr(self.told, name), shape)
+            name: check.block(f"the {name} of the step", getattr(self.bank, name), shape)
             for name, shape in shapes.items()
         }
         weights = check.block(
             "the weights of the step", self.weights, (n, n_filters, len(calibrations))
         )
-        object.__setattr__(self, "told", replace(self.told, **parts))
+        object.__setattr__(self, "bank", replace(self.bank, **parts))
         object.__setattr__(self, "weights", weights)
         object.__setattr__(self, "calibrations", calibrations)
 
     @property
     def logit_mean(self) -> Array:
         """Predicted mean of each filter (J, b, K)."""
-        return self.told.logit_mean
+        return self.bank.logit_mean
 
     @property
     def logit_var(self) -> Array:
         """Predicted variance of each filter (J, b), shared by the outputs."""
-        return self.told.logit_var
+        return self.bank.logit_var
 
     @property
-    def filters(self) -> tuple[Step, ...]:
-        """What each filter tells by itself."""
-        return self.told.filters()
+    def noise_var(self) -> Array:
+        """Noise variance of each row's target (b,); inf where nothing was learned."""
+        return self.bank.noise_var
+
+    @property
+    def nis(self) -> Array:
+        """Normalised innovation squared (b,), averaged over filters."""
+        return np.einsum("bj,jb->b", self.half_life_weights, self.bank.nis)
 
     @property
     def half_life(self) -> Array:
         """Median of the posterior over half-lives (b,)."""
-        return _median(self.half_lives, self.half_life_weights)
+        return weighted_median(self.half_lives, self.half_life_weights)
 
     @property
     def gamma(self) -> Array:
@@ -246,10 +261,42 @@ class MixtureStep:
         within = self.scale.T * self.logit_var
         return np.einsum("bj,jbk->bk", self.half_life_weights, within[:, :, None] + between)
 
+    @property
+    def weight_variance(self) -> Array:
+        """Variance of the outputs (b,) that comes from not knowing the weights."""
+        return np.einsum("bj,jb->b", self.half_life_weights, self.logit_var)
+
+    def target_variance(self, noise_var: float, scale: float = 1.0) -> Array:
+        """Variance of the targets (b, K), noise included; each filter has a scale of its own."""
+        noise = np.einsum("bj,bj->b", self.half_life_weights, self.scale) * noise_var
+        return self.var + noise[:, None]
+
+    def keep_outputs(self, n_outputs: int) -> MixtureStep:
+        """The step of the first outputs only."""
+        if self.logit_mean.shape[-1] == n_outputs:
+            return self
+        means = np.ascontiguousarray(self.logit_mean[..., :n_outputs])
+        grids = self.half_lives, self.calibrations
+        rest = self.weights, self.log_prob, self.scale, *grids
+        return check.trusted(MixtureStep, replace(self.bank, logit_mean=means), *rest)
+
+    def class_probabilities(
+        self,
+        *,
+        method: Method = "exact",
+        light: float = 0.0,
+        n_samples: int = 100,
+        random_state: int | np.random.Generator | None = None,
+    ) -> Array:
+        """Class probabilities (b, K); see `mixture_probabilities`."""
+        return mixture_probabilities(
+            self, method=method, light=light, n_samples=n_samples, random_state=random_state
+        )
+
 
 @final
 @dataclass(frozen=True, slots=True)
-class Mixture:
+class Mixture(Policy):
     """Filters with fixed half-lives, each with a grid of calibrations, weighted by evidence.
 
     The weights follow Bayes' rule on each filter's own predictive probability, with a fixed
@@ -281,6 +328,10 @@ class Mixture:
     (True, True)
     """
 
+    tag: ClassVar[str] = "Mixture"
+    state_type: ClassVar[type] = MixtureState
+    combines: ClassVar[bool] = True
+
     half_lives: Sequence[float] = (1e2, 1e3, 1e4, 1e5, math.inf)
     share: float = 0.001
     calibrations: Sequence[float] = (3.0, 7.0, 15.0, 35.0, 80.0)
@@ -298,6 +349,20 @@ class Mixture:
         check.choice("predictive", self.predictive, ("exact", "probit"))
         check.flag("learn_scale", self.learn_scale)
 
+    @property
+    def n_filters(self) -> int:
+        """Number of filters, J."""
+        return len(self.half_lives)
+
+    @property
+    def learns_scale(self) -> bool:
+        """Whether each filter of a regression learns the scale of the noise."""
+        return self.learn_scale
+
+    def with_noise(self, known: bool) -> Mixture:
+        """The mixture for a regression whose noise variance is known, or has to be learned."""
+        return replace(self, learn_scale=not known)
+
     def start(
         self, n_features: int, n_outputs: int, *, prior_var: float, dtype: Any = np.float64
     ) -> MixtureState:
@@ -314,7 +379,7 @@ class Mixture:
         )
 
     def _check(self, state: MixtureState) -> None:
-        check.instance("state", state, MixtureState)
+        self.owned(state)
         for name in ("half_lives", "calibrations"):
             if getattr(state, name) != getattr(self, name):
                 raise InvalidInput(
@@ -367,12 +432,12 @@ class Mixture:
             sample_weight=sample_weight,
             time_gap=time_gap,
         )
-        bank, told = run_bank(state.bank, rows, self._gammas(rows.gap), donate)
+        bank, moments = run_bank(state.bank, rows, self._gammas(rows.gap), donate)
         log_weights, spread = state.log_weights.copy(), state.spread.copy()
-        seen = Seen(state.seen)
+        seen = SeenClasses(state.seen)
         weights, scale, log_prob, seen.count = mix(
-            told.logit_mean,
-            told.logit_var,
+            moments.logit_mean,
+            moments.logit_var,
             *rows.targets.arrays(),
             rows.noise_var,
             rows.weight,
@@ -388,7 +453,7 @@ class Mixture:
             work(),
         )
         grids = state.half_lives, state.calibrations
-        step = check.trusted(MixtureStep, told, weights, log_prob, scale, *grids)
+        step = check.trusted(MixtureStep, moments, weights, log_prob, scale, *grids)
         after = check.trusted(MixtureState, bank, *grids, log_weights, seen.mask(), spread)
         return after, step
 
@@ -417,30 +482,30 @@ class Mixture:
         keep_mean = check.flag("keep_mean", keep_mean)
         cuts = range(0, len(phi), _PREDICTED_ROWS)
         parts = [
-            self._foretold(state, phi[i : i + _PREDICTED_ROWS], gap[i:], prior_var, keep_mean)
+            self._ahead(state, phi[i : i + _PREDICTED_ROWS], gap[i:], prior_var, keep_mean)
             for i in cuts
         ]
-        *told, weights, log_prob = parts[0]
+        *moments, weights, log_prob = parts[0]
         if len(parts) > 1:
             axes = 1, 1, 1, 0, 1, 0, 0
             joined = zip(zip(*parts, strict=True), axes, strict=True)
-            *told, weights, log_prob = (np.concatenate(each, axis=axis) for each, axis in joined)
+            *moments, weights, log_prob = (np.concatenate(each, axis=axis) for each, axis in joined)
         scale = np.ones((len(phi), len(self.half_lives)))
         if self.learn_scale:
             scale *= self.scale(state)
         grids = state.half_lives, state.calibrations
-        return check.trusted(MixtureStep, BankStep(*told), weights, log_prob, scale, *grids)
+        return check.trusted(MixtureStep, BankStep(*moments), weights, log_prob, scale, *grids)
 
-    def _foretold(
+    def _ahead(
         self, state: MixtureState, phi: Array, gap: Array, prior_var: float, keep_mean: bool
     ) -> tuple[Array, ...]:
-        """What `_mix.foretell` returns."""
+        """What `foretell` returns, of a few rows."""
         from kalstream.core._kernels.mixture import foretell
 
         products = state.bank.foreseen(phi)
         gammas = _gammas_of(self.half_lives)
-        how = gap, prior_var, keep_mean, self.share, state.log_weights
-        return foretell(*products, phi, gammas, *how)
+        settings = prior_var, keep_mean, self.share, state.log_weights
+        return foretell(*products, phi, gammas, gap, *settings)
 
     def scale(self, state: MixtureState) -> Array:
         """What the variances of each filter are multiples of (J,)."""
@@ -450,25 +515,28 @@ class Mixture:
         with np.errstate(invalid="ignore"):
             return state.spread[:, 1] / state.spread[:, 0]
 
-    def class_probabilities(
-        self,
-        state: MixtureState,
-        features: ArrayLike,
-        *,
-        prior_var: float,
-        time_gap: ArrayLike = 1.0,
-        keep_mean: bool = False,
-        method: Method = "exact",
-        n_samples: int = 100,
-        random_state: int | np.random.Generator | None = None,
-    ) -> Array:
-        """Class probabilities (b, K) one step ahead, averaged over the mixture."""
-        ahead = self.predict(
-            state, features, prior_var=prior_var, time_gap=time_gap, keep_mean=keep_mean
-        )
-        return mixture_probabilities(
-            ahead, method=method, n_samples=n_samples, random_state=random_state
-        )
+    def freedom(self, state: MixtureState) -> float:
+        """How many targets the scale is known from."""
+        return float(state.spread[0, 0])
+
+    # ---- the drift alarm ------------------------------------------------------------------
+
+    @property
+    def watched(self) -> Array:
+        """The half-lives (J,), shortest first."""
+        return np.sort(self.half_lives)
+
+    def first_belief(self) -> Array:
+        """All half-lives alike (J,)."""
+        return np.full(self.n_filters, 1.0 / self.n_filters)
+
+    def belief(
+        self, step: MixtureStep, time_gap: Array | None, transition: str, before: Array
+    ) -> tuple[Array, Array]:
+        """Posterior over half-lives (b, J), and each filter's variance (b, J), shortest first."""
+        from kalstream.core._kernels.mixture import watched_rows
+
+        return watched_rows(step.weights, step.logit_var, _order_of(step.half_lives))
 
 
 def mixture_probabilities(
@@ -530,12 +598,12 @@ def moments_of(step: MixtureStep) -> tuple[Array, Array, Array, Array]:
     Compiled code may rely on the shapes; J, b and K are at least 1.
     """
     check.instance("step", step, MixtureStep)
-    told = step.told
-    if not told.logit_mean.size:
+    means = step.logit_mean
+    if not means.size:
         raise InvalidInput(
-            f"step has logit_mean of shape {told.logit_mean.shape}; it must have a row and a class"
+            f"step has logit_mean of shape {means.shape}; it must have a row and a class"
         )
-    return told.logit_mean, told.logit_var, step.weights, _array(step.calibrations)
+    return means, step.logit_var, step.weights, _array(step.calibrations)
 
 
 def _refuse_row(row: int, moments: tuple[Array, ...]) -> NoReturn:
@@ -563,9 +631,7 @@ def _gammas_of(half_lives: Sequence[float]) -> Array:
     return np.array([[gamma_of(value)] for value in half_lives])
 
 
-def _median(values: Sequence[float], weights: Array) -> Array:
-    """Weighted median of values (J,), for each row of weights (..., J)."""
-    order = np.argsort(values)
-    below = np.cumsum(np.asarray(weights)[..., order], axis=-1)
-    index = np.argmax(below >= 0.5 * below[..., -1:], axis=-1)
-    return np.asarray(values, dtype=np.float64)[order][index]
+@lru_cache
+def _order_of(half_lives: tuple[float, ...]) -> Array:
+    """Order (J,) of half-lives, shortest first; not to be changed."""
+    return np.argsort(half_lives)

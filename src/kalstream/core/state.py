@@ -1,9 +1,9 @@
-"""What one step needs from the last (`Posterior`), and what a step tells about itself (`Step`)."""
+"""What one step needs from the last (`Posterior`), and what a step reports (`Step`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,6 +12,9 @@ from scipy.linalg import blas
 from kalstream.core import _checks as check
 from kalstream.core._memory import Spares
 from kalstream.errors import DonatedState, InvalidInput
+
+if TYPE_CHECKING:
+    from kalstream.core.predictive import Method
 
 Array = NDArray[Any]
 
@@ -26,7 +29,7 @@ DEFERRED_ROWS: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step, or every row of a chunk, tells about itself.
+    """Report of one step, or of every row of a chunk.
 
     The moments are those of the prediction made before the row's target was seen.
 
@@ -61,6 +64,92 @@ class Step:
             steps: Array = np.log(0.5) / np.log(self.gamma)
         return np.where(self.gamma == 1.0, np.inf, steps)
 
+    # What `policy.PolicyStep` asks for, of the rows of a chunk.
+
+    @property
+    def bank(self) -> BankStep:
+        """The step as that of a bank of one filter."""
+        # Not [None]: a stride of 0 would be saved as another order of the axes.
+        parts = self.logit_mean, self.logit_var, self.gamma, self.nis
+        mean, var, gamma, nis = (part.reshape(1, *part.shape) for part in parts)
+        return BankStep(mean, var, gamma, self.noise_var, nis)
+
+    @property
+    def mean(self) -> Array:
+        """Predicted mean of the outputs (b, K)."""
+        return self.logit_mean
+
+    @property
+    def weight_variance(self) -> Array:
+        """Variance of the outputs (b,) that comes from not knowing the weights."""
+        return self.logit_var
+
+    def target_variance(self, noise_var: float, scale: float) -> Array:
+        """Variance of the targets (b, K), noise included; all variances are multiples of scale."""
+        variance = scale * (self.logit_var + noise_var)
+        return np.repeat(variance[:, None], self.logit_mean.shape[1], axis=1)
+
+    def keep_outputs(self, n_outputs: int) -> Step:
+        """The step of the first outputs only."""
+        if self.logit_mean.shape[-1] == n_outputs:
+            return self
+        return replace(self, logit_mean=np.ascontiguousarray(self.logit_mean[..., :n_outputs]))
+
+    def class_probabilities(
+        self,
+        *,
+        method: Method = "exact",
+        light: float = 0.0,
+        n_samples: int = 100,
+        random_state: int | np.random.Generator | None = None,
+    ) -> Array:
+        """Class probabilities (b, K); one filter has no light ones."""
+        from kalstream.core.predictive import class_probabilities
+
+        return class_probabilities(
+            self.logit_mean,
+            np.maximum(self.logit_var, 0.0),
+            calibration=1.0 if self.calibration is None else self.calibration,
+            method=method,
+            n_samples=n_samples,
+            random_state=random_state,
+        )
+
+
+@dataclass(slots=True)
+class BankStep:
+    """Report of every row of a chunk under each of J filters; see `Step`.
+
+    Attributes
+    ----------
+    logit_mean, logit_var : (J, b, K), (J, b)
+    gamma : (J, b)
+    noise_var : (b,)
+    nis : (J, b)
+    """
+
+    logit_mean: Array
+    logit_var: Array
+    gamma: Array
+    noise_var: Array
+    nis: Array
+
+    def filters(self) -> tuple[Step, ...]:
+        """The step of each filter by itself."""
+        each = zip(self.logit_mean, self.logit_var, self.gamma, self.nis, strict=True)
+        return tuple(Step(mean, var, g, self.noise_var, nis) for mean, var, g, nis in each)
+
+    def tail(self, n_rows: int) -> BankStep:
+        """The last rows, without their means if these are many: enough for `guard.health`."""
+        n = len(self.noise_var)
+        if n <= n_rows and self.logit_mean.size <= 1000:
+            return self
+        cut = slice(max(0, n - n_rows), n)
+        parts = [self.logit_var[:, cut], self.gamma[:, cut], self.noise_var[cut], self.nis[:, cut]]
+        if n > n_rows:  # views would keep all rows in memory
+            parts = [part.copy() for part in parts]
+        return BankStep(np.empty((*parts[0].shape, 0)), *parts)
+
 
 @final
 class Posterior:
@@ -88,7 +177,7 @@ class Posterior:
 
     __slots__ = ("_stored",)
 
-    _stored: _Stored | None
+    _stored: Stored | None
 
     def __init__(self, mean: ArrayLike, cov: ArrayLike) -> None:
         mean, cov = check.numeric("mean", mean), check.numeric("cov", cov)
@@ -105,16 +194,16 @@ class Posterior:
         if cov.diagonal().min() < 0.0:
             raise InvalidInput(f"cov has a negative variance, {cov.diagonal().min()}")
         own = np.array(mean, dtype, order="C"), np.array(cov, dtype, order="F")
-        self._stored = _Stored(_Base(*own, spares=Spares()))
+        self._stored = Stored(Base(*own, spares=Spares()))
 
     @classmethod
-    def _of(cls, stored: _Stored) -> Posterior:
+    def _of(cls, stored: Stored) -> Posterior:
         posterior = object.__new__(cls)
         posterior._stored = stored
         return posterior
 
     @property
-    def stored(self) -> _Stored:
+    def stored(self) -> Stored:
         """The parts behind `mean` and `cov`; continuing from a copy of them is bit-exact."""
         if self._stored is None:
             raise DonatedState(
@@ -169,10 +258,10 @@ class Posterior:
 
 
 @dataclass(slots=True)
-class _Base:
+class Base:
     """N and B of the lazy form: mean (m, K) C-ordered, cov (m, m) F-ordered, lower triangle meant.
 
-    ``lent`` is set for good once two states share the arrays, so that neither overwrites them.
+    ``lent`` is set, and stays so, once two states share the arrays: neither may overwrite them.
     Copies are made in the memory of ``spares``; a view or a base read from a file has none yet.
     """
 
@@ -181,21 +270,22 @@ class _Base:
     lent: bool = False
     spares: Spares | None = None
 
-    def copy(self) -> _Base:
+    def copy(self) -> Base:
+        """Arrays of its own, in memory that is free."""
         spares = Spares() if self.spares is None else self.spares
         mean, cov = spares.like(self.mean), spares.like(self.cov)
         np.copyto(mean, self.mean)
         np.copyto(cov, self.cov)  # of a triangle it would take longer
-        return _Base(mean, cov, spares=spares)
+        return Base(mean, cov, spares=spares)
 
 
 @dataclass(slots=True)
-class _Stored:
+class Stored:
     """The lazy form of a posterior; see `Posterior` for the two equations. Never changed.
 
     Attributes
     ----------
-    base : _Base
+    base : Base
     mean_scale, scale, shift : float
     ceiling : float
         Largest prior variance that the shift came from.
@@ -207,7 +297,7 @@ class _Stored:
         The buffer that `rows` and `coefficients` are the beginning of.
     """
 
-    base: _Base
+    base: Base
     mean_scale: float = 1.0
     scale: float = 1.0
     shift: float = 0.0
@@ -252,9 +342,9 @@ class _Stored:
         """Upper bounds (m,) on the weights' variances: pending rows only lower them."""
         return self.scale * self.base.cov.diagonal() + self.shift
 
-    def decayed(self, kept: float, lost: float, mean_kept: float, prior_var: float) -> _Stored:
+    def decayed(self, kept: float, lost: float, mean_kept: float, prior_var: float) -> Stored:
         """Forget, in O(1): kept * cov + lost * prior_var I, and mean_kept * mean."""
-        return _Stored(
+        return Stored(
             self.base,
             self.mean_scale * mean_kept,
             self.scale * kept,
@@ -266,13 +356,13 @@ class _Stored:
             self.room,
         )
 
-    def with_mean_added(self, increment: Array) -> _Stored:
+    def with_mean_added(self, increment: Array) -> Stored:
         """The mean gains increment (m, K), the covariance stays."""
         own = self if self.mean_scale >= SMALLEST_SCALE else self.folded(donate=False)
         mean = own.base.mean + increment / own.mean_scale
-        return replace(own, base=_Base(mean, own.base.cov, own.base.lent, own.base.spares))
+        return replace(own, base=Base(mean, own.base.cov, own.base.lent, own.base.spares))
 
-    def updated(self, rows: Array, coefficients: Array, *, donate: bool) -> _Stored:
+    def updated(self, rows: Array, coefficients: Array, *, donate: bool) -> Stored:
         """The covariance loses rows'rows (n, m), the mean gains rows'coefficients (n, K)."""
         n_after = len(rows) + (0 if self.rows is None else len(self.rows))
         if (
@@ -285,7 +375,7 @@ class _Stored:
 
     def folded(
         self, rows: Array | None = None, coefficients: Array | None = None, *, donate: bool
-    ) -> _Stored:
+    ) -> Stored:
         """The same posterior, less rows'rows and plus rows'coefficients, with nothing pending.
 
         The covariance's scale and shift are multiplied in.
@@ -312,9 +402,9 @@ class _Stored:
         if ceiling is not None:
             diagonal += self.shift
             np.minimum(diagonal, ceiling, out=diagonal)
-        return _Stored(base, mean_scale, folds=self.folds + 1.0)
+        return Stored(base, mean_scale, folds=self.folds + 1.0)
 
-    def _appended(self, rows: Array, coefficients: Array) -> _Stored:
+    def _appended(self, rows: Array, coefficients: Array) -> Stored:
         start = 0 if self.rows is None else len(self.rows)
         stop = start + len(rows)
         room = self.room
@@ -328,7 +418,7 @@ class _Stored:
         root = self.scale**0.5
         np.divide(rows, root, out=room.rows[start:stop])
         np.multiply(coefficients, root / self.mean_scale, out=room.coefficients[start:stop])
-        return _Stored(
+        return Stored(
             self.base,
             self.mean_scale,
             self.scale,
@@ -377,7 +467,7 @@ def _no_room() -> None:
 
 
 def pending_capacity(n_features: int) -> int:
-    """How many rows may wait: enough to make folding cheap, few enough to multiply with."""
+    """How many rows may be pending: many make folding cheap, few make products cheap."""
     return min(64, max(8, n_features // 4))
 
 
@@ -398,7 +488,7 @@ def add_outputs(posterior: Posterior, n_outputs: int) -> Posterior:
     stored = posterior.stored
     columns = ((0, 0), (0, check.count("n_outputs", n_outputs)))
     stored.base.lent = True
-    base = _Base(np.pad(stored.base.mean, columns), stored.base.cov, True, stored.base.spares)
+    base = Base(np.pad(stored.base.mean, columns), stored.base.cov, True, stored.base.spares)
     coefficients = None
     if stored.coefficients is not None:
         coefficients = np.pad(stored.coefficients, columns)
@@ -421,7 +511,7 @@ def keep_outputs(posterior: Posterior, columns: Array) -> Posterior:
     mean = stored.base.mean.take(columns, 1)
     coefficients = stored.coefficients
     coefficients = None if coefficients is None else coefficients.take(columns, 1)
-    base = _Base(mean, stored.base.cov, True, stored.base.spares)
+    base = Base(mean, stored.base.cov, True, stored.base.spares)
     return Posterior._of(replace(stored, base=base, coefficients=coefficients, room=None))
 
 

@@ -15,7 +15,7 @@ import torch
 
 from kalstream._optional import require
 from kalstream.core._kernels import softmax_integral as lattice
-from kalstream.core.forgetting import _LARGEST_DELTA
+from kalstream.core.single import LARGEST_DELTA
 
 triton: Any = require("triton", "torch")
 tl: Any = require("triton.language", "torch")
@@ -395,7 +395,7 @@ class Rounds:
         )  # fmt: skip
         _end_kernel[(1,)](
             self.along, self.by_var, chunk.gram_eye, self.var, head.delta, self.deltas, self.left,
-            self.constants, n, LARGEST=_LARGEST_DELTA, B=rows,
+            self.constants, n, LARGEST=LARGEST_DELTA, B=rows,
         )  # fmt: skip
         return factor, scaled
 

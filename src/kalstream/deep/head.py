@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from kalstream.core import _checks as check
-from kalstream.core.forgetting import _LARGEST_DELTA
+from kalstream.core.single import LARGEST_DELTA
 from kalstream.deep import predictive
 from kalstream.deep.filter import Chunk, Told, run_chunk, update_
 from kalstream.errors import InvalidInput, NumericalError
@@ -461,10 +461,10 @@ def _clipped_sums(start: Tensor, steps: Tensor) -> Tensor:
     """
     free = start + steps.cumsum(0)
     sums = free - free.cummin(0).values.clamp_max(0.0)
-    if bool((sums <= _LARGEST_DELTA).all()):
+    if bool((sums <= LARGEST_DELTA).all()):
         return sums
     out, now = [], float(start)
     for step in steps.tolist():
-        now = min(max(now + step, 0.0), _LARGEST_DELTA)
+        now = min(max(now + step, 0.0), LARGEST_DELTA)
         out.append(now)
     return torch.tensor(out, dtype=steps.dtype, device=steps.device)

@@ -3,13 +3,15 @@ r"""Checkpoints: a tree of plain values in one safetensors file, back bit for bi
 Arrays are the file's tensors. One metadata entry, "kalstream", holds JSON: a SHA-256 of the whole
 file, the format, kalstream's version, the kind of what was saved, and the tree. In the tree a
 JSON object with one key stands for whatever JSON lacks, ``{"@tuple": [...]}``, or for an object
-of a class in `REGISTERED`, ``{"Fixed": {"gamma": 0.9, ...}}``. A class is never imported or looked
-up by a name from a file, so that reading one cannot run code.
+of a class in `TAGGED`, ``{"Fixed": {"gamma": 0.9, ...}}``. Tags are explicit and stay when a class
+gets another name. A class is never imported or looked up by a name from a file, so that reading
+one cannot run code.
 
-Compatibility: every later kalstream reads every earlier format. Whoever changes what a registered
+Compatibility: every later kalstream reads every earlier format. Whoever changes what a tagged
 class is made of, or what a tag means, raises `FORMAT` and adds to `_MIGRATIONS` a function from
 the tree of the old format to that of the new one; they are applied in turn. Files of newer
-formats are refused.
+formats are refused. A forgetting policy declares the tags of its settings and of its state itself:
+see `kalstream.core.policy`.
 """
 
 from __future__ import annotations
@@ -41,35 +43,78 @@ from safetensors.numpy import load, save
 
 from kalstream import __version__
 from kalstream._files import write_whole
-from kalstream.core.bank import Bank, _Stack
+from kalstream.core.bank import Bank, BankArrays
 from kalstream.core.calibration import Alpha, Calibration
-from kalstream.core.forgetting import FilterState, Fixed, Learned
-from kalstream.core.mixture import Mixture, MixtureState
-from kalstream.core.state import Posterior, _Base, _Stored
+from kalstream.core.mixture import MixtureState
+from kalstream.core.policy import TAGGED
+from kalstream.core.stacking import Stack
+from kalstream.core.state import BankStep, Base, Posterior, Stored
 from kalstream.errors import CheckpointError
+from kalstream.estimators._classification import Classes
+from kalstream.estimators._labels import Labels
+from kalstream.estimators._model import Model
+from kalstream.estimators._regression import Values
+from kalstream.estimators._representation import Representation
+from kalstream.estimators._watch import Watch
 from kalstream.features import OnlineScaler, RandomFourierFeatures
 
 Array = NDArray[Any]
 FilePath = str | os.PathLike[str]
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 
 
-def _with_average(tree: Any) -> Any:
-    """Format 3: Watch.numbers has an average at its end."""
+def _everywhere(tree: Any, tag: str, change: Callable[[dict[str, Any]], Any]) -> Any:
+    """The tree, in which ``change`` makes a new node of the parts of every object with a tag."""
     if isinstance(tree, list):
-        return [_with_average(each) for each in tree]
+        return [_everywhere(each, tag, change) for each in tree]
     if not isinstance(tree, dict):
         return tree
-    tree = {key: _with_average(each) for key, each in tree.items()}
-    if "Watch" in tree:
-        tree["Watch"]["numbers"] = np.append(tree["Watch"]["numbers"], 0.0)
+    tree = {key: _everywhere(each, tag, change) for key, each in tree.items()}
+    return change(tree[tag]) if tag in tree else tree
+
+
+def _with_average(parts: dict[str, Any]) -> dict[str, Any]:
+    """Format 3: Watch.numbers has an average at its end."""
+    return {"Watch": parts | {"numbers": np.append(parts["numbers"], 0.0)}}
+
+
+def _by_task(tree: Any) -> Any:
+    """Format 4: a model holds what is known of its own task only, and the step of a bank."""
+    flat = []
+    for key, fitted in tree.get("@dict", ()) if isinstance(tree, dict) else ():
+        if key == "fitted":
+            flat = [value for name, value in fitted["@dict"] if name == "_flat"]
+            fitted["@dict"] = [pair for pair in fitted["@dict"] if pair[0] != "_flat"]
+
+    def model(parts: dict[str, Any]) -> dict[str, Any]:
+        known = ("labels", "counts", "stack", "ordered", "offset", "spread", "told")
+        old = {name: parts.pop(name, None) for name in known}
+        if flat:
+            targets = {"offset": old["offset"], "spread": old["spread"], "flat": flat[0]}
+            parts["targets"] = {"Values": targets}
+        else:
+            names = ("labels", "counts", "stack", "ordered")
+            parts["targets"] = {"Classes": {name: old[name] for name in names}}
+        return {"Model": parts | {"last_step": old["told"]}}
+
+    def bank(parts: dict[str, Any]) -> dict[str, Any]:
+        return {"Bank": {"stored" if key == "stack" else key: v for key, v in parts.items()}}
+
+    def step(parts: dict[str, Any]) -> dict[str, Any]:
+        each = ("logit_mean", "logit_var", "gamma", "nis")
+        arrays = {name: parts[name][None] for name in each}
+        return {"BankStep": arrays | {"noise_var": parts["noise_var"]}}
+
+    for tag, change in (("Model", model), ("Bank", bank), ("Step", step)):
+        tree = _everywhere(tree, tag, change)
     return tree
 
 
 _MIGRATIONS: Final[dict[int, Callable[[Any], Any]]] = {
     1: lambda tree: tree,  # Model.stack is newer, and None if it is not there
-    2: _with_average,
+    2: lambda tree: _everywhere(tree, "Watch", _with_average),
+    3: _by_task,
 }
 
 # Where the digest stands. A quote inside a string is escaped, so this occurs nowhere else.
@@ -96,21 +141,44 @@ class Foreign:
 
 
 # Dataclasses are kept by their fields, other classes by their __dict__; `_parts` and `_whole`
-# have the exceptions. A class that compiled code reads also belongs in `_CHECKS`.
-REGISTERED: dict[str, type] = {
-    cls.__name__: cls
-    for cls in (
-        *(Alpha, Calibration, Fixed, Learned, FilterState, Mixture, MixtureState),
-        *(Posterior, _Stored, _Base, Bank, _Stack),
-        *(OnlineScaler, RandomFourierFeatures, Foreign),
-        *(Generator, RandomState, MT19937, PCG64, PCG64DXSM, Philox, SFC64),
-    )
-}
+# have the exceptions. A class that compiled code reads also belongs in `_CHECKS`. Policies and
+# their states are among `TAGGED` already.
+TAGGED.update(
+    {
+        "Alpha": Alpha,
+        "Calibration": Calibration,
+        "Posterior": Posterior,
+        "_Stored": Stored,
+        "_Base": Base,
+        "Bank": Bank,
+        "_Stack": BankArrays,
+        "BankStep": BankStep,
+        "Stack": Stack,
+        "Model": Model,
+        "Classes": Classes,
+        "Values": Values,
+        "Representation": Representation,
+        "Labels": Labels,
+        "Watch": Watch,
+        "OnlineScaler": OnlineScaler,
+        "RandomFourierFeatures": RandomFourierFeatures,
+        "Foreign": Foreign,
+        "Generator": Generator,
+        "RandomState": RandomState,
+        "MT19937": MT19937,
+        "PCG64": PCG64,
+        "PCG64DXSM": PCG64DXSM,
+        "Philox": Philox,
+        "SFC64": SFC64,
+    }
+)
 # What belongs to the running process: a restored state owns its arrays and has room to claim.
+# `fitted` is a tree of its own in the file.
 _LEFT_OUT: Final = {
-    *((_Stored, "room"), (_Base, "lent"), (_Base, "spares")),
+    *((Stored, "room"), (Base, "lent"), (Base, "spares")),
     *((Bank, "room"), (Bank, "memo")),
-    *((_Stack, "lent"), (_Stack, "full"), (_Stack, "spares")),
+    *((BankArrays, "lent"), (BankArrays, "full"), (BankArrays, "spares")),
+    (Model, "fitted"),
 }
 
 
@@ -118,7 +186,7 @@ def write(path: FilePath, kind: str, tree: Any) -> None:
     """Write a tree to one file, whole or not at all.
 
     Takes None, bool, int, float, str, bytes, list, tuple, dict, numpy scalars, arrays and
-    generators, and objects of the classes in `REGISTERED`. Arrays keep the order of their axes in
+    generators, and objects of the classes in `TAGGED`. Arrays keep the order of their axes in
     memory, on which the last bits of products depend; views become dense. A generator or
     a scaler in two places remains one; anything else in two places becomes two.
 
@@ -169,14 +237,14 @@ def read(path: FilePath, kind: str) -> Any:
         # Only what the header describes is read: nothing of a file that it does not fit.
         body = _body_size(header)
         if os.fstat(file.fileno()).st_size != 8 + len(header) + body:
-            raise CheckpointError(f"{damaged} (it is not as long as its header says)")
+            raise CheckpointError(f"{damaged} (its length is not the one in its header)")
         data = b"".join((len(header).to_bytes(8, "little"), header, file.read(body)))
     try:
         start = header.index(_MARK) + 8 + len(_MARK)
-        found = sha256(data[:start])
-        found.update(_NO_DIGEST.encode())
-        found.update(memoryview(data)[start + len(_NO_DIGEST) :])
-        if about["sha256"] != found.hexdigest():
+        digest = sha256(data[:start])
+        digest.update(_NO_DIGEST.encode())
+        digest.update(memoryview(data)[start + len(_NO_DIGEST) :])
+        if about["sha256"] != digest.hexdigest():
             raise CheckpointError(f"{damaged} (its checksum does not agree)")
         if about["kind"] != kind:
             raise CheckpointError(
@@ -312,7 +380,7 @@ class _Encoder:
             return {"@text": self.node(value.item(), path, depth + 1)}
         if isinstance(value, np.generic) and value.dtype.type is cls and value.dtype.kind in _KINDS:
             return {"@scalar": [value.dtype.str, value.tobytes().hex()]}
-        for name, known in REGISTERED.items():
+        for name, known in TAGGED.items():
             if known is cls:
                 return self.object(name, value, path, depth + 1)
         kind = f"{_name(cls)} of {value.dtype}" if cls is np.ndarray else _name(cls)
@@ -355,8 +423,8 @@ class _Decoder:
         if not isinstance(node, dict):
             return node
         ((tag, content),) = node.items()
-        if tag in REGISTERED:
-            return _whole(REGISTERED[tag], {key: self.value(v) for key, v in content.items()})
+        if tag in TAGGED:
+            return _whole(TAGGED[tag], {key: self.value(v) for key, v in content.items()})
         content = self.value(content)
         if tag == "@same":
             return self.shared[content]
@@ -413,7 +481,7 @@ def _parts(value: Any) -> dict[str, Any]:
         # Raises if it was given away. What is in the part of cov that is not meant depends on
         # predictions and on memory that was used again; the bytes of a file must not.
         value.arrays.mirrored()
-    if isinstance(value, _Base):
+    if isinstance(value, Base):
         return {"mean": value.mean, "cov": np.asfortranarray(np.tril(value.cov))}
     if isinstance(value, Generator):
         return {"bit_generator": value.bit_generator}
@@ -504,21 +572,21 @@ def _check_filters(part: str, arrays: Any, rows: Any, coefficients: Any, scales:
     need_array(f"{part}.coefficients", coefficients, shape, mean.dtype)
 
 
-def _check_stored(stored: _Stored) -> None:
-    need(isinstance(stored.base, _Base), "_Stored.base", "a _Base")
-    need(np.ndim(stored.base.mean) == 2, "_Stored.mean", "of two dimensions")
+def _check_stored(stored: Stored) -> None:
+    need(isinstance(stored.base, Base), "Stored.base", "a Base")
+    need(np.ndim(stored.base.mean) == 2, "Stored.mean", "of two dimensions")
     scales = stored.mean_scale, stored.scale, stored.shift, stored.ceiling, stored.folds
-    need(all(type(scale) is float for scale in scales), "_Stored.scales", "five floats")
+    need(all(type(scale) is float for scale in scales), "Stored.scales", "five floats")
     order = stored.base.mean.flags.c_contiguous and stored.base.cov.flags.f_contiguous
-    need(order, "_Stored.base", "in the order that BLAS takes")
-    _check_filters("_Stored", stored.base, stored.rows, stored.coefficients, np.array(scales))
+    need(order, "Stored.base", "in the order that BLAS takes")
+    _check_filters("Stored", stored.base, stored.rows, stored.coefficients, np.array(scales))
 
 
 def _check_bank(bank: Bank) -> None:
-    need(isinstance(bank.stack, _Stack), "Bank.stack", "a _Stack")
+    need(isinstance(bank.stored, BankArrays), "Bank.stored", "BankArrays")
     need(np.ndim(bank.arrays.mean) == 3, "Bank.mean", "of three dimensions")
     order = bank.arrays.mean.flags.c_contiguous and bank.arrays.cov.flags.c_contiguous
-    need(order, "Bank.stack", "in C order")
+    need(order, "Bank.stored", "in C order")
     _check_filters("Bank", bank.arrays, bank.rows, bank.coefficients, bank.scales)
 
 
@@ -562,9 +630,9 @@ def _check_foreign(saved: Foreign) -> None:
 # Compiled code does not look whether arrays are as long as it takes them to be. What a dataclass
 # checks when it is made (`FilterState`, `MixtureState`, `Stack`, policies) is not checked again.
 _CHECKS: dict[type, Callable[[Any], None]] = {
-    _Stored: _check_stored,
+    Stored: _check_stored,
     Bank: _check_bank,
-    Posterior: lambda p: need(isinstance(p.stored, _Stored), "Posterior.stored", "a _Stored"),
+    Posterior: lambda p: need(isinstance(p.stored, Stored), "Posterior.stored", "a Stored"),
     Foreign: _check_foreign,
     OnlineScaler: _check_scaler,
     RandomFourierFeatures: _check_waves,

@@ -1,13 +1,11 @@
-"""Rows that have been checked, and what their targets have to say while a model learns them."""
+"""Rows that have been checked, with their targets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
-
-from kalstream.estimators._model import Model
 
 Array = NDArray[Any]
 
@@ -19,39 +17,24 @@ class Chunk:
     Attributes
     ----------
     rows : (b, d)
+    targets : list of b labels, None where unknown; or (b,) or (b, K) numbers
     weight : (b,) or None
     gap, times : (b,) or None
         Time before each row in units, and when it came.
     """
 
     rows: Array
+    targets: Any
     weight: Array | None
     gap: Array | None
     times: Array | None
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
     def __getitem__(self, piece: slice) -> Chunk:
         if piece.stop - piece.start == len(self.rows):
             return self
         parts = self.weight, self.gap, self.times
-        return Chunk(self.rows[piece], *(None if part is None else part[piece] for part in parts))
-
-
-class Targets(Protocol):
-    """Targets of a chunk, labels or values."""
-
-    def check(self, n: int) -> None:
-        """Raise an error unless there is a target for each of n rows."""
-        ...
-
-    def end_of_piece(self, model: Model, start: int) -> int:
-        """Where the rows end that can be predicted and learned in one go, from ``start`` on."""
-        ...
-
-    def read(
-        self, model: Model, piece: slice, weight: Array | None
-    ) -> tuple[Model, Any, Array | None]:
-        """The model with room for targets of these rows, the targets, and the rows' weights (b,).
-
-        Targets are as the policy takes them.
-        """
-        ...
+        cut = (None if part is None else part[piece] for part in parts)
+        return Chunk(self.rows[piece], self.targets[piece], *cut)

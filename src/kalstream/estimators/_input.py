@@ -1,25 +1,56 @@
-"""Reading what users pass to an estimator: targets, weights, times, settings, and their sizes."""
+"""Reading what users pass to an estimator: rows, targets, weights, seeds; and memory for them."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import datetime
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 
 from kalstream.core import _checks as check
-from kalstream.core.mixture import Mixture
+from kalstream.core.policy import Policy
 from kalstream.errors import InvalidInput, InvalidType, OutOfMemory
+from kalstream.features._rows import bounded, read_rows
 
 Array = NDArray[Any]
 T = TypeVar("T")
+
+
+def read_columns(X: Any, fitted: dict[str, Any] | None, name: str) -> tuple[Array, dict[str, Any]]:
+    """Rows (b, d) as float64, NaN where a value is missing, and what is known of the columns.
+
+    ``fitted`` holds what scikit-learn's contract knows of the columns, None before any row;
+    ``name`` is that of the estimator, for messages.
+    """
+    if (
+        fitted is not None
+        and type(X) is np.ndarray
+        and X.dtype == np.float64
+        and X.ndim == 2
+        and X.flags.carray
+        and X.shape[1] == fitted["n_features_in_"]
+        and "feature_names_in_" not in fitted
+        and len(X)
+    ):
+        return bounded(X), fitted
+    columns = _columns_class(name)()
+    columns.__dict__.update(fitted or {})
+    rows = bounded(read_rows(columns, X, reset=fitted is None))
+    return rows, dict(columns.__dict__) if fitted is None else fitted
+
+
+@lru_cache
+def _columns_class(name: str) -> type:
+    """What scikit-learn notes columns in; its messages hold the name."""
+    return type(name, (BaseEstimator,), {})
 
 
 def read_values(y: Any) -> Array:
@@ -60,29 +91,8 @@ def read_weights(sample_weight: Any, n: int, name: str = "sample_weight") -> Arr
     return check.non_negative_rows(name, sample_weight, n) + 0.0
 
 
-def read_unit(unit: Any) -> float:
-    """A unit of time, a number or a duration, as a number; of a duration in seconds."""
-    given = unit
-    if isinstance(unit, np.timedelta64):
-        if np.datetime_data(unit.dtype)[0] in ("Y", "M"):
-            raise InvalidInput(
-                f"time_unit is {unit!r}; years and months differ in length, so give days: "
-                'np.timedelta64(365, "D")'
-            )
-        unit = float(unit / np.timedelta64(1, "s"))
-    elif isinstance(unit, datetime.timedelta):
-        unit = unit.total_seconds()
-    try:
-        return check.positive("time_unit", unit)
-    except InvalidInput:
-        raise InvalidInput(
-            "time_unit must be a finite number above 0, or a duration such as "
-            f"datetime.timedelta(hours=1), got {check.shown(given)}"
-        ) from None
-
-
 def read_seed(random_state: Any) -> int:
-    """A seed from what scikit-learn takes, or from a Generator, neither of which is moved."""
+    """A seed from a random_state of scikit-learn or a Generator, neither of which is advanced."""
     try:
         if isinstance(random_state, np.random.Generator):
             random_state = int(copy.deepcopy(random_state).integers(2**31))
@@ -96,7 +106,7 @@ def read_seed(random_state: Any) -> int:
 
 
 def read_path(path: Any) -> Any:
-    """A path of a file; a number would be taken for an open file."""
+    """The path of a file. A number is refused: Python would take it for an open file."""
     try:
         return os.fspath(path)
     except TypeError:
@@ -115,8 +125,10 @@ def _refuse_sparse(name: str, value: Any) -> None:
 # ---- sizes ---------------------------------------------------------------------------------------
 
 
-def allocated(make: Callable[[], T], policy: Any, n_features: int, n_outputs: int, dtype: Any) -> T:
-    """What make() returns, filters of this size, unless there is less memory than they need."""
+def allocated(
+    make: Callable[[], T], policy: Policy, n_features: int, n_outputs: int, dtype: Any
+) -> T:
+    """The filters that make() returns, unless they need more memory than there is."""
     needed, available = _bytes_of(policy, n_features, n_outputs, dtype), available_bytes()
     if available is not None and needed > available:
         raise _too_large(policy, n_features, n_outputs, dtype, available)
@@ -127,10 +139,10 @@ def allocated(make: Callable[[], T], policy: Any, n_features: int, n_outputs: in
 
 
 def _too_large(
-    policy: Any, n_features: int, n_outputs: int, dtype: Any, available: int | None
+    policy: Policy, n_features: int, n_outputs: int, dtype: Any, available: int | None
 ) -> OutOfMemory:
     """The error that says how much memory filters need, and how to need less."""
-    n_filters = len(policy.half_lives) if isinstance(policy, Mixture) else 1
+    n_filters = policy.n_filters
     needed = _bytes_of(policy, n_features, n_outputs, dtype)
     limit = "" if available is None else f", and {_size(available)} are available"
     filters = f"{n_filters} filters" if n_filters > 1 else "a filter"
@@ -143,24 +155,26 @@ def _too_large(
     )
 
 
-def _bytes_of(policy: Any, n_features: int, n_outputs: int, dtype: Any) -> int:
-    """As `KalmanEstimator.nbytes_`, less what may wait."""
-    n_filters = len(policy.half_lives) if isinstance(policy, Mixture) else 1
-    return check.float_dtype(dtype).itemsize * n_filters * n_features * (n_features + n_outputs)
+def _bytes_of(policy: Policy, n_features: int, n_outputs: int, dtype: Any) -> int:
+    """As `KalmanEstimator.nbytes_`, without the buffer of pending rows."""
+    size = policy.n_filters * n_features * (n_features + n_outputs)
+    return check.float_dtype(dtype).itemsize * size
 
 
 def available_bytes() -> int | None:
-    """Memory that this process can still have, as far as the system tells; None if it does not."""
-    found = []
+    """Memory that this process can still get, in bytes; None if the system does not tell."""
+    limits = []
     with contextlib.suppress(OSError, ValueError):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    if not found:
+        limits += [
+            1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")
+        ]
+    if not limits:
         with contextlib.suppress(AttributeError, OSError, ValueError):
-            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+            limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     with contextlib.suppress(OSError, ValueError):  # what the container allows
-        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return min(found, default=None)
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(limits, default=None)
 
 
 def _size(n_bytes: int) -> str:

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from kalstream.core.bank import BankStep
-from kalstream.core.stacking import Stack
-from kalstream.core.state import Posterior, Step
-from kalstream.estimators._labels import Labels
+from kalstream.core.policy import PolicyState
+from kalstream.core.state import BankStep, Posterior
 from kalstream.estimators._representation import Representation
 from kalstream.estimators._watch import Watch
-
-Array = NDArray[Any]
-
-# So many of the last rows are kept for `health_`.
-_LAST_ROWS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +19,7 @@ class Filter:
     ----------
     half_life, gamma : float
     weight : float
-        How much it is believed.
+        Probability that it is the right one.
     posterior : Posterior
 
     Examples
@@ -53,41 +43,31 @@ class Model:
     Attributes
     ----------
     representation : Representation
-    state : FilterState, MixtureState, or None before the first class is known
-    labels : Labels
-    counts : (K,)
-        Examples of each class, in the order of the columns.
+    state : PolicyState, or None before the first target is known
+    targets : Classes or Values
+        What is known about the targets: see `_classification` and `_regression`.
     n_seen : int
         Rows that have passed, with a target or not.
     time : float or None
-        Of the last row.
+        Time of the last row.
     watch : Watch
-    told : BankStep, Step or None
-        What the last rows told about themselves.
-    offset, spread : (K,), (2,)
-        Of a regression: what is subtracted from targets, and the scale (see `KalmanRegressor`).
+    last_step : BankStep or None
+        Step of the last rows, for `health_`.
     seed : int
-        Of sampled predictions.
-    stack, ordered : Stack or None
-        Of a classification by a mixture: for any row, and for the next one of rows whose labels
-        are known in time.
+        Seed of sampled predictions.
     fitted : dict
-        What scikit-learn's contract wants to be known of the first rows: n_features_in_ and such.
+        What scikit-learn's contract wants to be known of the columns: n_features_in_ and
+        perhaps feature_names_in_.
     """
 
     representation: Representation
-    state: Any
-    labels: Labels
-    counts: Array
+    state: PolicyState | None
+    targets: Any
     n_seen: int
     time: float | None
     watch: Watch
-    told: Any
-    offset: Array | None
-    spread: Array
+    last_step: BankStep | None
     seed: int
-    stack: Stack | None = None
-    ordered: Stack | None = None
     fitted: dict[str, Any] = field(default_factory=dict)
 
     def but(self, **changes: Any) -> Model:
@@ -95,21 +75,3 @@ class Model:
         other = object.__new__(Model)
         other.__dict__.update(self.__dict__, **changes)
         return other
-
-
-def tail(told: Any) -> Any:
-    """The last rows of a step, without their means if these are many: enough for `health_`."""
-    n = len(told.noise_var)
-    if n <= _LAST_ROWS and told.logit_mean.size <= 1000:
-        return told
-    cut = slice(max(0, n - _LAST_ROWS), n)
-    parts = [
-        told.logit_var[..., cut],
-        told.gamma[..., cut],
-        told.noise_var[cut],
-        told.nis[..., cut],
-    ]
-    if n > _LAST_ROWS:
-        parts = [part.copy() for part in parts]
-    kind = BankStep if isinstance(told, BankStep) else Step
-    return kind(np.empty((*parts[0].shape, 0)), *parts)

@@ -1,4 +1,4 @@
-"""From rows as they come to the features of the filter, learned as the rows pass."""
+"""From rows to the features of the filter; scaling is learned as the rows pass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OWN: Final = (OnlineScaler, RandomFourierFeatures)
 
 @dataclass(frozen=True, slots=True)
 class Representation:
-    """A transformer, the size of its rows, and a constant for the intercept. Never changed.
+    """A transformer, a divisor, and a constant for the intercept. Never changed.
 
     Attributes
     ----------
@@ -92,10 +92,10 @@ class Representation:
             return after, self._features(learner._advance(rows))
         learner = copy.deepcopy(self.transformer)
         if hasattr(learner, "advance"):
-            found = learner.advance(rows)
+            made = learner.advance(rows)
         else:
-            found = learner.partial_fit(rows).transform(rows)
-        return replace(self, transformer=learner), self._features(found)
+            made = learner.partial_fit(rows).transform(rows)
+        return replace(self, transformer=learner), self._features(made)
 
     def with_columns(self, n_columns: int) -> Representation:
         """The representation with columns that were missing in all rows so far."""
@@ -107,14 +107,12 @@ class Representation:
         grown.add_columns(n_columns)
         return replace(self, transformer=grown)
 
-    def _features(self, found: Any) -> Array:
-        found = np.asarray(
-            found.toarray() if hasattr(found, "toarray") else found, dtype=np.float64
-        )
-        n, m = found.shape
+    def _features(self, made: Any) -> Array:
+        made = np.asarray(made.toarray() if hasattr(made, "toarray") else made, dtype=np.float64)
+        n, m = made.shape
         first = int(self.intercept)  # the constant comes first: columns may be added behind
         out = np.ones((n, first + m))
-        np.divide(found, self.size, out=out[:, first:])
+        np.divide(made, self.size, out=out[:, first:])
         if self.transformer is None:
             out[np.isnan(out)] = 0.0
         return out

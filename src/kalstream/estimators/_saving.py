@@ -13,31 +13,27 @@ from typing import Any, TypeVar
 import numpy as np
 from sklearn.base import clone
 
-from kalstream.core.bank import BankStep
-from kalstream.core.forgetting import FilterState
 from kalstream.core.mixture import MixtureState
+from kalstream.core.policy import TAGGED, PolicyState
 from kalstream.core.stacking import Stack
-from kalstream.core.state import Step
+from kalstream.core.state import BankStep
 from kalstream.errors import CheckpointError
 from kalstream.estimators import _checkpoint as checkpoint
 from kalstream.estimators._base import KalmanEstimator
 from kalstream.estimators._checkpoint import need, need_array
+from kalstream.estimators._classification import Classes
 from kalstream.estimators._labels import Labels
 from kalstream.estimators._model import Model
+from kalstream.estimators._regression import Values
 from kalstream.estimators._representation import Representation
 from kalstream.estimators._sharing import Shared
-from kalstream.estimators._watch import GRID, Watch
+from kalstream.estimators._watch import Watch
 from kalstream.estimators.classifier import KalmanClassifier
 from kalstream.features import OnlineScaler, RandomFourierFeatures
 
 T = TypeVar("T", bound=KalmanEstimator)
 
-checkpoint.REGISTERED.update(
-    {cls.__name__: cls for cls in (Model, Representation, Labels, Watch, BankStep, Step, Stack)}
-)
-_FITTED = ("n_features_in_", "feature_names_in_", "_flat")
-# a tree of its own in the file
-checkpoint._LEFT_OUT.add((Model, "fitted"))
+_FITTED = ("n_features_in_", "feature_names_in_")
 
 
 def save(estimator: KalmanEstimator, path: str | PathLike[str]) -> None:
@@ -58,7 +54,7 @@ def load(cls: type[T], path: str | PathLike[str], features: Any) -> T:
     try:
         params, model, fitted = (tree[name] for name in ("params", "model", "fitted"))
         _check_model(model, fitted, issubclass(cls, KalmanClassifier))
-        cls(**params)
+        _check_policy(cls(**params), model)
     except Exception as error:  # a nonsensical file with a right checksum can raise anything
         raise CheckpointError(
             f"{path} is damaged; take another copy of it ({type(error).__name__}: {error})"
@@ -91,85 +87,95 @@ def _check_model(model: Model, fitted: dict[str, Any], classifies: bool) -> None
         raise ValueError("n_features_in_ must be an integer of at least 1")
     names = fitted.get("feature_names_in_")
     need(names is None or len(names) == n_columns, "feature_names_in_", f"{n_columns} names")
-    need(type(fitted.get("_flat", True)) is bool, "_flat", "True or False")
-    need(classifies or "_flat" in fitted, "_flat", "there")
-    n_names = _check_labels(model, classifies)
     need(type(model.n_seen) is int and model.n_seen >= 0, "n_seen", "an integer of at least 0")
     time = model.time
     need(time is None or (type(time) is float and math.isfinite(time)), "time", "finite or None")
     need(type(model.seed) is int and model.seed >= 0, "seed", "an integer of at least 0")
-    need_array("spread", model.spread, (2,))
-    need((model.spread >= 0.0).all(), "spread", "at least 0")
+    n_targets = _check_classes(model) if classifies else _check_values(model)
     _check_watch(model)
     state = model.state
-    need(state is None or isinstance(state, FilterState | MixtureState), "state", "a state")
+    need(state is None or isinstance(state, PolicyState), "state", "a state")
     m = _check_representation(model.representation, n_columns)
     own = isinstance(model.representation.transformer, OnlineScaler | RandomFourierFeatures)
     need(m is not None or not own or model.n_seen == 0, "transformer", "fitted, as the model is")
     if state is None:
-        need(model.stack is None and model.ordered is None, "stack", "None without a state")
         return
-    posterior = state.bank if isinstance(state, MixtureState) else state.posterior
-    if isinstance(state, MixtureState):
-        grid = (*state.half_lives, *state.calibrations)
-        need(all(value > 0.0 for value in grid), "half_lives and calibrations", "above 0")
-    need(m in (None, posterior.n_features), "state", f"of the {m} features that columns become")
+    need(m in (None, state.n_features), "state", f"of the {m} features that columns become")
     if classifies:  # there may be room for classes to come
-        need(0 < n_names <= posterior.n_outputs, "state", f"of at least {n_names} outputs")
+        need(0 < n_targets <= state.n_outputs, "state", f"of at least {n_targets} outputs")
     else:
-        n_outputs = 0 if model.offset is None else len(model.offset)
-        need(n_outputs == posterior.n_outputs, "offset", f"{posterior.n_outputs} numbers")
-    for name in ("stack", "ordered"):
-        stack = getattr(model, name)
-        need(stack is None or isinstance(stack, Stack), name, "a Stack or None")
-        if stack is not None:
-            need(isinstance(state, MixtureState), name, "None without a mixture")
-            need(stack.n_filters == len(state.half_lives), name, "of the filters of the state")
-            n_classes = len(stack.counts)
-            need(n_classes <= posterior.n_outputs, name, f"of at most {n_names} classes")
-            need(not stack.counts[n_names:].any(), name, f"of the {n_names} labels")
+        need(n_targets == state.n_outputs, "offset", f"{state.n_outputs} numbers")
 
 
-def _check_labels(model: Model, classifies: bool) -> int:
-    """Labels, their counts and the offset of targets; returns how many labels there are."""
-    need(isinstance(model.labels, Labels), "labels", "Labels")
-    names = model.labels.names
+def _check_policy(estimator: KalmanEstimator, model: Model) -> None:
+    """Refuse a watch that is not of the half-lives which the policy watches."""
+    policy = estimator._settings.policy
+    if isinstance(model.state, policy.state_type):
+        n_watched = len(policy.watched)
+        need(len(model.watch.now) == n_watched, "watch", f"of {n_watched} half-lives")
+
+
+def _check_classes(model: Model) -> int:
+    """Labels, their counts and the stacks; returns how many labels there are."""
+    targets, state = model.targets, model.state
+    need(isinstance(targets, Classes), "targets", "Classes")
+    need(isinstance(targets.labels, Labels), "labels", "Labels")
+    names = targets.labels.names
     need(isinstance(names, tuple) and len(set(names)) == len(names), "labels", "different values")
-    need(classifies or not names, "labels", "empty for a regression")
-    need_array("counts", model.counts, (len(names),))
-    need((model.counts >= 0.0).all(), "counts", "at least 0")
-    if model.offset is not None:
-        need(not classifies and np.ndim(model.offset) == 1, "offset", "that of a regression")
-        need_array("offset", model.offset, (len(model.offset),))
+    need_array("counts", targets.counts, (len(names),))
+    need((targets.counts >= 0.0).all(), "counts", "at least 0")
+    for name in ("stack", "ordered"):
+        stack = getattr(targets, name)
+        need(stack is None or isinstance(stack, Stack), name, "a Stack or None")
+        if stack is None:
+            continue
+        if not isinstance(state, MixtureState):
+            raise ValueError(f"{name} must be None without a mixture")
+        need(stack.n_filters == len(state.half_lives), name, "of the filters of the state")
+        need(len(stack.counts) <= state.n_outputs, name, f"of at most {len(names)} classes")
+        need(not stack.counts[len(names) :].any(), name, f"of the {len(names)} labels")
     return len(names)
 
 
+def _check_values(model: Model) -> int:
+    """Offset and scale of a regression; returns how many outputs there are."""
+    targets = model.targets
+    need(isinstance(targets, Values), "targets", "Values")
+    need(type(targets.flat) is bool, "flat", "True or False")
+    need_array("spread", targets.spread, (2,))
+    need((targets.spread >= 0.0).all(), "spread", "at least 0")
+    if targets.offset is None:
+        return 0
+    need(np.ndim(targets.offset) == 1, "offset", "of one dimension")
+    need_array("offset", targets.offset, (len(targets.offset),))
+    return len(targets.offset)
+
+
 def _check_watch(model: Model) -> None:
-    """Watch, and what the last rows told."""
-    watch, told = model.watch, model.told
+    """Watch, and the step of the last rows."""
+    watch, step, state = model.watch, model.last_step, model.state
     need(isinstance(watch, Watch), "watch", "a Watch")
     shape = np.shape(watch.now)
+    need(len(shape) == 1 and shape[0] > 0, "watch", "of one dimension and not empty")
     for name in ("now", "usual", "levels"):
         need_array(f"watch.{name}", getattr(watch, name), shape)
     need_array("watch.numbers", watch.numbers, (7,))
     need(watch.numbers[0] >= 0.0, "watch.numbers", "counted from 0")
-    if model.state is not None:
-        many = isinstance(model.state, MixtureState)
-        expected = (len(model.state.half_lives if many else GRID),)
-        need(shape == expected, "watch", f"of shape {expected}, one number for each half-life")
-        need(isinstance(told, BankStep if many else Step) or told is None, "told", "a step")
-    else:
-        need(len(shape) == 1 and shape[0] > 0, "watch", "of one dimension and not empty")
-    for name in () if told is None else ("logit_mean", "logit_var", "gamma", "noise_var", "nis"):
-        need(isinstance(getattr(told, name), np.ndarray), f"told.{name}", "an array")
-    if told is not None:
-        rows = told.noise_var.shape
-        batch = np.shape(watch.now) if isinstance(told, BankStep) else ()
-        need(len(rows) == 1, "told.noise_var", "of one dimension")
-        for name in ("logit_var", "gamma", "nis"):
-            need(getattr(told, name).shape == (*batch, *rows), f"told.{name}", f"of {rows[0]} rows")
-        means = told.logit_mean.shape
-        need(means[:-1] == (*batch, *rows), "told.logit_mean", f"of {rows[0]} rows")
+    need(isinstance(step, BankStep) or step is None, "last_step", "a step")
+    if step is None:
+        return
+    for name in ("logit_mean", "logit_var", "gamma", "noise_var", "nis"):
+        need(isinstance(getattr(step, name), np.ndarray), f"last_step.{name}", "an array")
+    rows = step.noise_var.shape
+    need(len(rows) == 1, "last_step.noise_var", "of one dimension")
+    if state is None:
+        raise ValueError("last_step must be None without a state")
+    batch = (len(state.half_lives), *rows)
+    for name in ("logit_var", "gamma", "nis"):
+        shape = getattr(step, name).shape
+        need(shape == batch, f"last_step.{name}", f"of {batch[0]} filters and {batch[1]} rows")
+    shape = step.logit_mean.shape
+    need(shape[:-1] == batch, "last_step.logit_mean", f"of {batch[0]} filters and {batch[1]} rows")
 
 
 def _check_representation(representation: Representation, n_columns: int) -> int | None:
@@ -194,7 +200,7 @@ def _check_representation(representation: Representation, n_columns: int) -> int
 
 def _portable(representation: Representation) -> Representation:
     transformer = representation.transformer
-    if transformer is None or type(transformer) in checkpoint.REGISTERED.values():
+    if transformer is None or type(transformer) in TAGGED.values():
         return representation
     return replace(representation, transformer=checkpoint.foreign(transformer))
 
@@ -207,6 +213,6 @@ def _plain(value: Any) -> Any:
         return value.total_seconds()
     if isinstance(value, Mapping):
         return dict(value)
-    if hasattr(value, "transform") and type(value) not in checkpoint.REGISTERED.values():
+    if hasattr(value, "transform") and type(value) not in TAGGED.values():
         return None  # a transformer of another library: load asks for one
     return value

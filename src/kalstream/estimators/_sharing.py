@@ -40,17 +40,18 @@ def interruptible(method: F) -> F:
 
 
 class Shared(Generic[T]):
-    """Holds an immutable value; whoever reads it sees a whole one, before or after an update.
+    """Holds an immutable value. A reader sees the value before an update, or the one after it.
 
     An update makes a new value from the one before and publishes it in one step, so that an
     exception at any time leaves either the one or the other. No lock protects the value. Threads
-    that update take turns only to save work: who was overtaken starts again from the new value.
+    that update take turns only to save work: a thread that was overtaken starts again from the
+    new value.
 
     Examples
     --------
     >>> shared = Shared(1)
-    >>> shared.update(lambda value: (value + 1, "said"))
-    'said'
+    >>> shared.update(lambda value: (value + 1, "result"))
+    'result'
     >>> shared.value
     2
     """
@@ -61,11 +62,11 @@ class Shared(Generic[T]):
 
     @property
     def value(self) -> T:
-        """The value now. It is never changed, so it can be read for as long as it is kept."""
+        """The current value. It never changes, so it can be kept and read at any time."""
         return list(self._versions.values())[-1]
 
     def update(self, change: Callable[[T], tuple[T, R]]) -> R:
-        """Publish the value that ``change`` makes of the one before; returns what it also says."""
+        """Publish the value that ``change`` makes of the current one; returns its other result."""
         versions, turn = self._versions, self._my_turn()
         try:
             while True:

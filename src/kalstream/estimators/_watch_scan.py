@@ -7,25 +7,9 @@ from typing import Any
 import numpy as np
 
 from kalstream.core._kernels._jit import jit
-from kalstream.estimators._watch import ALARMS, BEGAN, DISTANCE, LATELY, ON, PEAK, N
+from kalstream.estimators._watch import ALARMS, BEGAN, DISTANCE, ON, PEAK, RECENT, N
 
 Array = Any
-
-
-@jit
-def shares_and_variance(weights: Array, logit_var: Array, order: Array) -> tuple[Array, Array]:
-    """Half-life weights and variances (b, J) in this order.
-
-    From the weights (b, J, C) of a mixture and its variances (J, b).
-    """
-    n, n_filters, n_calibrations = weights.shape
-    shares, variance = np.zeros((n, n_filters)), np.empty((n, n_filters))
-    for i in range(n):
-        for j in range(n_filters):
-            for c in range(n_calibrations):
-                shares[i, j] += weights[i, order[j], c]
-            variance[i, j] = logit_var[order[j], i]
-    return shares, variance
 
 
 @jit
@@ -37,8 +21,8 @@ def watch_rows(
     begin: float,
     begin_average: float,
     end: float,
-    lately: float,
-    recent: float,
+    recent_rows: float,
+    variance_rows: float,
     usual: Array,
     levels: Array,
     numbers: Array,
@@ -54,18 +38,18 @@ def watch_rows(
         if n < warm_up:
             distance = 0.0
         numbers[DISTANCE] = distance
-        numbers[LATELY] += (distance - numbers[LATELY]) / lately
-        if numbers[ON] == 0.0 and (distance > begin or numbers[LATELY] > begin_average):
+        numbers[RECENT] += (distance - numbers[RECENT]) / recent_rows
+        if numbers[ON] == 0.0 and (distance > begin or numbers[RECENT] > begin_average):
             numbers[ON], numbers[BEGAN], numbers[PEAK] = 1.0, n, distance
             numbers[ALARMS] += 1.0
         elif numbers[ON] == 1.0:
             numbers[PEAK] = max(numbers[PEAK], distance)
-            if max(distance, numbers[LATELY]) < end:
+            if max(distance, numbers[RECENT]) < end:
                 numbers[ON] = 0.0
         rate = 1.0 / min(n + 1.0, slow)
         for j in range(weights.shape[1]):
             usual[j] += rate * (weights[i, j] - usual[j])
-        rate = 1.0 / min(n + 1.0, recent)
+        rate = 1.0 / min(n + 1.0, variance_rows)
         for j in range(weights.shape[1]):
             levels[j] += rate * (np.log(max(variance[i, j], 1e-300)) - levels[j])
         numbers[N] = n + 1.0

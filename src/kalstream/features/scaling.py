@@ -11,7 +11,7 @@ from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from kalstream.core import _checks as check
-from kalstream.core.forgetting import gamma_of
+from kalstream.core.policy import gamma_of
 from kalstream.features._rows import read_rows
 
 Array = NDArray[np.float64]

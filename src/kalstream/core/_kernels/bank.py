@@ -194,7 +194,7 @@ def few_rows(
 
 @jit
 def forget(scales: Array, kept: float, lost: float, prior_var: float) -> None:
-    """`_Stored.decayed` of one filter's scales (5,), in place."""
+    """`Stored.decayed` of one filter's scales (5,), in place."""
     scales[0] *= kept
     scales[1] *= kept * kept
     scales[2] = scales[2] * kept * kept + lost * prior_var

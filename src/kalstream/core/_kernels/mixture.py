@@ -10,6 +10,7 @@ import numpy as np
 from kalstream.core._kernels._jit import jit
 from kalstream.core._kernels.chunk import calibrated_terms, is_among
 from kalstream.core._kernels.softmax_integral import LARGEST_LOGIT, probabilities
+from kalstream.core.policy import KEEP_SCALE
 
 Array = Any
 
@@ -17,8 +18,6 @@ Array = Any
 _LEAST_LOG = -1e100
 # From here on the difference of two lgamma is taken by Stirling's series.
 _MUCH_FREEDOM = 1e6
-# The scale of regression forgets as a filter with a half-life of some 700 examples.
-KEEP_SCALE = 0.999
 
 
 @jit
@@ -321,3 +320,19 @@ def probit_log_prob(mean: Array, var: float, alpha: float, label: int, active: A
     for k in active:
         total += np.exp(factor * (mean[k] - top))
     return factor * (mean[label] - top) - np.log(total)
+
+
+@jit
+def watched_rows(weights: Array, logit_var: Array, order: Array) -> tuple[Array, Array]:
+    """Half-life weights and variances (b, J) in this order.
+
+    From the weights (b, J, C) of a mixture and its variances (J, b).
+    """
+    n, n_filters, n_calibrations = weights.shape
+    shares, variance = np.zeros((n, n_filters)), np.empty((n, n_filters))
+    for i in range(n):
+        for j in range(n_filters):
+            for c in range(n_calibrations):
+                shares[i, j] += weights[i, order[j], c]
+            variance[i, j] = logit_var[order[j], i]
+    return shares, variance

@@ -1,19 +1,13 @@
-"""How fast to forget: `Fixed`, `Learned` (the paper's SGD on delta); `Mixture` has its own file.
-
-A policy owns nothing but its settings. Its `start` makes a state, `step_chunk` advances one, and
-`predict` looks one step ahead; a chunk learned at once equals its rows learned one by one.
-
-Only classes that have been seen take part in what is learned from a softmax, so that a class
-declared at the start equals a class added late.
-"""
+"""One filter whose forgetting is fixed or learned: what `Fixed` and `Learned` share."""
 
 from __future__ import annotations
 
+import copy
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,54 +16,24 @@ from kalstream.core import _checks as check
 from kalstream.core._threads import OneThread
 from kalstream.core.calibration import BOUND, Alpha, Calibration
 from kalstream.core.chunk import Grams, Rows, Scan, fixed_scan, run
-from kalstream.core.predictive import class_probabilities
+from kalstream.core.policy import Policy, PolicyState, SeenClasses, check_seen, half_life
 from kalstream.core.recursion import init
 from kalstream.core.state import Posterior, Step, add_features, add_outputs, keep_outputs
 from kalstream.errors import InvalidInput
 
-if TYPE_CHECKING:
-    from kalstream.core.predictive import Method
-
 Array = NDArray[Any]
 
-_BOOL: Final = np.dtype(bool)
 # gamma = 0.08 keeps nothing worth having, and the gradient of delta, which vanishes with gamma,
-# still leads back: SGD that shot further would never return.
-_LARGEST_DELTA: Final = 5.0
+# still leads back: SGD that overshot further would never return.
+LARGEST_DELTA: Final = 5.0
 # exp(-1000) is 0 in float64, and times a gap of 0 it is still 1.
 _INFINITE_DELTA: Final = 2000.0
-
-
-def half_life(gamma: float) -> float:
-    """Examples after which a weight has halved, ln(1/2) / ln(gamma).
-
-    Examples
-    --------
-    >>> half_life(0.5), half_life(1.0), half_life(0.0)
-    (1.0, inf, 0.0)
-    """
-    gamma = check.unit_interval("gamma", gamma)
-    if gamma == 0.0:
-        return 0.0
-    return math.inf if gamma == 1.0 else math.log(0.5) / math.log(gamma)
-
-
-def gamma_of(half_life: float) -> float:
-    """Forgetting coefficient of a half-life in examples; inf gives 1.
-
-    Examples
-    --------
-    >>> gamma_of(1.0), gamma_of(float("inf"))
-    (0.5, 1.0)
-    """
-    number = check.scalar("half_life", half_life)
-    if not number > 0.0:
-        raise InvalidInput(f"half_life must be above 0 (inf forgets nothing), got {half_life!r}")
-    return 0.5 ** (1.0 / number)
+# Half-lives into which a learned gamma is sorted, for the drift alarm.
+_GRID: Final = np.array([3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0, math.inf])
 
 
 @dataclass(frozen=True, slots=True)
-class FilterState:
+class FilterState(PolicyState):
     """One filter, its forgetting and its calibration.
 
     Attributes
@@ -84,6 +48,8 @@ class FilterState:
         What delta and alpha stand for.
     """
 
+    tag: ClassVar[str] = "FilterState"
+
     posterior: Posterior
     delta: float
     alpha: Alpha
@@ -92,11 +58,7 @@ class FilterState:
     def __post_init__(self) -> None:
         check.instance("the posterior of the state", self.posterior, Posterior)
         check.instance("the alpha of the state", self.alpha, Alpha)
-        if not check.is_block(self.seen, (self.posterior.n_outputs,), _BOOL):
-            raise InvalidInput(
-                f"the seen of the state must be one bool for each of {self.posterior.n_outputs} "
-                f"outputs, got {check.kind_of(self.seen)}; take a state from start or step_chunk"
-            )
+        check_seen(self.seen, self.posterior.n_outputs)
         delta = check.scalar("the delta of the state", self.delta)
         object.__setattr__(self, "delta", delta)
         if not 0.0 <= delta <= _INFINITE_DELTA:
@@ -119,7 +81,37 @@ class FilterState:
         """Current alpha."""
         return self.alpha.value
 
-    def add_outputs(self, n_outputs: int) -> FilterState:
+    @property
+    def half_lives(self) -> tuple[float, ...]:
+        """The half-life, of one filter."""
+        return (self.half_life,)
+
+    @property
+    def gammas(self) -> tuple[float, ...]:
+        """The forgetting coefficient, of one filter."""
+        return (self.gamma,)
+
+    @property
+    def half_life_weights(self) -> Array:
+        """All weight is on the one filter (1,)."""
+        return np.ones(1)
+
+    @property
+    def posteriors(self) -> tuple[Posterior, ...]:
+        """The posterior, of one filter."""
+        return (copy.copy(self.posterior),)
+
+    @property
+    def n_features(self) -> int:
+        """Number of features, m."""
+        return self.posterior.n_features
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays that are kept from row to row."""
+        return self.posterior.stored.nbytes
+
+    def add_outputs(self, n_outputs: int) -> Self:
         """Grow by classes never seen, exactly."""
         return replace(
             self,
@@ -127,24 +119,31 @@ class FilterState:
             seen=np.pad(self.seen, (0, n_outputs)),
         )
 
-    def keep_outputs(self, columns: Array) -> FilterState:
+    def keep_outputs(self, columns: Array) -> Self:
         """Keep these outputs only, exactly: outputs do not depend on one another."""
         columns = check.columns("columns", columns, len(self.seen))
         return replace(
             self, posterior=keep_outputs(self.posterior, columns), seen=self.seen[columns]
         )
 
-    def add_features(self, n_features: int, prior_var: float) -> FilterState:
+    def add_features(self, n_features: int, prior_var: float) -> Self:
         """Grow by features that have been 0 in all rows so far, exactly."""
         return replace(self, posterior=add_features(self.posterior, n_features, prior_var))
 
 
-class _OneFilter(ABC):
+class SingleFilter(Policy):
     """What `Fixed` and `Learned` share: one filter, a delta and an alpha."""
 
     __slots__ = ()
 
+    state_type: ClassVar[type] = FilterState
+
     calibration: Calibration | float
+
+    @property
+    def n_filters(self) -> int:
+        """One."""
+        return 1
 
     @property
     @abstractmethod
@@ -158,15 +157,15 @@ class _OneFilter(ABC):
         return FilterState(
             init(n_features, n_outputs, prior_var=prior_var, dtype=dtype),
             _delta_of(self._rule[0]),
-            _as_calibration(self.calibration).start(),
+            as_calibration(self.calibration).start(),
             np.zeros(n_outputs, bool),
         )
 
     def _own(self, state: FilterState) -> FilterState:
         """The state, which may come from another policy, with what this policy does not learn."""
-        check.instance("state", state, FilterState)
+        self.owned(state)
         gamma, lr, _ = self._rule
-        calibration = _as_calibration(self.calibration)
+        calibration = as_calibration(self.calibration)
         return check.trusted(
             FilterState,
             state.posterior,
@@ -216,7 +215,7 @@ class _OneFilter(ABC):
             sample_weight=sample_weight,
             time_gap=time_gap,
         )
-        scan = _Scanner(state, rows, _as_calibration(self.calibration), *self._rule[1:])
+        scan = _Scanner(state, rows, as_calibration(self.calibration), *self._rule[1:])
         posterior, step = run(state.posterior, rows, scan, donate)
         return scan.state(posterior), replace(step, calibration=np.concatenate(scan.alphas))
 
@@ -238,124 +237,41 @@ class _OneFilter(ABC):
         ahead = one_ahead(state.posterior, features, gamma, prior_var, time_gap, keep_mean)
         return replace(ahead, calibration=np.full(len(ahead.gamma), state.calibration))
 
-    def class_probabilities(
-        self,
-        state: FilterState,
-        features: ArrayLike,
-        *,
-        prior_var: float,
-        time_gap: ArrayLike = 1.0,
-        keep_mean: bool = False,
-        method: Method = "exact",
-        n_samples: int = 100,
-        random_state: int | np.random.Generator | None = None,
-    ) -> Array:
-        """Class probabilities (b, K) one step ahead; see `predict` and `class_probabilities`."""
-        ahead = self.predict(
-            state, features, prior_var=prior_var, time_gap=time_gap, keep_mean=keep_mean
-        )
-        return class_probabilities(
-            ahead.logit_mean,
-            ahead.logit_var,
-            calibration=self._own(state).calibration,
-            method=method,
-            n_samples=n_samples,
-            random_state=random_state,
-        )
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Fixed(_OneFilter):
-    """One gamma for ever.
-
-    Parameters
-    ----------
-    gamma : float in [0, 1]
-    calibration : Calibration or float
-        Alpha, learned or fixed.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> policy = Fixed(0.5)
-    >>> state = policy.start(1, 2, prior_var=1.0)
-    >>> state, seen = policy.step_chunk(state, [[1.0]], [0], noise_var=1.0, prior_var=1.0)
-    >>> state.gamma, state.half_life
-    (0.5, 1.0)
-    """
-
-    gamma: float = 1.0
-    calibration: Calibration | float = 1.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "gamma", check.unit_interval("gamma", self.gamma))
-        _as_calibration(self.calibration)
+    # ---- the drift alarm ------------------------------------------------------------------
 
     @property
-    def _rule(self) -> tuple[float, float, bool]:
-        return self.gamma, 0.0, True
+    def watched(self) -> Array:
+        """Half-lives (W,) into which that of the filter is sorted."""
+        return _GRID
 
+    def first_belief(self) -> Array:
+        """Belief in the half-life to start from (W,)."""
+        return _sorted_in(np.full(1, half_life(self._rule[0])))[0]
 
-@final
-@dataclass(frozen=True, slots=True)
-class Learned(_OneFilter):
-    """Gamma learned online by clipped SGD on delta, eqs. (9) and (15), as in the paper.
+    def belief(
+        self, step: Step, time_gap: Array | None, transition: str, before: Array
+    ) -> tuple[Array, Array]:
+        """Belief in the half-life of each row (b, W), and the row's variance (b, W).
 
-    Row by row: the row is predicted with the delta before it, its target moves delta along the
-    gradient of its log predictive (the exact softmax integral for labels, the Gaussian for
-    values), and the row is learned with the delta after it.
+        A row forgets with gamma ** gap. A row that forgets nothing does not show gamma: then the
+        belief of the row before it counts.
+        """
+        belief = self._belief(step, time_gap, transition, before)
+        variance = step.logit_var.astype(np.float64)[:, None]
+        return belief, np.repeat(variance, belief.shape[1], axis=1)
 
-    The learning rate matters: too large a one, or outliers, let delta run up (it is held below
-    5, gamma = 0.08) and with it the error. `Mixture` needs no such choice.
-
-    Parameters
-    ----------
-    init : float
-        Gamma to start from, at least 0.083 and at most 1.
-    lr : float
-        Learning rate of delta; the paper considers 0.5 to 0.001.
-    calibration : Calibration or float
-        Alpha, learned or fixed.
-    calibrated : bool
-        Take the gradient through calibrated logits, eq. (13), or through raw ones, eq. (12).
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> policy = Learned(init=1.0, lr=1.0)
-    >>> state = policy.start(1, 1, prior_var=0.01)
-    >>> state, seen = policy.step_chunk(
-    ...     state,
-    ...     np.ones((200, 1)),
-    ...     np.repeat([0.0, 5.0], 100),
-    ...     noise_var=0.05,
-    ...     prior_var=0.01,
-    ...     keep_mean=True,
-    ... )
-    >>> bool(seen.gamma[99] > 0.99), bool(seen.gamma[100:].min() < 0.9)
-    (True, True)
-    """
-
-    init: float = 1.0
-    lr: float = 0.01
-    calibration: Calibration | float = 1.0
-    calibrated: bool = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "init", check.unit_interval("init", self.init))
-        if self.init < math.exp(-0.5 * _LARGEST_DELTA):
-            raise InvalidInput(
-                f"init must be at least {math.exp(-0.5 * _LARGEST_DELTA):.3f}, got {self.init!r}: "
-                "from below, no gradient leads back"
-            )
-        object.__setattr__(self, "lr", check.positive("lr", self.lr))
-        check.flag("calibrated", self.calibrated)
-        _as_calibration(self.calibration)
-
-    @property
-    def _rule(self) -> tuple[float, float, bool]:
-        return self.init, self.lr, self.calibrated
+    def _belief(self, step: Step, time_gap: Array | None, transition: str, before: Array) -> Array:
+        if time_gap is None and transition == "example":
+            return _sorted_in(step.half_life)
+        if len(before) != len(_GRID) or not before.any():
+            before = self.first_belief()
+        n = len(step.gamma)
+        gaps = np.ones(n) if time_gap is None else time_gap
+        shown = np.where((gaps > 0.0) & (step.gamma > 0.0), np.arange(n), -1)
+        if transition == "chunk":
+            shown[:-1] = -1
+        each = _sorted_in(step.half_life * np.where(gaps > 0.0, gaps, 1.0))
+        return np.concatenate([before[None], each])[1 + np.maximum.accumulate(shown)]
 
 
 class _Scanner:
@@ -366,7 +282,7 @@ class _Scanner:
     ) -> None:
         self.rows, self.lr, self.calibrated = rows, lr, calibrated
         self.delta, self.alpha = state.delta, state.alpha
-        self.seen = Seen(state.seen)
+        self.seen = SeenClasses(state.seen)
         self.alpha_rule = (
             math.log(calibration.init),
             calibration.spread**2,
@@ -379,16 +295,16 @@ class _Scanner:
     def __call__(self, grams: Grams, part: slice) -> Scan:
         rows = self.rows[part]
         if self.plain:
-            found = fixed_scan(grams, rows, math.exp(-0.5 * self.delta) ** rows.gap)
+            scan = fixed_scan(grams, rows, math.exp(-0.5 * self.delta) ** rows.gap)
             if rows.targets.labels is not None:
-                learned = np.isfinite(rows.noise_var[: found.done])
-                self.seen.add(rows.targets.labels[: found.done][learned])
-            self.alphas.append(np.full(found.done, self.alpha.value))
-            return found
+                learned = np.isfinite(rows.noise_var[: scan.done])
+                self.seen.add(rows.targets.labels[: scan.done][learned])
+            self.alphas.append(np.full(scan.done, self.alpha.value))
+            return scan
         from kalstream.core._kernels.chunk import scan_learned
         from kalstream.core._kernels.softmax_integral import table, work
 
-        scan, alphas, self.delta, log_mean, log_var, self.seen.count = scan_learned(
+        parts, alphas, self.delta, log_mean, log_var, self.seen.count = scan_learned(
             grams.cov,
             grams.eye,
             grams.mean,
@@ -401,7 +317,7 @@ class _Scanner:
             math.exp(-0.5 * self.delta),
             self.delta,
             self.lr,
-            _LARGEST_DELTA,
+            LARGEST_DELTA,
             self.alpha.log_mean,
             self.alpha.log_var,
             self.alpha_rule,
@@ -412,41 +328,23 @@ class _Scanner:
             work(),
         )
         self.alpha = Alpha(log_mean, log_var)
-        found = Scan(*scan)
-        self.alphas.append(alphas[: found.done])
-        return found
+        scan = Scan(*parts)
+        self.alphas.append(alphas[: scan.done])
+        return scan
 
     def state(self, posterior: Posterior) -> FilterState:
         return check.trusted(FilterState, posterior, self.delta, self.alpha, self.seen.mask())
 
 
-class Seen:
-    """Classes seen so far, as the compiled scans want them: first in an array, and a count."""
-
-    def __init__(self, mask: Array) -> None:
-        known = np.flatnonzero(mask)
-        self.classes = np.zeros(len(mask), np.int64)
-        self.classes[: len(known)] = known
-        self.count = self._n_before = len(known)
-        self._before = mask
-
-    def add(self, labels: Array) -> None:
-        """Note the classes of labels (n,)."""
-        known = np.union1d(self.classes[: self.count], labels)
-        self.classes[: len(known)] = known
-        self.count = len(known)
-
-    def mask(self) -> Array:
-        """Which classes have been seen (K,), bool."""
-        if self.count == self._n_before:
-            return self._before
-        mask = np.zeros(len(self.classes), bool)
-        mask[self.classes[: self.count]] = True
-        return mask
-
-
 def _delta_of(gamma: float) -> float:
     return max(0.0, -2.0 * math.log(gamma)) if gamma > 0.0 else _INFINITE_DELTA
+
+
+def _sorted_in(half_life: Array) -> Array:
+    """Half-lives (b,) as weights (b, W) of those of the grid."""
+    weights = np.zeros((len(half_life), len(_GRID)))
+    weights[np.arange(len(half_life)), np.searchsorted(_GRID, half_life * 0.999)] = 1.0
+    return weights
 
 
 def one_ahead(
@@ -471,7 +369,8 @@ def one_ahead(
     return Step(mean, var, g, np.full(n, np.inf), np.full(n, np.nan))
 
 
-def _as_calibration(calibration: Any) -> Calibration:
+def as_calibration(calibration: Any) -> Calibration:
+    """The calibration; a number is one that does not move."""
     if isinstance(calibration, Calibration):
         return calibration
     if not isinstance(calibration, float | int | np.number):

@@ -1,0 +1,400 @@
+"""What a forgetting policy is: the interface that estimators, checkpoints and adapters rely on.
+
+A policy is one file: a frozen dataclass with settings that extends `Policy`, and its state, a
+dataclass that extends `PolicyState`. `Fixed`, `Learned` and `Mixture` are such files. To add one,
+write the file and pass an instance as ``KalmanClassifier(forgetting=...)``; nothing else changes.
+A single filter is a bank of one.
+
+A policy holds settings only. `start` makes a state, `step_chunk` advances one, `predict` looks one
+step ahead. A chunk learned at once gives the same as its rows learned one by one. Only classes
+that have been seen take part in what is learned from a softmax, so that a class declared at the
+start equals a class that comes late.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kalstream.core import _checks as check
+from kalstream.core.state import BankStep, Posterior
+from kalstream.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from kalstream.core.predictive import Method
+
+Array = NDArray[Any]
+
+# The scale of a regression forgets as a filter with a half-life of about 700 examples.
+KEEP_SCALE: Final = 0.999
+
+# Classes that a checkpoint may hold, by the tag that stands for them in the file.
+TAGGED: dict[str, type] = {}
+
+
+def half_life(gamma: float) -> float:
+    """Examples after which a weight has halved, ln(1/2) / ln(gamma).
+
+    Examples
+    --------
+    >>> half_life(0.5), half_life(1.0), half_life(0.0)
+    (1.0, inf, 0.0)
+    """
+    gamma = check.unit_interval("gamma", gamma)
+    if gamma == 0.0:
+        return 0.0
+    return math.inf if gamma == 1.0 else math.log(0.5) / math.log(gamma)
+
+
+def gamma_of(half_life: float) -> float:
+    """Forgetting coefficient of a half-life in examples; inf gives 1.
+
+    Examples
+    --------
+    >>> gamma_of(1.0), gamma_of(float("inf"))
+    (0.5, 1.0)
+    """
+    number = check.scalar("half_life", half_life)
+    if not number > 0.0:
+        raise InvalidInput(f"half_life must be above 0 (inf forgets nothing), got {half_life!r}")
+    return 0.5 ** (1.0 / number)
+
+
+class _Tagged(ABC):
+    """A dataclass that checkpoints can hold, under an explicit tag that never changes."""
+
+    __slots__ = ()
+
+    tag: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        if "tag" in cls.__dict__:
+            TAGGED[cls.tag] = cls
+
+
+class PolicyState(_Tagged):
+    """What a policy has learned: J filters, and the weight of each. Never changed.
+
+    A dataclass. Its fields are numbers, tuples, arrays, a `Posterior`, a `Bank` or other tagged
+    dataclasses, so that a checkpoint can hold them.
+
+    Attributes
+    ----------
+    tag : str
+        Stands for the class in checkpoints.
+    seen : (K,) bool
+        Classes that have been learned at least once.
+    half_lives : J numbers
+        Half-life of each filter, in examples.
+    """
+
+    __slots__ = ()
+
+    seen: Array
+    if TYPE_CHECKING:  # a field or a property
+
+        @property
+        def half_lives(self) -> tuple[float, ...]: ...  # noqa: D102
+
+    @property
+    @abstractmethod
+    def gammas(self) -> tuple[float, ...]:
+        """Forgetting coefficient of each filter (J,)."""
+
+    @property
+    @abstractmethod
+    def half_life_weights(self) -> Array:
+        """Probability of each filter (J,)."""
+
+    @property
+    @abstractmethod
+    def half_life(self) -> float:
+        """Half-life, in examples; of several filters the median."""
+
+    @property
+    @abstractmethod
+    def gamma(self) -> float:
+        """Forgetting coefficient of `half_life`."""
+
+    @property
+    @abstractmethod
+    def calibration(self) -> float:
+        """Factor that multiplies logits; of several the median."""
+
+    @property
+    @abstractmethod
+    def posteriors(self) -> tuple[Posterior, ...]:
+        """Posterior of each filter (J,)."""
+
+    @property
+    @abstractmethod
+    def n_features(self) -> int:
+        """Number of features, m."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of the arrays that are kept from row to row."""
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of outputs, K."""
+        return len(self.seen)
+
+    @property
+    def heaviest(self) -> int:
+        """Index of the filter with the largest weight."""
+        return int(self.half_life_weights.argmax())
+
+    @abstractmethod
+    def add_outputs(self, n_outputs: int) -> Self:
+        """Grow by classes never seen, exactly."""
+
+    @abstractmethod
+    def keep_outputs(self, columns: Array) -> Self:
+        """Keep these outputs only (K',), in this order, exactly."""
+
+    @abstractmethod
+    def add_features(self, n_features: int, prior_var: float) -> Self:
+        """Grow by features that have been 0 in all rows so far, exactly."""
+
+
+class PolicyStep(Protocol):
+    """Report of every row of a chunk, made before its target was seen.
+
+    `state.Step` is the one of a single filter, `mixture.MixtureStep` that of several.
+    """
+
+    @property
+    def bank(self) -> BankStep:
+        """Moments under each filter."""
+        ...
+
+    @property
+    def noise_var(self) -> Array:
+        """Noise variance of each row's target (b,); inf where nothing was learned."""
+        ...
+
+    @property
+    def nis(self) -> Array:
+        """Normalised innovation squared (b,), averaged over outputs; NaN if nothing was learned."""
+        ...
+
+    @property
+    def mean(self) -> Array:
+        """Predicted mean of the outputs (b, K)."""
+        ...
+
+    @property
+    def weight_variance(self) -> Array:
+        """Variance of the outputs (b,) that comes from not knowing the weights."""
+        ...
+
+    def target_variance(self, noise_var: float, scale: float) -> Array:
+        """Variance of the targets (b, K), noise included.
+
+        Variances are multiples of ``scale``, unless the policy learns scales itself.
+        """
+        ...
+
+    def keep_outputs(self, n_outputs: int) -> PolicyStep:
+        """The step of the first outputs only."""
+        ...
+
+    def class_probabilities(
+        self,
+        *,
+        method: Method = "exact",
+        light: float = 0.0,
+        n_samples: int = 100,
+        random_state: int | np.random.Generator | None = None,
+    ) -> Array:
+        """Class probabilities (b, K); see `core.class_probabilities`.
+
+        With several filters and method "exact", the lightest of them, ``light`` of the whole
+        together, may be taken by the cheaper probit approximation.
+        """
+        ...
+
+
+class Policy(_Tagged):
+    """How fast to forget. A frozen dataclass of settings.
+
+    Attributes
+    ----------
+    tag : str
+        Stands for the class in checkpoints.
+    state_type : type
+        Its states: a `PolicyState`.
+    adapts : bool
+        Whether forgetting follows the data, so that the drift alarm has something to watch.
+    combines : bool
+        Whether steps are `MixtureStep`, whose filters a `Stack` can combine.
+    learns_scale : bool
+        Whether each filter of a regression learns the scale of the noise; see `scale`.
+    """
+
+    __slots__ = ()
+
+    state_type: ClassVar[type]
+    adapts: ClassVar[bool] = True
+    combines: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def n_filters(self) -> int:
+        """Number of filters, J."""
+
+    @property
+    def learns_scale(self) -> bool:
+        """Whether each filter of a regression learns the scale of the noise."""
+        return False
+
+    def with_noise(self, known: bool) -> Policy:
+        """The policy for a regression whose noise variance is known, or has to be learned."""
+        return self
+
+    @abstractmethod
+    def start(
+        self, n_features: int, n_outputs: int, *, prior_var: float, dtype: Any = np.float64
+    ) -> Any:
+        """State before any data."""
+
+    @abstractmethod
+    def step_chunk(
+        self,
+        state: Any,
+        features: ArrayLike,
+        targets: ArrayLike,
+        *,
+        noise_var: float,
+        prior_var: float,
+        transition: str = "example",
+        keep_mean: bool = False,
+        sample_weight: ArrayLike | None = None,
+        time_gap: ArrayLike | None = None,
+        donate: bool = False,
+    ) -> tuple[Any, Any]:
+        """Advance over the rows of a chunk; returns the state after it, and a `PolicyStep`.
+
+        The arguments are those of `kalstream.core.step_chunk`. The state that was given stays as
+        it was, unless ``donate`` gives it away.
+        """
+
+    @abstractmethod
+    def predict(
+        self,
+        state: Any,
+        features: ArrayLike,
+        *,
+        prior_var: float,
+        time_gap: ArrayLike = 1.0,
+        keep_mean: bool = False,
+    ) -> Any:
+        """`PolicyStep` of rows (b, m) one step ahead, each on its own.
+
+        ``time_gap`` is the time since the last example that was learned, one number or (b,).
+        """
+
+    def class_probabilities(
+        self,
+        state: Any,
+        features: ArrayLike,
+        *,
+        prior_var: float,
+        time_gap: ArrayLike = 1.0,
+        keep_mean: bool = False,
+        method: Method = "exact",
+        n_samples: int = 100,
+        random_state: int | np.random.Generator | None = None,
+    ) -> Array:
+        """Class probabilities (b, K) one step ahead; see `predict` and `class_probabilities`."""
+        ahead = self.predict(
+            state, features, prior_var=prior_var, time_gap=time_gap, keep_mean=keep_mean
+        )
+        return ahead.class_probabilities(
+            method=method, n_samples=n_samples, random_state=random_state
+        )
+
+    def scale(self, state: Any) -> Array:
+        """What the variances of each filter are multiples of (J,)."""
+        return np.ones(self.n_filters)
+
+    def freedom(self, state: Any) -> float:
+        """How many targets the scale is known from, if the policy learns it."""
+        return 0.0
+
+    @property
+    @abstractmethod
+    def watched(self) -> Array:
+        """Half-lives (W,) over which the drift alarm watches belief, shortest first."""
+
+    @abstractmethod
+    def first_belief(self) -> Array:
+        """Belief in the watched half-lives (W,) before any data."""
+
+    @abstractmethod
+    def belief(
+        self, step: Any, time_gap: Array | None, transition: str, before: Array
+    ) -> tuple[Array, Array]:
+        """Belief in the watched half-lives (b, W), and the variance of the outputs at each (b, W).
+
+        ``before`` is the belief before the chunk, for rows that show nothing: (W,), zero if nothing
+        is known, or of another length if another policy was set then.
+        """
+
+    def owned(self, state: Any) -> None:
+        """Raise an error unless the state is of this policy's type."""
+        check.instance("state", state, self.state_type)
+
+
+class SeenClasses:
+    """Classes seen so far, as the compiled scans want them: first in an array, and a count."""
+
+    def __init__(self, mask: Array) -> None:
+        known = np.flatnonzero(mask)
+        self.classes = np.zeros(len(mask), np.int64)
+        self.classes[: len(known)] = known
+        self.count = self._n_before = len(known)
+        self._before = mask
+
+    def add(self, labels: Array) -> None:
+        """Note the classes of labels (n,)."""
+        known = np.union1d(self.classes[: self.count], labels)
+        self.classes[: len(known)] = known
+        self.count = len(known)
+
+    def mask(self) -> Array:
+        """Which classes have been seen (K,), bool."""
+        if self.count == self._n_before:
+            return self._before
+        mask = np.zeros(len(self.classes), bool)
+        mask[self.classes[: self.count]] = True
+        return mask
+
+
+def check_seen(seen: Any, n_outputs: int) -> None:
+    """Raise an error unless ``seen`` is one bool for each output."""
+    if not check.is_block(seen, (n_outputs,), np.dtype(bool)):
+        raise InvalidInput(
+            f"the seen of the state must be one bool for each of {n_outputs} outputs, got "
+            f"{check.kind_of(seen)}; take a state from start or step_chunk"
+        )
+
+
+def weighted_median(values: ArrayLike, weights: ArrayLike) -> Array:
+    """Weighted median of values (J,), for each row of weights (..., J).
+
+    Examples
+    --------
+    >>> float(weighted_median((1.0, 3.0, 2.0), [0.2, 0.2, 0.6]))
+    2.0
+    """
+    order = np.argsort(values)
+    below = np.cumsum(np.asarray(weights)[..., order], axis=-1)
+    index = np.argmax(below >= 0.5 * below[..., -1:], axis=-1)
+    return np.asarray(values, dtype=np.float64)[order][index]

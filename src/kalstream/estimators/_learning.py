@@ -1,0 +1,168 @@
+"""The way from a model and a chunk of rows to the next model: pure functions, nothing published."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kalstream.core.policy import PolicyState
+from kalstream.errors import InvalidInput
+from kalstream.estimators._chunk import Chunk
+from kalstream.estimators._input import allocated
+from kalstream.estimators._model import Model
+from kalstream.estimators._representation import Representation
+from kalstream.estimators._settings import Settings
+from kalstream.estimators._watch import Watch
+
+Array = NDArray[Any]
+
+# Up to here the filters have no more outputs than there are classes.
+_MANY_CLASSES: Final = 64
+# So many of the last rows are kept for `health_`.
+_LAST_ROWS: Final = 64
+
+
+def new_model(
+    representation: Representation, fitted: dict[str, Any], seed: int, settings: Settings
+) -> Model:
+    """A model that has seen nothing."""
+    return Model(
+        representation=representation,
+        state=None,
+        targets=settings.task.start(),
+        n_seen=0,
+        time=None,
+        watch=Watch.start(len(settings.policy.watched)),
+        last_step=None,
+        seed=seed,
+        fitted=fitted,
+    )
+
+
+def learn(
+    model: Model, chunk: Chunk, settings: Settings, predict: bool = True
+) -> tuple[Model, Any]:
+    """The model after a chunk, and the predictions of its rows made before each was learned.
+
+    Predictions cost time; without ``predict`` they are None.
+    """
+    task = settings.task
+    task.check(chunk)
+    parts, start, n = [], 0, len(chunk)
+    in_pieces = predict and settings.transition == "example"
+    while start < n:
+        stop = min(n, task.end_of_piece(model, chunk, start, settings)) if in_pieces else n
+        model, part = _learn_piece(model, chunk[start:stop], settings, predict)
+        parts.append(part)
+        start = stop
+    return model, task.joined(model, chunk, parts) if predict else None
+
+
+def _learn_piece(
+    before: Model, chunk: Chunk, settings: Settings, predict: bool
+) -> tuple[Model, Any]:
+    """As `learn`, for rows whose targets fit into the model or make room there."""
+    policy, task = settings.policy, settings.task
+    model, chunk = task.read(before, chunk)
+    representation, phi = model.representation.advance(chunk.rows)
+    time = None if chunk.times is None else float(chunk.times[-1])
+    model = model.but(representation=representation, n_seen=model.n_seen + len(chunk), time=time)
+    n_outputs = task.n_outputs(model)
+    if n_outputs == 0:
+        return _passed(model, phi, settings), task.nothing_known(len(chunk))
+    state, step = policy.step_chunk(
+        _state_with_room(model, phi.shape[1], n_outputs, settings),
+        phi,
+        chunk.targets,
+        transition=settings.transition,
+        sample_weight=chunk.weight,
+        time_gap=chunk.gap,
+        noise_var=settings.noise_var,
+        prior_var=settings.prior_var,
+    )
+    belief = policy.belief(step, chunk.gap, settings.transition, model.watch.now)
+    watch = model.watch.after(*belief)
+    model = model.but(state=state, watch=watch, last_step=step.bank.tail(_LAST_ROWS))
+    if not predict:
+        return task.learn(model, chunk, step, settings), None
+    return task.learn_and_predict(before, model, chunk, step, settings)
+
+
+def _passed(model: Model, phi: Array, settings: Settings) -> Model:
+    """The model after rows from which nothing can be learned: no target is known yet.
+
+    The prior does not change with time.
+    """
+    belief = np.repeat(settings.policy.first_belief()[None], len(phi), axis=0)
+    prior = settings.prior_var * np.einsum("bm,bm->b", phi, phi)
+    variance = np.repeat(prior.astype(np.float64)[:, None], belief.shape[1], axis=1)
+    return model.but(watch=model.watch.after(belief, variance))
+
+
+def _state_with_room(
+    model: Model, n_features: int, n_outputs: int, settings: Settings
+) -> PolicyState:
+    """The state, new if there is none, with as many outputs as there are targets."""
+    policy, prior_var, dtype = settings.policy, settings.prior_var, settings.dtype
+    if model.state is None:
+        size = n_features, n_outputs
+        start = partial(policy.start, *size, prior_var=prior_var, dtype=dtype)
+        return allocated(start, policy, *size, dtype)
+    state = state_of(model, settings)
+    if state.n_outputs < n_outputs:
+        return state.add_outputs(_room_for(n_outputs) - state.n_outputs)
+    return state
+
+
+def state_of(model: Model, settings: Settings) -> PolicyState:
+    """The state of a model that has one, if it is of the policy that is set now."""
+    state = model.state
+    if state is None or not isinstance(state, settings.policy.state_type):
+        raise InvalidInput(
+            f"forgetting is {settings.forgetting!r} now, and was something else when learning "
+            "began; set it back, or call reset() to start anew"
+        )
+    return state
+
+
+def step_ahead(
+    model: Model, rows: Array, settings: Settings, time_gap: Any = 1.0
+) -> tuple[Any, Array]:
+    """`PolicyStep` of rows (b, d), of which any could be the next, and their features (b, m)."""
+    phi = model.representation.transform(rows)
+    state = state_of(model, settings)
+    step = settings.policy.predict(state, phi, prior_var=settings.prior_var, time_gap=time_gap)
+    return step, phi
+
+
+def predict_chunk(model: Model, chunk: Chunk, settings: Settings) -> Any:
+    """Prediction of the rows of a chunk, before any of it is learned."""
+    if model.state is None:
+        return settings.task.nothing_known(len(chunk))
+    gap = 1.0 if chunk.times is None else (chunk.times - model.time) / settings.unit
+    return settings.task.predict(model, step_ahead(model, chunk.rows, settings, gap)[0], settings)
+
+
+def with_columns(model: Model, n_columns: int, settings: Settings) -> Model:
+    """The model with columns that were missing (NaN) in all rows so far, behind the others."""
+    n_before = model.fitted["n_features_in_"]
+    wider, state = model.representation.with_columns(n_columns), model.state
+    if state is not None:
+        m = model.representation.transform(np.zeros((1, n_before))).shape[1]
+        n_new = wider.transform(np.zeros((1, n_before + n_columns))).shape[1] - m
+        if n_new > 0:  # a transformer may mix its columns into as many features as before
+            size = settings.policy, m + n_new, state.n_outputs, settings.dtype
+            state = allocated(partial(state.add_features, n_new, settings.prior_var), *size)
+    fitted = {**model.fitted, "n_features_in_": n_before + n_columns}
+    return model.but(representation=wider, state=state, fitted=fitted)
+
+
+def _room_for(n_outputs: int) -> int:
+    """How many outputs to have: with many classes, room for more, so that growing stays cheap.
+
+    A class that has not come takes no part, so room changes no prediction.
+    """
+    return n_outputs if n_outputs <= _MANY_CLASSES else n_outputs + n_outputs // 4

@@ -1,0 +1,178 @@
+"""Regression: what is known about target values, the scale of the noise, means and variances."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kalstream.core.policy import KEEP_SCALE
+from kalstream.errors import InvalidInput
+from kalstream.estimators._chunk import Chunk
+from kalstream.estimators._learning import predict_chunk, state_of
+from kalstream.estimators._model import Model
+from kalstream.estimators._settings import Settings
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What is known about target values. Never changed.
+
+    Attributes
+    ----------
+    offset : (K,) or None
+        The first target, which is subtracted from all; None before there was one.
+    spread : (2,)
+        Degrees of freedom and sum of squares of the noise's scale, if the policy does not learn
+        it: core/README.md, "The unknown scale".
+    flat : bool
+        Whether targets are (b,), and so predictions.
+    """
+
+    offset: Array | None
+    spread: Array
+    flat: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Regression:
+    """Settings of a regression; see `Task`.
+
+    Attributes
+    ----------
+    learns_scale : bool
+        Whether noise_var and prior_var are in units of a scale that is learned.
+    limit : float
+        Largest target.
+    """
+
+    learns_scale: bool
+    limit: float
+
+    def start(self) -> Values:
+        """No target is known."""
+        return Values(None, np.zeros(2), True)
+
+    def check(self, chunk: Chunk) -> None:
+        """Refuse infinite and too large targets, and too few or too many of them."""
+        values = chunk.targets
+        if values.ndim not in (1, 2) or len(values) != len(chunk) or values.size == 0:
+            raise InvalidInput(f"y has shape {values.shape} for the {len(chunk)} rows of X")
+        if np.isinf(values).any():
+            raise InvalidInput("y contains infinity; use NaN where a target is unknown")
+        # The first target is subtracted from all others: too large, it would spoil them as well.
+        large = np.abs(values) > self.limit
+        if large.any():
+            place = tuple(np.argwhere(large)[0].tolist())
+            raise InvalidInput(
+                f"y holds {values[place]:g} at row {place[0]}, more than {self.limit:g}; scale it"
+            )
+
+    def end_of_piece(self, model: Model, chunk: Chunk, start: int, settings: Settings) -> int:
+        """Row by row while the noise's scale is unknown, or learned here and not by the policy."""
+        by_row = self.learns_scale and not settings.policy.learns_scale
+        together = not by_row and model.state is not None and self.knows_scale(model, settings)
+        return len(chunk) if together else start + 1
+
+    def read(self, model: Model, chunk: Chunk) -> tuple[Model, Chunk]:
+        """The model with an offset, and the chunk with targets (b, K) less the offset."""
+        values, weight, known = chunk.targets, chunk.weight, model.targets
+        dense = values.reshape(len(values), -1).astype(np.float64)
+        offset = known.offset
+        if offset is None:
+            missing = np.isnan(dense).any(axis=1)
+            if weight is not None:
+                missing |= weight == 0.0
+            rows = np.flatnonzero(~missing)
+            offset = dense[rows[0]].copy() if len(rows) else None
+        elif dense.shape[1] != len(offset):
+            raise InvalidInput(f"y has {dense.shape[1]} columns, before it had {len(offset)}")
+        flat = values.ndim == 1
+        if offset is not known.offset or flat is not known.flat:
+            model = model.but(targets=Values(offset, known.spread, flat))
+        dense = dense if offset is None else dense - offset
+        return model, Chunk(chunk.rows, dense, weight, chunk.gap, chunk.times)
+
+    def n_outputs(self, model: Model) -> int:
+        """One output for each column of targets."""
+        return 0 if model.targets.offset is None else len(model.targets.offset)
+
+    def learn(self, model: Model, chunk: Chunk, step: Any, settings: Settings) -> Model:
+        """The model after the scale of the noise has been learned, where the policy does not."""
+        if settings.policy.learns_scale or not self.learns_scale:
+            return model
+        freedom, squares = model.targets.spread.tolist()
+        n_outputs = self.n_outputs(model)
+        weights = np.ones(len(chunk)) if chunk.weight is None else chunk.weight
+        for nis, w in zip(step.nis.tolist(), weights.tolist(), strict=True):
+            if nis == nis and w > 0.0:
+                freedom = KEEP_SCALE * freedom + w * n_outputs
+                squares = KEEP_SCALE * squares + w * n_outputs * nis
+        return model.but(targets=replace(model.targets, spread=np.array([freedom, squares])))
+
+    def learn_and_predict(
+        self, before: Model, model: Model, chunk: Chunk, step: Any, settings: Settings
+    ) -> tuple[Model, tuple[Array, Array]]:
+        """As `learn`, and means and standard deviations (b, K) of each row."""
+        if settings.transition == "chunk":
+            prediction = predict_chunk(before, chunk, settings)
+        elif before.state is None:
+            prediction = self.nothing_known(len(chunk))
+        else:
+            prediction = self.predict(before, step, settings)
+        return self.learn(model, chunk, step, settings), prediction
+
+    def predict(self, model: Model, step: Any, settings: Settings) -> tuple[Array, Array]:
+        """Means and standard deviations (b, K) of targets; inf while their scale is unknown."""
+        variance = step.target_variance(settings.noise_var, self.scale(model))
+        if not self.knows_scale(model, settings):
+            variance = np.full(variance.shape, np.inf)
+        return step.mean + model.targets.offset, np.sqrt(np.maximum(variance, 0.0))
+
+    def nothing_known(self, n: int) -> tuple[Array, Array]:
+        """No mean, and any standard deviation (b, 1)."""
+        return np.full((n, 1), np.nan), np.full((n, 1), np.inf)
+
+    def joined(
+        self, model: Model, chunk: Chunk, parts: list[tuple[Array, Array]]
+    ) -> tuple[Array, Array]:
+        """Means and standard deviations, (b,) or (b, K) as the targets are."""
+        values = chunk.targets
+        joined = np.empty((2, len(values), 1 if values.ndim == 1 else values.shape[1]))
+        start = 0
+        for part in parts:
+            piece = slice(start, start + len(part[0]))
+            joined[0, piece], joined[1, piece] = part
+            start = piece.stop
+        mean, std = (shaped(model, each) for each in joined)
+        return mean, std
+
+    def knows_scale(self, model: Model, settings: Settings) -> bool:
+        """Whether at least two targets have shown how large the noise is."""
+        offset = model.targets.offset
+        return offset is not None and self._freedom(model, settings) >= 2.0 * len(offset)
+
+    def scale(self, model: Model) -> float:
+        """What variances are multiples of, where the policy does not know it."""
+        if not self.learns_scale:
+            return 1.0
+        freedom, squares = model.targets.spread.tolist()
+        return squares / freedom if freedom > 0.0 else math.nan
+
+    def _freedom(self, model: Model, settings: Settings) -> float:
+        """How many targets the scale of the noise is known from; inf if it was given."""
+        if not self.learns_scale:
+            return math.inf
+        if settings.policy.learns_scale:
+            return settings.policy.freedom(state_of(model, settings))
+        return float(model.targets.spread[0])
+
+
+def shaped(model: Model, values: Array) -> Array:
+    """Values (b,) if targets were flat, else (b, K)."""
+    return values[:, 0] if model.targets.flat else values

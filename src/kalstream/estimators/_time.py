@@ -1,0 +1,99 @@
+"""Times of rows, and the gaps between them in units."""
+
+from __future__ import annotations
+
+import datetime
+import warnings
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kalstream.core import _checks as check
+from kalstream.core import _reading as reading
+from kalstream.errors import InvalidInput
+from kalstream.estimators._model import Model
+
+Array = NDArray[Any]
+
+# Dates further apart than this many seconds, among the first rows, suggest a forgotten time_unit.
+_LONG_GAP: Final = 1000.0
+_EARLY: Final = 100
+
+
+def read_unit(unit: Any) -> float:
+    """A unit of time, a number or a duration, as a number; a duration in seconds."""
+    given = unit
+    if isinstance(unit, np.timedelta64):
+        kind = np.datetime_data(unit.dtype)[0]
+        if kind in ("Y", "M", "generic"):
+            raise InvalidInput(
+                f"time_unit is {unit!r}; years and months differ in length, and a bare number has "
+                'no unit, so give days: np.timedelta64(365, "D")'
+            )
+        unit = float(unit / np.timedelta64(1, "s"))
+    elif isinstance(unit, datetime.timedelta):
+        unit = unit.total_seconds()
+    try:
+        return check.positive("time_unit", unit)
+    except InvalidInput:
+        raise InvalidInput(
+            "time_unit must be a finite number above 0, or a duration such as "
+            f"datetime.timedelta(hours=1), got {check.shown(given)}"
+        ) from None
+
+
+def gaps_before(model: Model, time: Any, n: int, unit: float) -> tuple[Array | None, Array | None]:
+    """Time before each of n rows to be learned, in units (b,), and when each came (b,); or None."""
+    if time is None:
+        if model.time is not None:
+            raise InvalidInput(
+                f"time was given before (the last row was at {model.time:g}) and is missing "
+                "now; give it in every call, or never"
+            )
+        return None, None
+    times = reading.times(time, n)
+    if model.n_seen and model.time is None:
+        raise InvalidInput(
+            f"time is given now and was not for the {model.n_seen} rows before; "
+            "give it in every call, or never (reset() starts anew)"
+        )
+    start = times[0] - unit if model.time is None else model.time
+    steps = np.diff(times, prepend=start)
+    if (steps < 0.0).any():
+        row = int(np.argmax(steps < 0.0))
+        raise InvalidInput(
+            f"time goes back by {-steps[row]:g} to {times[row]:.17g} at row {row} of X; "
+            "rows must come in the order of time"
+        )
+    gaps = steps / unit
+    if model.n_seen < _EARLY and unit == 1.0 and reading.are_dates(time):
+        _warn_of_long_gaps(float(np.median(gaps)))
+    return gaps, times
+
+
+def _warn_of_long_gaps(gap: float) -> None:
+    if gap > _LONG_GAP:
+        warnings.warn(
+            f"rows are {gap:g} seconds apart and half-lives are counted in seconds: almost "
+            "everything is forgotten between rows. Give time_unit, such as "
+            "datetime.timedelta(days=1)",
+            stacklevel=8,
+        )
+
+
+def gaps_ahead(model: Model, time: Any, n: int, unit: float) -> Any:
+    """Time from the last row learned to n rows to be predicted, in units: 1, or (b,)."""
+    if time is None:
+        return 1.0
+    times = reading.times(time, n)
+    if model.time is None:
+        raise InvalidInput(
+            "time is given, but the rows learned had none; give it to partial_fit too, or never"
+        )
+    if (times < model.time).any():
+        raise InvalidInput(
+            f"time {times.min():.17g} is before the last row learned, at {model.time:.17g}; "
+            "only what comes after it can be predicted"
+        )
+    return (times - model.time) / unit
