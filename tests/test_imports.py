@@ -1,4 +1,4 @@
-"""What importing the package costs, what it loads, and what it offers."""
+"""Importing the package: its time, the modules that it loads, its public names."""
 
 import contextlib
 import importlib

@@ -27,7 +27,7 @@ def test_reset_and_snapshot(kind):
     assert answer(model.partial_fit(X, y).fit(X, y)) == fresh
     wider = model.reset().partial_fit(rows(d=5), y)
     assert wider.n_features_in_ == 5
-    small(kind).snapshot()  # of nothing yet
+    small(kind).snapshot()  # of an empty model
 
 
 @BOTH
@@ -46,7 +46,7 @@ def test_filters(kind, forgetting):
     assert len(model.filters_) == n_filters
     for each in model.filters_:
         assert each.gamma == pytest.approx(0.5 ** (1.0 / each.half_life))
-        assert each.posterior.n_features == 14  # 10 waves, 3 columns, an intercept
+        assert each.posterior.n_features == 14  # 10 Fourier features, 3 columns, an intercept
     heaviest = max(model.filters_, key=lambda f: f.weight).posterior
     assert np.array_equal(heaviest.cov, model.cov_)
     assert np.array_equal(

@@ -39,7 +39,7 @@ def test_labels_of_any_type(names, kind):
     assert found.dtype == model.classes_.dtype
     right = [a == b for a, b in zip(found.tolist(), labels, strict=True)]
     assert np.mean(right) > 0.8
-    if kind not in "OS":  # scikit-learn's score takes no others
+    if kind not in "OS":  # scikit-learn's score takes no other labels
         assert model.score(X, list(labels)) == pytest.approx(np.mean(right))
 
 

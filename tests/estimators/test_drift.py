@@ -10,7 +10,7 @@ from small_models import BOTH, X, Y, small
 
 
 def drifting(n, seed, turn=None, d=4):
-    """Rows, labels and values of a rule that may change at a row."""
+    """Rows, labels and values of a rule; the rule changes at row `turn`, if given."""
     rng = np.random.default_rng(seed)
     data, rule = rng.standard_normal((n, d)), rng.standard_normal((2, d))
     value = data @ rule[0]
@@ -42,7 +42,7 @@ def test_drift_alarm(kind, seed):
 @BOTH
 @pytest.mark.parametrize("seed", range(4))
 def test_a_slow_change_is_noticed(kind, seed):
-    """One rule gives way to another over 2000 rows: no row is out of the ordinary."""
+    """One rule replaces another over 2000 rows, so no single row is unusual."""
     old, new = (drifting(6000, seed, turn=turn) for turn in (None, 0))
     later = np.random.default_rng(seed).random(6000) < (np.arange(6000) - 2000) / 2000
     y = np.where(later, new[1], old[1])
@@ -77,7 +77,7 @@ def test_hardly_an_alarm_without_drift(kind):
         assert (report.since is None) == (report.alarms == 0)
         assert report.usual_half_life >= 1000.0
         assert model.half_life_ >= 1000.0
-    # a posterior over half-lives is a random thing: one alarm in ten thousand rows or so
+    # the weights of half-lives fluctuate: about one alarm in ten thousand rows
     assert sum(alarms) <= 4
     assert np.median(alarms) == 0
 
@@ -95,7 +95,7 @@ def test_a_fixed_gamma_cannot_tell_a_drift():
 @pytest.mark.parametrize("transition", ["example", "chunk"])
 def test_gaps_and_chunks_are_no_drift_to_a_learned_gamma(transition):
     data, labels, _ = drifting(900, 0)
-    policy = Learned(0.99, 1e-9)  # in effect fixed, with a half-life of 69
+    policy = Learned(0.99, 1e-9)  # practically fixed, with a half-life of 69
     times = np.cumsum(np.random.default_rng(0).choice([0.0, 1.0, 50.0], 900))
     model = KalmanClassifier(policy, "raw", transition=transition)
     for start in range(0, 900, 30):
@@ -108,7 +108,7 @@ def test_gaps_and_chunks_are_no_drift_to_a_learned_gamma(transition):
 
 
 def test_rows_without_labels_count_for_the_alarm():
-    """However they are cut: the row at which an alarm began is counted from the first."""
+    """`since` counts from the first row, for all ways to cut the rows into chunks."""
     data, labels, _ = drifting(2400, 0, turn=1500)
     labels = labels.astype(object)
     labels[:300] = None

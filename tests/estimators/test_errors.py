@@ -68,7 +68,7 @@ def bad_calls():
 @pytest.mark.parametrize(("kind", "args", "more", "message"), list(bad_calls()))
 def test_a_failed_call_changes_nothing(kind, args, more, message):
     y = target(kind)
-    features = "raw" if message == "scale it" else "scaled"  # which clips what is huge
+    features = "raw" if message == "scale it" else "scaled"  # "scaled" clips huge values
     model, twin = small(kind, features=features), small(kind, features=features)
     if "partly" in message:
         y = np.stack([y, y], axis=1)

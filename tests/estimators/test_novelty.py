@@ -48,7 +48,7 @@ def test_uncertainty_falls_with_data(kind, forgetting):
 @FEATURES
 def test_novelty(kind, features):
     data = np.tile(X, (20, 1)) + 0.1 * rows(1200, seed=2)
-    data[:, 2] = 7.0 if features == "scaled" else 0.0  # a direction in which nothing happens
+    data[:, 2] = 7.0 if features == "scaled" else 0.0  # a column that does not vary
     y = np.tile(target(kind), 20)
     model = small(kind, features=features, n_components=60).partial_fit(data, y)
     assert model.is_novel(data).mean() < 0.1

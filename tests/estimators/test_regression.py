@@ -67,7 +67,7 @@ def test_standard_deviations_are_honest(forgetting, noise_var):
 
 @pytest.mark.parametrize("noise_var", ["auto", 0.25])
 def test_standard_deviations_are_honest_about_drift(noise_var):
-    """Weights that move as the model has it: most of the deviation is of not knowing them."""
+    """The weights drift as the model assumes, and cause most of the standard deviation."""
     rng, gamma = np.random.default_rng(0), 0.95
     data = rng.standard_normal((2000, 3))
     model = KalmanRegressor(gamma, "raw", noise_var=noise_var, intercept=False, prior_var=8.0)
@@ -95,7 +95,7 @@ def test_regression_is_equivariant(forgetting, features, a, b):
     plain.partial_fit(X, VALUES)
     mean, std = plain.predict(X, return_std=True)
     moved_mean, moved_std = other.predict(X, return_std=True)
-    # b costs digits of the targets themselves
+    # adding b rounds the targets themselves
     digits = 1e-8 * max(1.0, abs(b / a) * 1e-4)
     assert (moved_mean - b) / a == pytest.approx(mean, rel=digits, abs=digits)
     assert moved_std / abs(a) == pytest.approx(std, rel=digits)

@@ -1,4 +1,4 @@
-"""Rows of every type: missing values, DataFrames, lists, columns that are no numbers."""
+"""Rows of every type: missing values, DataFrames, lists, columns without numbers."""
 
 import numpy as np
 import pandas as pd
@@ -26,7 +26,7 @@ def test_a_missing_value_stands_for_the_mean(kind, features):
 
 @BOTH
 def test_rows_that_teach_nothing_about_themselves(kind):
-    """Features that are all zero: no intercept, and nothing but the mean."""
+    """All features are zero: every value is the mean, and there is no intercept."""
     model = small(kind, features="scaled", intercept=False)
     model.partial_fit(X[:1], target(kind)[:1]).partial_fit(X, target(kind))
     nothing = np.full((1, 3), np.nan)

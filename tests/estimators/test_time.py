@@ -71,7 +71,7 @@ def test_time_is_given_always_or_never():
     with pytest.raises(InvalidInput, match="time goes back by 1 to 58 at row 0 of X"):
         model.partial_fit(X[:1], Y[:1], time=58.0)
     assert answer(model) == before
-    assert model.partial_fit(X[:2], Y[:2], time=59.0).n_seen_ == 62  # no time at all may pass
+    assert model.partial_fit(X[:2], Y[:2], time=59.0).n_seen_ == 62  # equal times are fine
 
 
 def test_the_further_ahead_the_less_is_known():

@@ -39,11 +39,11 @@ def test_weight_zero_is_no_target(kind, settings):
     if kind is KalmanRegressor and "class_weight" in settings:
         pytest.skip("of classes")
     weight = np.random.default_rng(3).choice([0.0, 1.0, 2.0], 60)
-    weight[0] = 0.0  # the first target is special to a regression
+    weight[0] = 0.0  # the first target is the origin of a regression
     weight[-1] = 1.0
     y = target(kind).astype(object)
     y[weight == 0.0] = None
-    # columns in the same order, so that the same numbers are added in the same order
+    # the same order of columns, so that sums are rounded the same way
     more = {"classes": [0, 1, 2]} if kind is KalmanClassifier else {}
     one = small(kind, **settings).partial_fit(X, target(kind), sample_weight=weight, **more)
     other = small(kind, **settings).partial_fit(X, y, sample_weight=weight, **more)

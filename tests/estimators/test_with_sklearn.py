@@ -47,7 +47,7 @@ def test_a_transformer_as_features(kind, transformer, tmp_path):
     model = kind(0.99, transformer, random_state=0)
     for start in range(0, 60, 20):
         model.partial_fit(X[start : start + 20], y[start : start + 20])
-    assert not hasattr(transformer, "n_features_in_")  # a clone of it was taught
+    assert not hasattr(transformer, "n_features_in_")  # a clone of it has learned
     assert np.atleast_2d(model.coef_).shape[1] == (
         2 if isinstance(transformer, IncrementalPCA) else 3
     )
