@@ -307,14 +307,12 @@ def test_a_disk_that_fills_up(tmp_path: Path) -> None:
     import resource
 
     arguments = ["elec2", "--limit", "8000", "--window", "50", "--predictions"]
-    process = start("run", *arguments, "-o", "whole", cwd=tmp_path)
-    process.communicate(timeout=300)
+    arguments += ["--features", "raw"]
 
     def limit() -> None:  # no file may be larger: writing fails as on a full disk
         resource.setrlimit(resource.RLIMIT_FSIZE, (450_000, resource.RLIM_INFINITY))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
-    arguments += ["--features", "raw"]
     start("run", *arguments, "-o", "small", cwd=tmp_path).communicate(timeout=300)
     how = {"cwd": tmp_path, "preexec_fn": limit}
     process = start("run", *arguments, "-o", "run", "--checkpoint-every", "0", **how)
