@@ -130,10 +130,11 @@ def test_every_equation_has_a_function() -> None:
     table = (PACKAGE / "core/README.md").read_text(encoding="utf-8")
     for number in range(1, 16):
         assert re.search(rf"\({number}\)", table), f"eq. ({number})"
-    for module, name in re.findall(r"`(\w+)\.(\w+)[`(]", table):
-        if name != "py" and (PACKAGE / f"core/{module}.py").exists():
-            source = (PACKAGE / f"core/{module}.py").read_text(encoding="utf-8")
-            assert re.search(rf"(def|class) {name}\b", source), f"{module}.{name}"
+    rows = "\n".join(line for line in table.splitlines() if line.startswith("|"))
+    for module, name in re.findall(r"`(\w+)\.(\w+)[`(]", rows):
+        files = [PACKAGE / f"core/{module}.py", PACKAGE / f"core/_kernels/{module}.py"]
+        source = "".join(path.read_text(encoding="utf-8") for path in files if path.exists())
+        assert re.search(rf"(def|class) {name}\b", source), f"{module}.{name} does not exist"
 
 
 def test_every_public_method_of_the_estimators_has_an_example() -> None:
