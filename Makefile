@@ -1,5 +1,6 @@
-# make run     set up .venv and run the main job
+# make run     set up .venv, run the packaged stream elec2 and write a report
 # make test    set up .venv with the test extras and run every check
+# make help    list all targets
 # Another interpreter: PYTHON=python3.12 make test
 
 PYTHON ?= python3
@@ -13,32 +14,38 @@ PYVER := $(shell $(PYTHON) $(VERSION_OF))
 PYTHON_STAMP := $(VENV)/.stamp-python-$(PYVER)
 BASE_STAMP := $(VENV)/.stamp-base
 TEST_STAMP := $(VENV)/.stamp-test
+DOCS_STAMP := $(VENV)/.stamp-docs
 
-# Spinning BLAS threads on small products cost far more than they bring, and more so beside xdist.
+# On small products, waiting BLAS threads cost more time than they save, above all beside xdist.
 export OPENBLAS_NUM_THREADS := 1
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 export NUMBA_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-# peers of the benchmarks, in an environment of their own
+# the peers of the benchmarks have their own environment
 PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.stamp
 
-.PHONY: help run test test-slow fuzz bench bench-peers bench-quick format clean
+# kalstream lists its light modules itself; the others are named here
+PUBLIC := kalstream kalstream.compat kalstream.deep kalstream.deep.backbones \
+    kalstream.deep.adapters kalstream.deep.embed kalstream.baselines kalstream.runs kalstream.report kalstream.paper
+
+.PHONY: help run test test-slow fuzz bench bench-peers bench-quick docs format clean
 
 help:
-	@echo "make run        set up $(VENV) and run the main job"
-	@echo "make test       format, lint, types, layers, tests"
-	@echo "make test-slow  the tests that take minutes"
-	@echo "make fuzz       random calls and damaged files for an hour; SECONDS=600 SEED=1 for"
-	@echo "                another time and seed"
-	@echo "make bench      make test, then the benchmarks; KALSTREAM_DATA=FOLDER and"
-	@echo "                STREAMS='my.csv ...' for more streams"
-	@echo "make bench-peers  of these, kalstream beside its peers: an hour, writes docs/benchmarks.md"
-	@echo "make bench-quick  kalstream beside its peers, in minutes"
-	@echo "make format     rewrite the sources in the project's format"
-	@echo "make clean      remove $(VENV), caches and build outputs"
+	@echo "make run          set up $(VENV), run the packaged stream elec2 and write a report"
+	@echo "make test         check format, lint, types and layers, and run the tests"
+	@echo "make test-slow    run the tests that take minutes"
+	@echo "make fuzz         make random calls and damage files for an hour;"
+	@echo "                  SECONDS=600 SEED=1 set the time and the seed"
+	@echo "make bench        run make test and then the benchmarks;"
+	@echo "                  KALSTREAM_DATA=FOLDER and STREAMS='my.csv ...' add streams"
+	@echo "make bench-peers  compare kalstream with its peers: an hour, writes docs/benchmarks.md"
+	@echo "make bench-quick  the same in minutes; writes no page"
+	@echo "make docs         render the reference of all public names into site/"
+	@echo "make format       rewrite the sources in the project's format"
+	@echo "make clean        remove $(VENV), caches and build outputs"
 
 run: $(BASE_STAMP)
 	$(BIN)/kalstream run
@@ -53,11 +60,12 @@ test: $(TEST_STAMP)
 test-slow: $(TEST_STAMP)
 	$(BIN)/pytest -n $(WORKERS) -m slow
 
-# a minute of it, with fixed seeds, is part of make test
+# make test runs a minute of it with fixed seeds
 fuzz: $(TEST_STAMP)
-	$(BIN)/python tests/fuzz/__main__.py --seconds $(SECONDS) --workers $(WORKERS) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python tests/fuzz/__main__.py --seconds $(SECONDS) --workers $(WORKERS) \
+	    $(if $(SEED),--seed $(SEED))
 
-# no speed is reported from a tree whose tests fail
+# tests first: no speed is reported when tests fail
 bench: test
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/predictive.py
@@ -77,13 +85,19 @@ bench-quick: $(PEERS_STAMP)
 	$(PEERS)/bin/python benchmarks/peers/detect.py --quick
 	$(PEERS)/bin/python benchmarks/peers/speed.py --quick
 
+docs: $(DOCS_STAMP)
+	rm -rf site
+	$(BIN)/pdoc --docformat numpy --output-directory site $(PUBLIC)
+
 format: $(TEST_STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .numba_cache
-	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	rm -rf $(VENV) $(PEERS) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	    .import_linter_cache .numba_cache
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + \
+	    2>/dev/null || true
 
 $(PEERS_STAMP): pyproject.toml constraints.txt benchmarks/peers/requirements.txt
 	$(PYTHON) -m venv --clear $(PEERS)
@@ -91,7 +105,7 @@ $(PEERS_STAMP): pyproject.toml constraints.txt benchmarks/peers/requirements.txt
 	    --requirement benchmarks/peers/requirements.txt
 	@touch $@
 
-# An environment of another Python version, or a broken one, is made anew; a good one is kept.
+# A broken environment, or one of another Python version, is created again; a good one is kept.
 $(PYTHON_STAMP):
 	@if [ "$$($(BIN)/python $(VERSION_OF) 2>/dev/null)" != "$(PYVER)" ] \
 	    || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
@@ -109,3 +123,8 @@ $(BASE_STAMP): pyproject.toml constraints.txt | $(PYTHON_STAMP)
 $(TEST_STAMP): pyproject.toml constraints.txt | $(PYTHON_STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
 	@touch $(BASE_STAMP) $@
+
+# with the test extras, because pdoc imports what it documents
+$(DOCS_STAMP): $(TEST_STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@

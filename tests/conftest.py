@@ -1,4 +1,4 @@
-"""What every test runs under: hypothesis profiles and one BLAS thread."""
+"""Settings of all tests: hypothesis profiles and one BLAS thread."""
 
 import hashlib
 import os
@@ -10,8 +10,8 @@ import scipy.linalg.blas  # noqa: F401  (a thread pool can be limited only once 
 from hypothesis import HealthCheck, settings
 from threadpoolctl import threadpool_limits
 
-# numba's cache looks at the file of a function, not at those of the functions it calls: here
-# every state of the sources has a cache of its own. Nothing above imports numba.
+# numba's cache checks the file of a function, not the files of the functions it calls. So here
+# every state of the sources has its own cache. Nothing above imports numba.
 ROOT = Path(__file__).parents[1]
 _kernels = b"".join(
     path.read_bytes() for path in sorted(ROOT.glob("src/kalstream/core/_kernels/*.py"))
@@ -19,7 +19,7 @@ _kernels = b"".join(
 _cache = ROOT / ".numba_cache" / hashlib.sha256(_kernels).hexdigest()[:16]
 os.environ.setdefault("NUMBA_CACHE_DIR", str(_cache))
 
-# The first example of a property often pays for compiling a kernel: time says nothing about it.
+# The first example of a property often compiles a kernel, so there is no time limit.
 settings.register_profile(
     "kalstream",
     deadline=None,

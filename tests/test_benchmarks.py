@@ -1,4 +1,4 @@
-"""The benchmarks' own parts: methods written by hand, what counts as noticed, and the page."""
+"""The benchmarks: methods written for them, the rule for noticed changes, and the page."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_streaming_lda_is_lda(seed: int) -> None:
     for i in range(len(X)):
         model.partial_fit(X[i : i + 1], y[i : i + 1], classes=[0, 1, 2])
     whole = LinearDiscriminantAnalysis("lsqr", priors=np.full(3, 1 / 3)).fit(X, y)
-    # scikit-learn weighs the classes' covariances by the priors
+    # scikit-learn weights the covariances of the classes by the priors
     np.testing.assert_allclose(model.predict_proba(X), whole.predict_proba(X), atol=0.03)
     np.testing.assert_allclose(model.means, whole.means_, rtol=1e-9)
 
@@ -63,7 +63,7 @@ def test_the_scaler_is_that_of_whole_arrays() -> None:
 
 
 class Sure:
-    """Right three times in four, and always says so with probability p."""
+    """Correct three times in four, always with probability p."""
 
     def __init__(self, p: float) -> None:
         self.p, self.classes_ = p, np.array([0, 1])
@@ -101,7 +101,7 @@ def test_what_counts_as_noticed() -> None:
     late = detect.IN_TIME
     found = detect.judged([90, 120, 130, 100 + late, 5020], [100, 5000, 9000])
     assert found == {"delays": [20, 20], "missed": 1, "false": 2}
-    too_late = detect.judged([100 + late], [100], lasting=10)  # and yet no false alarm
+    too_late = detect.judged([100 + late], [100], lasting=10)  # late, but no false alarm
     assert too_late == {"delays": [], "missed": 1, "false": 0}
     assert detect.judged([], []) == {"delays": [], "missed": 0, "false": 0}
 
@@ -144,7 +144,7 @@ def test_ranks_and_exponents() -> None:
 
 
 def test_the_page_is_that_of_the_result_files() -> None:
-    """Every number on it can be traced to one of them."""
+    """Every number on the page comes from a result file."""
     found = write_page.read_results()
     text = write_page.text_of(found, write_page.Quality(found["quality"]["cells"]))
     assert text == (write_page.DOCS / "benchmarks.md").read_text(encoding="utf-8")

@@ -1,9 +1,14 @@
-"""What the README and the examples say is what happens."""
+"""The documents are true: their code runs, their numbers are measured, their links exist.
+
+Their words are those of the glossary in CONTRIBUTING.md.
+"""
 
 import inspect
 import re
 import runpy
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,18 +17,58 @@ import kalstream
 from kalstream import core
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src/kalstream"
+PAGES = sorted(
+    [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+        *ROOT.glob("docs/**/*.md"),
+        PACKAGE / "core/README.md",
+    ]
+)
+LINKING = [*PAGES, ROOT / "benchmarks" / "README.md"]
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+# pattern -> what to write instead; a space stands for any white space, and for "#" of comments
+UNUSUAL = {
+    r"learnt": "learned",
+    r"of late": "recent, recently",
+    r"(go|goes|going|gone|went) on with": "resume, continue with",
+    r"cannot be gone on": "cannot be resumed",
+    r"(wait|waits|say|says|know|knows|come|comes|goes) not": "does not ...",
+    r"some this many": "about, or the name of the number",
+    r"what (came|comes|becomes) of": "result of",
+    r"(be )?had back": "restored; name the command",
+    r"aloud": "prints, writes to the log",
+    r"damned": "refused, excluded",
+    r"for ever": "always, without limit",
+    r"for good": "permanently",
+    r"anew": "again",
+    r"therein|thereof|whereof|whence": "in it, of it, from which",
+}
+
+
+def readme() -> str:
+    return (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def section(page: str, title: str) -> str:
+    """Text below a second-level heading, up to the next one."""
+    return page.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+# ---- what a page shows is what happens ----------------------------------------------------------
 
 
 def test_readme_code_prints_what_the_readme_says(capsys: pytest.CaptureFixture[str]) -> None:
-    readme = (ROOT / "README.md").read_text()
-    code = re.search(r"```python\n(.*?)```", readme, re.DOTALL).group(1)
+    text = readme()
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1)
     exec(compile(code, "README.md", "exec"), {})
-    assert f"It prints `{capsys.readouterr().out.strip()}`" in readme
+    assert f"```\n{capsys.readouterr().out.strip()}\n```" in text
 
     fixed = code.replace("KalmanClassifier(random", "KalmanClassifier(1.0, random")
     exec(fixed.replace("model.drift().since", "0"), {})  # a fixed gamma has no alarm
     accuracy = re.search(r"accuracy ([0-9.]+),", capsys.readouterr().out).group(1)
-    assert f"gets {accuracy}." in readme.replace("\n", " ")
+    assert f"gets {accuracy}." in text.replace("\n", " ")
 
 
 def test_time_series_example(
@@ -34,8 +79,46 @@ def test_time_series_example(
     runpy.run_path(str(ROOT / "examples" / "time_series.py"), run_name="__main__")
     printed = capsys.readouterr().out
     learned, _, fixed = re.findall(r"(-?[0-9.]+)$", printed, re.MULTILINE)[:3]
-    assert f"{learned} against {fixed}" in (ROOT / "README.md").read_text().replace("\n", " ")
+    guide = (ROOT / "docs" / "estimators.md").read_text(encoding="utf-8").replace("\n", " ")
+    assert f"{learned} against {fixed}" in guide
     assert picture.stat().st_size > 10_000
+
+
+# ---- numbers come from the benchmarks -----------------------------------------------------------
+
+
+def test_measured_numbers_are_those_of_the_benchmarks() -> None:
+    pages = (ROOT / "benchmarks" / "README.md", ROOT / "docs" / "benchmarks.md")
+    measured = "".join(path.read_text(encoding="utf-8") for path in pages)
+    numbers = re.findall(r"\d\.\d{4}|\d+\.\d+x", section(readme(), "Measured"))
+    assert len(numbers) >= 20
+    assert not [number for number in numbers if number not in measured]
+
+
+@pytest.mark.parametrize(
+    ("title", "columns", "rounded"),
+    [("The chunk recursion", (3, 4), "{:.0f}"), ("Class probabilities", (4,), "{}")],
+)
+def test_measured_speeds_are_those_of_the_benchmarks(
+    title: str, columns: tuple[int, ...], rounded: str
+) -> None:
+    page = section((ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8"), title)
+    cells = [line.split("|") for line in page.splitlines() if re.match(r"\| [\d(]", line)]
+    for column in columns:
+        ratios = [
+            float(found[1]) for row in cells if (found := re.search(r"([\d.]+)x", row[column]))
+        ]
+        low, high = rounded.format(min(ratios)), rounded.format(max(ratios))
+        assert f"{low} to {high} " in section(readme(), "Measured")
+
+
+def test_numbers_of_the_packaged_stream_are_those_of_the_benchmark() -> None:
+    accuracy, no_change = re.findall(r"0\.\d{4}", readme().split("![")[0])
+    page = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8").split("## Runs")[1]
+    assert re.search(rf"elec2, .* {accuracy} / .* {no_change} /", page)
+
+
+# ---- nothing public is undocumented -------------------------------------------------------------
 
 
 def test_every_public_name_of_the_core_is_documented() -> None:
@@ -44,30 +127,14 @@ def test_every_public_name_of_the_core_is_documented() -> None:
 
 
 def test_every_equation_has_a_function() -> None:
-    table = (ROOT / "src/kalstream/core/README.md").read_text()
+    table = (PACKAGE / "core/README.md").read_text(encoding="utf-8")
     for number in range(1, 16):
         assert re.search(rf"\({number}\)", table), f"eq. ({number})"
-    for module, name in re.findall(r"`(\w+)\.(\w+)[`(]", table):
-        if name != "py" and (ROOT / f"src/kalstream/core/{module}.py").exists():
-            source = (ROOT / f"src/kalstream/core/{module}.py").read_text()
-            assert re.search(rf"(def|class) {name}\b", source), f"{module}.{name}"
-
-
-def test_numbers_of_the_streams_are_those_of_the_benchmark() -> None:
-    readme = (ROOT / "README.md").read_text()
-    pages = (ROOT / "benchmarks" / "README.md", ROOT / "docs" / "benchmarks.md")
-    page = "".join(path.read_text() for path in pages)
-    section = readme.split("## On real streams")[1].split("## ")[0]
-    numbers = re.findall(r"\d\.\d{4}|\d+\.\d+x", section)
-    assert len(numbers) >= 20
-    assert not [number for number in numbers if number not in page]
-
-
-def test_numbers_of_the_packaged_stream_are_those_of_the_benchmark() -> None:
-    lead = (ROOT / "README.md").read_text().split("![")[0]
-    accuracy, no_change = re.findall(r"0\.\d{4}", lead)
-    page = (ROOT / "benchmarks" / "README.md").read_text().split("## Runs")[1]
-    assert re.search(rf"elec2, .* {accuracy} / .* {no_change} /", page)
+    rows = "\n".join(line for line in table.splitlines() if line.startswith("|"))
+    for module, name in re.findall(r"`(\w+)\.(\w+)[`(]", rows):
+        files = [PACKAGE / f"core/{module}.py", PACKAGE / f"core/_kernels/{module}.py"]
+        source = "".join(path.read_text(encoding="utf-8") for path in files if path.exists())
+        assert re.search(rf"(def|class) {name}\b", source), f"{module}.{name} does not exist"
 
 
 def test_every_public_method_of_the_estimators_has_an_example() -> None:
@@ -78,3 +145,89 @@ def test_every_public_method_of_the_estimators_has_an_example() -> None:
             function = getattr(value, "__func__", value)
             if inspect.isfunction(function) and not name.startswith("_"):
                 assert ">>>" in (function.__doc__ or ""), f"{cls.__name__}.{name}"
+
+
+def test_every_target_of_make_is_in_its_help() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE).group(1).split()
+    assert {"run", "test", "docs"} <= set(targets)
+    for target in set(targets) - {"help"}:
+        assert re.search(rf'@echo "make {target}  ', makefile), f"make {target}"
+
+
+def test_layers_are_those_of_the_import_check() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
+    page = section((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), "Layers")
+    listed = re.search(r"From the bottom: (.*?)\. ", page, re.DOTALL).group(1)
+    assert re.findall(r"`(\w+)`", listed) == [layer.strip("()") for layer in reversed(layers)]
+
+
+# ---- form ---------------------------------------------------------------------------------------
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbered lines of a page that are neither code nor rows of a table."""
+    code = False
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.lstrip().startswith("```"):
+            code = not code
+        elif not (code or line.startswith(("|", "    "))):
+            yield number, line
+
+
+def anchors(path: Path) -> set[str]:
+    """Anchors that GitHub gives to the headings of a page."""
+    titles = [line.lstrip("# ") for _, line in prose(path) if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_lines_are_at_most_100_characters(page: Path) -> None:
+    long = [
+        f"{named(page)}:{number}: {len(line)} characters"
+        for number, line in prose(page)
+        if len(LINK.sub("", line)) > 100
+    ]
+    assert not long, "wrap at 100 characters:\n" + "\n".join(long)
+
+
+@pytest.mark.parametrize("page", LINKING, ids=named)
+def test_links_point_to_something(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for link in LINK.findall(text):
+        if re.match(r"https?://|mailto:", link):
+            continue
+        target, _, anchor = link.partition("#")
+        file = page.parent / target if target else page
+        assert file.exists(), f"{named(page)}: {link} does not exist"
+        if anchor and file.suffix == ".md":
+            assert anchor in anchors(file), f"{named(page)}: {link} has no such heading"
+
+
+def test_files_of_where_things_are_exist() -> None:
+    page = section((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), "Where things are")
+    table = "\n".join(line for line in page.splitlines() if line.startswith("|"))
+    paths = re.findall(r"`([\w/]+(?:/|\.py|\.md))`", table)
+    assert len(paths) > 12
+    missing = [path for path in paths if not ((PACKAGE / path).exists() or (ROOT / path).exists())]
+    assert not missing
+
+
+def test_words_are_those_of_the_glossary() -> None:
+    files = [ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    for folder, ending in (("docs", "md"), ("src", "md"), ("src", "py"), ("src", "js")):
+        files += sorted(ROOT.glob(f"{folder}/**/*.{ending}"))
+    found = []
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        for pattern, instead in UNUSUAL.items():
+            spaced = pattern.replace(" ", r"[\s#]+")
+            for match in re.finditer(rf"\b({spaced})\b", text, re.IGNORECASE):
+                line = text.count("\n", 0, match.start()) + 1
+                found.append(f"{named(path)}:{line}: {match.group()!r}; write {instead}")
+    assert not found, "words that are not in the glossary:\n" + "\n".join(found)

@@ -1,4 +1,4 @@
-"""Every example runs from the command line, and tells the story that it promises."""
+"""Every example runs from the command line and prints the results that it promises."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ EXAMPLES = sorted(path.stem for path in ROOT.glob("examples/*.py"))
 
 
 def numbers(printed: str, start: str) -> list[float]:
-    """The numbers on the first line that starts so, behind that start."""
+    """Numbers of the first line that begins with `start`, after that text."""
     for line in printed.splitlines():
         if line.strip().startswith(start):
             return [float(found) for found in re.findall(r"\d+(?:\.\d+)?", line.split(start, 1)[1])]
@@ -24,7 +24,7 @@ def tabular_drift(printed: str) -> None:
     ours = numbers(printed, "kalstream, linear features")
     fixed = numbers(printed, "kalstream, nothing forgotten")
     sgd = numbers(printed, "SGD, default rate")
-    assert ours[0] > 0.85  # the best there can be is 0.907
+    assert ours[0] > 0.85  # the best possible is 0.907
     assert ours[4] > fixed[4] + 0.1
     assert ours[4] > sgd[4] - 0.01
     assert ours[5] < min(fixed[5], sgd[5]) - 0.1
@@ -88,7 +88,7 @@ CHECKS: dict[str, tuple[Callable[[str], None], list[str]]] = {
     "new_classes": (new_classes, ["--rows", "500"]),
     "delayed_labels": (delayed_labels, ["--rows", "2000"]),
     "regression": (regression, ["--rows", "3000"]),
-    "drift_alarm": (drift_alarm, []),  # the alarm needs a thousand rows to know what is usual
+    "drift_alarm": (drift_alarm, []),  # the alarm needs a thousand rows to learn what is usual
 }
 
 

@@ -1,4 +1,4 @@
-"""What importing the package costs, what it loads, and what it offers."""
+"""Importing the package: its time, the modules that it loads, its public names."""
 
 import contextlib
 import importlib
@@ -34,10 +34,10 @@ def loaded_by(statement: str) -> set[str]:
 
 
 def import_ratio(module: str, baseline: str, below: float, rounds: int = 8) -> float:
-    """Return the smallest import time of a module over that of a baseline, taken in turns.
+    """Ratio of the smallest import times of a module and of a baseline, measured in turns.
 
-    The smallest of several times is the one least disturbed by other work on the machine, and more
-    rounds only bring it closer to the truth: stop after three if the ratio is already low enough.
+    The smallest of several times is the one least disturbed by other work on the machine. The first
+    round writes byte code and fills the page cache; stop after three if the ratio is low enough.
     """
 
     def seconds(name: str) -> float:
@@ -48,8 +48,6 @@ def import_ratio(module: str, baseline: str, below: float, rounds: int = 8) -> f
             )
         )
 
-    for name in (module, baseline):  # byte code is written, files are in the page cache
-        seconds(name)
     times: list[tuple[float, float]] = []
     for done in range(1, rounds + 1):
         times.append((seconds(module), seconds(baseline)))

@@ -1,4 +1,4 @@
-"""The river adapter: river's own checks, and features that come and go, exactly."""
+"""The river models: river's own checks, and features that come and go."""
 
 import copy
 import pickle
@@ -44,7 +44,7 @@ def test_river_check(model: Any, check: Any) -> None:
 
 
 def ragged(seed: int, n: int = 60, regression: bool = False) -> list[tuple[dict[Any, Any], Any]]:
-    """Rows of which each has some features, and whose later features come late."""
+    """Rows with some of the features each; the last features come late."""
     rng = np.random.default_rng(seed)
     rows = []
     for i in range(n):
@@ -98,14 +98,14 @@ def test_late_features_are_as_if_missing_all_along(
     prior_var: float,
     noise_var: float,
 ) -> None:
-    # What the number of columns decides at the start is given, so that it is the same for both.
+    # Both get the settings that otherwise depend on the number of columns at the start.
     made: Any = features
     all_prior_var = prior_var
     if features == "scaler":
         made = OnlineScaler(clip=3.0)
     elif features == "waves":
         made = RandomFourierFeatures(7, bandwidth=1.5, linear=False, random_state=seed)
-    else:  # rows are divided by the root of the number of columns at the start, 1 and 5 here
+    else:  # rows are divided by the root of the number of columns at the start: 1 and 5 here
         intercept, all_prior_var = False, prior_var * len(NAMES)
     rows = ragged(seed, regression=kind is KalmanRegressor)
     given_in_common = {"forgetting": forgetting, "features": made, "intercept": intercept}
@@ -183,7 +183,7 @@ def test_before_anything_was_learned(kind: Any) -> None:
         assert many.tolist() == [model.predict_one({})] * 2
         assert many.index.tolist() == [5, 6]
         assert model.estimator.__dict__.get("_published") is None or passed
-        model.learn_one({"a": 1.0}, None)  # without a target nothing can be said either
+        model.learn_one({"a": 1.0}, None)  # nothing can be predicted before a target
     assert model.estimator.n_seen_ == 2
 
 
@@ -209,7 +209,7 @@ def test_predictions_change_nothing(kind: Any, forgetting: Any) -> None:
     model = kind(forgetting, n_components=10, seed=0)
     for x, y in ragged(2, regression=kind is KalmanRegressor):
         model.learn_one(x, y)
-    model.predict_one({})  # labels keep their order once it was asked for
+    model.predict_one({})  # the order of labels is fixed by the first prediction
     before, names = pickle.dumps(model), model.feature_names_
     for x in ({"a": 1.0}, {"a": 1.0, "never seen": 5.0}, {"never seen": "not even a number"}, {}):
         found = answers(model, [x])

@@ -1,4 +1,4 @@
-"""Checkpoints come back bit for bit, or not at all and with a reason."""
+"""A checkpoint is read back bit for bit, or refused with a reason."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def same(a: Any, b: Any) -> bool:
         return same(list(a), list(b)) and same(list(a.values()), list(b.values()))
     if isinstance(a, Posterior):
         return same(a.stored, b.stored)
-    if isinstance(a, Base | BankArrays):  # one triangle of a covariance is meant
+    if isinstance(a, Base | BankArrays):  # only one triangle of a covariance counts
         meant = np.tril if isinstance(a, Base) else np.triu
         return same(a.mean, b.mean) and same(meant(a.cov), meant(b.cov))
     if is_dataclass(a):
@@ -162,7 +162,7 @@ def test_layout_in_memory_comes_back(path: Path, dtype: Any) -> None:
     for was, now in zip(kept, back(path, kept), strict=True):
         assert same(was, now)
         assert was.strides == now.strides
-    assert column.strides == (column.itemsize, 5 * column.itemsize)  # not what C order gives
+    assert column.strides == (column.itemsize, 5 * column.itemsize)  # other strides than in C order
     loose = [
         cube[:, :2],
         cube[::2],
@@ -184,8 +184,8 @@ def test_a_small_piece_of_a_large_array_does_not_bring_it_along(path: Path) -> N
 @pytest.mark.parametrize("wrap", [np.random.Generator, np.random.RandomState])
 def test_generators_continue(path: Path, name: str, wrap: Any) -> None:
     rng = wrap(getattr(np.random, name)(3))
-    rng.standard_normal(7)  # RandomState keeps the second of a pair
-    rng.bytes(5)  # and others half a word
+    rng.standard_normal(7)  # RandomState keeps the second number of a pair
+    rng.bytes(5)  # and other generators keep half a word
     again = back(path, rng)
     for _ in range(3):
         assert same(again.standard_normal(1001), rng.standard_normal(1001))
@@ -257,7 +257,7 @@ def test_states_continue_bit_for_bit(path: Path, name: str, dtype: Any, before: 
         policy.predict(state, x, prior_var=1 / m)
         state, _ = policy.step_chunk(state, x, y, **variances)
     x, y = chunk(1)
-    policy.predict(state, x, prior_var=1 / m)  # what it leaves behind must not matter
+    policy.predict(state, x, prior_var=1 / m)  # its cached products must not matter
     again = back(path, state)
     assert same(again, state)
     for n in (1, 1, 3, 1, 9, 1, 1, 50, 1):
@@ -305,7 +305,7 @@ def test_a_state_that_was_given_away_is_not_saved(path: Path, policy: Any) -> No
 def test_features_continue(path: Path, features: Any) -> None:
     rows = np.random.default_rng(0).normal(size=(40, 4))
     features.advance(rows)
-    # what scikit-learn notes of a DataFrame's columns is an array of objects
+    # scikit-learn keeps the column names of a DataFrame as an array of objects
     features.feature_names_in_ = np.array(["a", "b", "c", "d"], dtype=object)
     again = back(path, features)
     del features.feature_names_in_, again.feature_names_in_
@@ -444,14 +444,14 @@ def test_every_changed_byte_is_noticed(path: Path) -> None:
             wrong[at] ^= flip
             reason(path, bytes(wrong))
     size = int.from_bytes(data[:8], "little")
-    padded = data[: 7 + size] + b"\t" + data[8 + size :]  # the same JSON to everybody else
+    padded = data[: 7 + size] + b"\t" + data[8 + size :]  # the same JSON for other readers
     assert padded != data
     assert data[7 + size : 8 + size] == b" "
     reason(path, padded)
 
 
 def forged(text: str, tensors: dict[str, Any] | None = None) -> bytes:
-    """A file with a right checksum around any tree."""
+    """A file with a correct checksum around any tree."""
     about = f'{{"sha256":"{"0" * 64}","format":1,"version":"1","kind":"Thing","tree":{text}}}'
     data = save(tensors or {}, {"kalstream": about})
     at = data.index(checkpoint._MARK) + len(checkpoint._MARK)
@@ -544,7 +544,7 @@ def test_states_whose_parts_disagree_are_refused(
     )
     scaler = OnlineScaler().fit(features)
     stored = state.posterior.stored
-    # (what to save, whose part, which, how it is changed on the way)
+    # (object to save, owner of the changed part, name of the part, change)
     cases: list[tuple[Any, Any, str]] = [
         (state, state, "seen"),
         (state, stored, "rows"),
@@ -602,7 +602,7 @@ def test_older_formats_are_migrated_in_turn(path: Path, monkeypatch: pytest.Monk
     assert type(tree) is tuple
     assert policy == Fixed(0.25)
     assert array.tolist() == [0, 1]
-    assert type(back(path, [1])) is list  # what is current is not migrated
+    assert type(back(path, [1])) is list  # the current format is not migrated
 
 
 def test_every_format_has_its_migration() -> None:

@@ -1,4 +1,4 @@
-"""A file with a right checksum and parts that are not of each other is refused, by the part."""
+"""A file with a correct checksum and parts that do not fit is refused; the error names the part."""
 
 import copy
 import os
@@ -49,7 +49,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def put(tree: Any, path: str, value: Any) -> None:
-    """Set a part, whatever the class that holds it thinks of that."""
+    """Set a part, even if its class is frozen."""
     *owners, name = path.split(".")
     for owner in owners:
         tree = tree[owner] if isinstance(tree, dict) else getattr(tree, owner)
@@ -66,7 +66,7 @@ def with_nan(array: Any) -> Any:
 
 
 MANY = Stack.start(5, 50)
-# (whose file, which part, its new value or a function of the old one, what the error names)
+# (kind of model, part, its new value or a function of the old one, name in the error)
 FORGERIES: list[tuple[str, str, Any, str]] = [
     ("mixture", "model.targets.stack", MANY, "stack"),
     ("mixture", "model.targets.ordered", MANY, "ordered"),
@@ -174,7 +174,7 @@ def test_a_forged_part_is_named(
         value = value(old)
     put(tree, part, value)
     checkpoint.write(tmp_path / "forged", kind.__name__, tree)
-    if not named:  # nothing is wrong with it
+    if not named:  # a valid file
         kind.load(tmp_path / "forged").partial_fit(ROWS[:1], LABELS[:1])
         return
     with pytest.raises(CheckpointError, match="is damaged") as caught:
@@ -192,7 +192,7 @@ def test_room_for_classes_to_come_is_no_forgery(saved: dict[str, Path], tmp_path
 def test_weights_that_version_0_1_left_behind_are_put_right(
     saved: dict[str, Path], tmp_path: Path
 ) -> None:
-    # After one target of 1e9 noise deviations the weights of half-lives summed to 5.
+    # After one target of 1e9 noise standard deviations, the half-life weights summed to 5.
     tree = checkpoint.read(saved["regression"], "KalmanRegressor")
     before = tree["model"].state.half_life_weights
     put(tree, "model.state.log_weights", tree["model"].state.log_weights + np.log(5.0))
@@ -233,7 +233,7 @@ def test_a_transformer_without_what_it_has_learned_is_refused(
 
 
 def test_a_copy_saves_the_same_bytes_where_one_class_is_left(tmp_path: Path) -> None:
-    """The stride of an axis of length 1 is anything, and copies have another one."""
+    """The stride of an axis of length 1 is arbitrary, and a copy can have another one."""
     model = fitted("mixture").retire_class("b")
     model.save(tmp_path / "one")
     copy.deepcopy(model).save(tmp_path / "two")
@@ -261,7 +261,7 @@ def test_saving_does_not_change_what_comes(predicts: bool, tmp_path: Path) -> No
 
 
 def sparse(path: Path, data: bytes, size: int) -> None:
-    """A file of any size that takes no room on the disk."""
+    """A sparse file: of any size, without using the disk."""
     with open(path, "wb") as file:
         file.write(data)
         file.truncate(size)

@@ -1,4 +1,4 @@
-"""Classes that come one after another: room grows by a share, and changes nothing."""
+"""Classes that come one after another: spare room grows in proportion and changes no number."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def test_growing_is_amortised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MixtureState, "add_outputs", counted)
     model = one_by_one(KalmanClassifier(features="raw"), 300)
     assert len(model.classes_) == 300
-    assert len(copies) < 64 + 9  # one by one up to 64 classes, by a quarter from there on
+    assert len(copies) < 64 + 9  # one by one up to 64 classes, then by a quarter
 
 
 def test_a_class_is_retired_from_among_many() -> None:

@@ -1,7 +1,7 @@
-"""Odd input at every public method: an error of kalstream's that changes nothing, or an answer.
+"""Odd input to every public method raises an error of kalstream and changes nothing, or works.
 
-The catalogue below is thrown at every argument. What is accepted must be so on purpose: the cases
-with a known right answer are compared with it in the tests at the end.
+Each value of the catalogue below is passed as every argument. Values that are accepted on purpose
+have a known result, and the tests at the end compare with it.
 """
 
 import array
@@ -29,7 +29,7 @@ from kalstream.estimators import _input
 
 try:
     import polars
-except ImportError:  # it is no dependency; `Polars` below stands in for it
+except ImportError:  # not a dependency; `Polars` below takes its place
     polars = None
 
 N = 4
@@ -40,7 +40,7 @@ DAY = datetime.date(2026, 1, 1)
 
 
 class Polars:
-    """As polars' DataFrame where it differs: dtypes and columns are lists, types have no kind."""
+    """What is special in a DataFrame of polars: lists of dtypes and columns, types without kind."""
 
     class Text:
         def __str__(self):
@@ -230,7 +230,7 @@ if polars is not None:
 
 
 def call(method, argument):
-    """A call of a method with one odd argument, and three good ones."""
+    """A call of a method with one odd argument and three valid ones."""
 
     def of(model, value):
         good = LABELS if isinstance(model, KalmanClassifier) else VALUES
@@ -276,7 +276,7 @@ def start(kind, learned, timed=False):
 
 
 def content(model):
-    """All that a model holds, a pickle; `vars` of a new one."""
+    """Content of a model as a pickle; `vars` of a new one."""
     own = {name: value for name, value in vars(model).items() if name != "_settings_cache"}
     return pickle.dumps(model) if "_published" in own else repr(sorted(own.items()))
 
@@ -462,9 +462,9 @@ def test_a_table_of_labels_is_refused():
 @pytest.mark.parametrize(
     "names",
     [
-        [2**63 + 1, -1, 2**63 + 2, -1],  # numpy makes floats of these, and two of them equal
+        [2**63 + 1, -1, 2**63 + 2, -1],  # numpy turns these into floats, two of them equal
         ["a\0", "a", "b", "b"],  # numpy drops the zero
-        [1, "1", "a", "a"],  # numpy makes strings of these
+        [1, "1", "a", "a"],  # numpy turns these into strings
         [10**400, 1, 2, 2],
         [b"a", b"b", b"c", b"c"],
         [frozenset([1]), frozenset([2]), "a", "a"],

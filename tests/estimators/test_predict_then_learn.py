@@ -1,4 +1,4 @@
-"""Predicting and learning in one call is the loop over single rows."""
+"""`predict_then_learn` gives the numbers of the loop over single rows."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -25,7 +25,7 @@ POLICIES = (
 
 
 def one_by_one(model: Any, X: Any, y: Any, weight: Any, times: Any) -> list[dict[Any, float]]:
-    """What the loop says: {label: probability} of each row."""
+    """Predictions of the loop: {label: probability} for each row."""
     out = []
     for i in range(len(X)):
         row, when = X[i : i + 1], {} if times is None else {"time": times[i : i + 1]}
@@ -176,7 +176,7 @@ def test_bad_chunks_change_nothing() -> None:
 
 
 def runs(n: int, seed: int = 0) -> tuple[Any, Any]:
-    """Rows that tell a little, and labels in runs of ten."""
+    """Rows with little information, and labels in runs of ten."""
     rng = np.random.default_rng(seed)
     labels = np.repeat(rng.integers(3, size=n // 10), 10)
     return rng.standard_normal((n, 2)) + 0.5 * np.eye(3)[labels, :2], labels

@@ -1,4 +1,4 @@
-"""What must not matter to an estimator: cuts, the order of classes, copies, files and threads."""
+"""Things that must not change a model: chunks, the order of classes, copies, files and threads."""
 
 import copy
 import math
@@ -26,8 +26,8 @@ from kalstream.features import OnlineScaler
 from oracles import assert_close
 from strategies import decades
 
-# Filters with a prior a thousand times wider than the noise lose three digits, and the weights of
-# a mixture multiply what is left by every row's log-likelihood; SGD on delta by its rate and gaps.
+# Filters with a prior a thousand times wider than the noise lose three digits. The weights of a
+# mixture multiply the remaining error by each row's log-likelihood, SGD on delta by rate and gaps.
 LOOSE = 1e-7
 
 
@@ -140,7 +140,7 @@ def started(model):
 
 
 def answers(model, case):
-    """What a model says about rows: arrays by name."""
+    """Predictions of a model for rows: arrays by name."""
     if case.kind is KalmanClassifier:
         return {"proba": model.predict_proba(case.ask, **case.ahead)}
     mean, std = model.predict(case.ask, return_std=True, **case.ahead)
@@ -148,7 +148,7 @@ def answers(model, case):
 
 
 def bits(model, case):
-    """All that a model is, as bytes."""
+    """Content of a model, as bytes."""
     watch = model._model.watch
     parts = [watch.now, watch.usual, watch.numbers, np.array([model.n_seen_])]
     if started(model):
@@ -160,7 +160,7 @@ def bits(model, case):
 
 
 def same_model(one, other, case, rtol=LOOSE):
-    """Both have learned the same, up to rounding."""
+    """Check that both have learned the same, up to rounding."""
     assert one.n_seen_ == other.n_seen_
     assert one._model.time == other._model.time
     mine, theirs = one._model.watch, other._model.watch
@@ -177,7 +177,7 @@ def same_model(one, other, case, rtol=LOOSE):
         if keep.any():
             assert_close(found[keep], expected[keep], rtol, atol=rtol)
     assert one.calibration_ == pytest.approx(other.calibration_, rel=rtol)
-    # outputs stand in the order in which their classes came
+    # outputs are in the order in which their classes came
     here, there = (
         m._model.targets.labels.order if case.kind is KalmanClassifier else slice(None)
         for m in (one, other)
@@ -188,7 +188,7 @@ def same_model(one, other, case, rtol=LOOSE):
         assert_close(f.posterior.mean[:, here], g.posterior.mean[:, there], rtol, atol=rtol)
         assert_close(f.posterior.cov, g.posterior.cov, rtol)
     believed = np.sort(list(one.half_life_weights_.values()))
-    if len(believed) == 1 or believed[-1] > believed[-2] + 1e-6:  # else it is a matter of rounding
+    if len(believed) == 1 or believed[-1] > believed[-2] + 1e-6:  # else rounding decides
         assert_close(one.coef_, other.coef_, rtol, atol=rtol)
         assert_close(
             np.atleast_1d(one.intercept_), np.atleast_1d(other.intercept_), rtol, atol=rtol
@@ -206,7 +206,7 @@ def test_cuts_do_not_matter(case, cuts):
 def test_predicting_does_not_matter(case, cuts):
     asked, silent = case.make(), case.make()
     for start, stop in pairwise(sorted({0, len(case), *(c for c in cuts if c < len(case))})):
-        for rows in (case.X[start:stop], case.ask):  # also those that come next, of both kinds
+        for rows in (case.X[start:stop], case.ask):  # the next rows, and rows of no chunk
             if start > 0 and started(asked):
                 asked.predict(rows)
                 asked.uncertainty(rows)
@@ -308,9 +308,9 @@ def test_copies_go_on_the_same_and_apart(tmp_path_factory, how, case, cuts, data
         return bits(it, case)
 
     after = go_on(model)
-    assert bits(witness, case) == before  # the original's learning has not touched it
+    assert bits(witness, case) == before  # learning did not change the copy
     assert go_on(other) == after
-    assert bits(model, case) == after  # nor the copy's the original
+    assert bits(model, case) == after  # nor the original
     assert go_on(witness) == after
 
 
@@ -333,9 +333,9 @@ def test_retiring_leaves_the_others_as_they_are(case, at):
     for name, mean in others.items():
         assert_close(mean, before[name], 1e-13)
     if isinstance(kept._settings.policy, Learned) or case.settings["class_weight"] == "balanced":
-        return  # what is learned beside the filters depends on the classes there are
+        return  # gamma and balanced weights depend on the set of classes
     y = case.y.copy()
-    y[at:][y[at:] == gone] = None  # from here on nobody learns it
+    y[at:][y[at:] == gone] = None  # no model learns it from here on
     rest = replace(case, y=y)
     for model in (kept, retired):
         rest.learn(model, at)
@@ -347,7 +347,7 @@ def test_retiring_leaves_the_others_as_they_are(case, at):
 @settings(max_examples=60)
 @given(cases(KalmanClassifier), st.booleans())
 def test_missing_labels_are_gaps_in_time(case, declared):
-    """Not to SGD on delta, for which a gap is one step with a longer lever."""
+    """Not for SGD on delta, where a gap is one step with a larger gradient."""
     if isinstance(case.make()._settings.policy, Learned):
         return
     case = replace(case, time=None, settings={**case.settings, "features": "raw"})
@@ -371,7 +371,7 @@ def test_missing_labels_are_gaps_in_time(case, declared):
     late = gaps.uncertainty(case.ask, time=len(case))
     assert_close(holes.uncertainty(case.ask), late, LOOSE)
     one = case.make().partial_fit(case.X, case.y, sample_weight=case.sample_weight, time=5)
-    assert one.n_seen_ == len(case)  # no time passes at all
+    assert one.n_seen_ == len(case)  # no time has passed
 
 
 @settings(max_examples=30)
@@ -398,7 +398,7 @@ def test_units_of_a_target_do_not_matter(case, size, sign, shift):
 
 
 def test_probit_is_probit():
-    """Whatever the weights of a mixture sum to, 1 or 1 + 2e-16."""
+    """For weights of a mixture that sum to 1 and to 1 + 2e-16."""
     rng = np.random.default_rng(0)
     policy = Mixture((5.0, 50.0), calibrations=(1.0, 4.0))
     state = policy.start(2, 3, prior_var=1.0)

@@ -1,4 +1,4 @@
-"""Files that earlier versions wrote are still read, and still give the same answers.
+"""Files of earlier versions are still read, and still give the same predictions.
 
 A default that has changed since (the share of a mixture) is that of the version that reads.
 
@@ -22,7 +22,7 @@ ROWS = np.linspace(-2.0, 2.0, 12).reshape(4, 3)
 
 
 def models() -> dict[str, KalmanClassifier | KalmanRegressor]:
-    """What is saved: all kinds of policies and features, pending rows, labels of two types."""
+    """The models to save: all policies and features, pending rows, labels of two types."""
     rng = np.random.default_rng(0)
     X, labels = rng.standard_normal((40, 3)), np.array(["no", "yes"])[rng.integers(2, size=40)]
     mixture = KalmanClassifier(n_components=4, random_state=0, class_weight="balanced")
@@ -50,7 +50,7 @@ def test_file_of_an_earlier_version(path: Path) -> None:
     np.testing.assert_allclose(answers(model), expected, rtol=1e-6)
     y = ["no"] if kind is KalmanClassifier else [0.5]
     gap = {} if "learned" not in path.stem else {"time": [1e5]}
-    model.partial_fit(ROWS[:1], y, **gap)  # and it goes on
+    model.partial_fit(ROWS[:1], y, **gap)  # it continues to learn
 
 
 def test_there_is_a_file_of_every_format() -> None:

@@ -1,1 +1,1 @@
-"""kalstream under the interfaces of other libraries: river."""
+"""kalstream's learners in the interfaces of other libraries: river."""

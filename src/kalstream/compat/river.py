@@ -1,6 +1,6 @@
-"""river's interface: rows are dicts, and their features come and go.
+"""kalstream's learners as river models: rows are dicts whose features come and go.
 
-Needs the extra ``river``; importing this module without it says so.
+Needs the extra ``river``. Without it, importing this module raises an error that names the extra.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _NUMBERS: Final = (float, int, np.floating, np.integer, np.bool_, Decimal, Fract
 
 
 class _Adapter:
-    """Dicts and frames to rows of an estimator that grows with the features.
+    """Turns dicts and DataFrames into rows of an estimator that grows with the features.
 
-    A feature gets a column when it first has a value. `_known` holds the columns and the
-    estimator they are of, replaced as one: other threads may predict while one learns.
+    A feature gets a column when it first has a value. `_known` holds the columns and their
+    estimator. Both are replaced in one assignment, so that other threads can predict meanwhile.
     """
 
     _known: tuple[Columns, Any]
@@ -51,7 +51,7 @@ class _Adapter:
 
     @property
     def estimator(self) -> Any:
-        """The scikit-learn estimator behind it; a new one takes its place when features come."""
+        """The scikit-learn estimator inside; replaced by a new one when features are added."""
         return self._known[1]
 
     @property
@@ -61,7 +61,7 @@ class _Adapter:
 
     @property
     def half_life_(self) -> float:
-        """Examples after which a weight has halved; of a mixture, the posterior's median."""
+        """Rows after which a weight has halved; for a mixture, the median of the posterior."""
         return self.estimator.half_life_
 
     @property
@@ -70,22 +70,22 @@ class _Adapter:
         return self.estimator.half_life_weights_
 
     def drift(self) -> estimators.Drift:
-        """Has the posterior over half-lives moved towards shorter ones, since when, how sure.
+        """State of the drift alarm: whether the stream has changed, since when, how sure.
 
-        An alarm to be polled, once a row has been learned; see `kalstream.estimators.Drift`.
+        Call it after learning a row; see `kalstream.estimators.Drift`.
         """
         return self.estimator.drift()
 
     # ---- rows -----------------------------------------------------------------------------
 
     def _ready(self, x: Mapping[Hashable, Any]) -> tuple[Any, Array] | None:
-        """The estimator and a row (1, d) to predict; None before anything was learned."""
+        """The estimator and a row (1, d) to predict; None before the first label."""
         columns, estimator = self._known
         row = _row(x, columns)
         return (estimator, row) if estimator.__sklearn_is_fitted__() else None
 
     def _ready_many(self, X: Any) -> tuple[Any, Array] | None:
-        """The estimator and rows (b, d) to predict; None before anything was learned."""
+        """The estimator and rows (b, d) to predict; None before the first label."""
         columns, estimator = self._known
         frame = _frame(X, only=columns)
         if not estimator.__sklearn_is_fitted__() or not len(X):
@@ -106,13 +106,14 @@ class _Adapter:
         self._known = columns, estimator
 
     def _learn_rows(self, X: Any, y: Any, w: Any) -> None:
-        """Learn a chunk as its rows one by one, all or nothing."""
+        """Learn the rows of a chunk in their order; after an error nothing has changed."""
         columns, estimator = self._known
         frame, n = _frame(X), len(X)
         if len(y) != n:
             raise InvalidInput(f"y has {len(y)} targets for the {n} rows of X")
         weights = None if type(w) is float and w == 1.0 else read_weights(w, n, "w")
-        # A feature comes with its first value, unless the rows are one step of the filter.
+        # A feature is added at the row of its first value, or, if the chunk is one step of the
+        # filter, before the chunk.
         comes: dict[Hashable, int] = {}
         for name, values in frame.items():
             there = ~np.isnan(values)
@@ -137,59 +138,62 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
     """Online classifier for river: a Kalman filter over the weights of a linear readout.
 
     `kalstream.KalmanClassifier` on rows that are dicts. It forgets as fast as the stream drifts,
-    is calibrated, and takes new features and new classes at any time. Nothing has to be tuned.
+    gives calibrated probabilities, and takes new features and new classes at any time. No
+    parameter has to be tuned.
 
     Parameters
     ----------
     forgetting : "mixture", "learned", float or policy
-        "mixture" runs filters with several half-lives and believes those that predict best.
+        "mixture" runs filters with several half-lives and weights them by how well they predict.
         "learned" is the paper's online SGD on gamma. A float is a fixed gamma: 1 forgets
         nothing. Or a `kalstream.core.Mixture`, `Learned` or `Fixed`.
     features : "raw", "scaled", "fourier" or transformer
-        "fourier" scales features online and adds random Fourier features of them, "scaled" only
-        scales, "raw" takes them as they are (of size about 1). Or a transformer with
-        ``partial_fit`` and ``transform``, and with ``add_columns`` if features are to come later.
+        "fourier" scales features online and adds random Fourier features of them. "scaled" only
+        scales. "raw" takes them as they are; their size should be about 1. Or a transformer with
+        ``partial_fit`` and ``transform``, and with ``add_columns`` if features can come later.
     n_components : int
         Number of Fourier features.
     transition : "example" or "chunk"
-        Forget before every row, or once for every call of `learn_one` or `learn_many`.
+        Forget before every row, or once in every call of `learn_one` or `learn_many`.
     noise_var, prior_var : "auto" or float
-        Variances of the targets' noise and of the weights before any data.
+        Variance of the noise of the targets, and variance of the weights before any data.
     predictive : "exact", "probit", "monte-carlo" or "plug-in"
-        How logits turn into probabilities; see `kalstream.core.class_probabilities`.
+        Method that turns logits into probabilities; see `kalstream.core.class_probabilities`.
     calibration : "auto", float, Calibration or sequence of floats
-        Factor that multiplies logits: learned ("auto"), fixed, or for a mixture a grid.
+        Factor of the logits: learned ("auto"), fixed, or, for a mixture, a grid of factors.
     class_weight : dict, "balanced" or None
-        Weights of classes; "balanced" goes by the frequencies so far.
+        Weights of classes; "balanced" uses the class frequencies so far.
     stacking : bool
-        Whether what the filters of a mixture say is also combined by a logistic regression.
+        Whether a logistic regression also combines the predictions of a mixture's filters.
     intercept : bool
+        Whether the linear model has a constant.
     dtype : float64 or float32
+        Precision of the filters.
     seed : int or None
-        Of the Fourier features and of sampled predictions.
+        Seed of the Fourier features and of sampled predictions.
 
     Attributes
     ----------
     estimator : kalstream.KalmanClassifier
-        All else that there is to see, `classes_` and `health_` for instance.
+        Has all other attributes, such as `classes_` and `health_`.
     feature_names_ : tuple
         Features seen so far, in the order of the estimator's columns.
     half_life_, half_life_weights_
-        How long the memory is, and how much each half-life is believed.
+        Median half-life, and the weight of each half-life.
 
     Notes
     -----
-    A feature that is absent, None or NaN is missing: it stands for its mean so far ("raw": for 0).
-    One that comes for the first time is taken as missing in all rows before, exactly. Only the
-    scale of the representation (the bandwidth of "fourier", the size of a row) stays as the number
-    of features in the first row learned has set it, so let that row be a typical one. A prediction
-    ignores features never learned from. Values are numbers or bools.
+    Values are numbers or bools. A feature that is absent, None or NaN is missing: its mean so far
+    takes its place ("raw": 0). A new feature gives the same model as one that was missing in all
+    rows before. One thing differs: the scale of the representation (the bandwidth of "fourier",
+    the size of a row) is set by the number of features in the first row learned, so that row
+    should be a typical one. A prediction ignores features that were never learned.
 
-    Memory and time for a row grow with the square of the number of features; hash those of an
-    open vocabulary, with `river.preprocessing.FeatureHasher` for instance.
+    Memory and time for a row grow with the square of the number of features. If there is no limit
+    to the number of features, hash them, for instance with `river.preprocessing.FeatureHasher`.
 
-    `learn_many` equals `learn_one` row by row (with ``transition="example"``). Predictions may be
-    made by other threads while one learns.
+    With ``transition="example"``, `learn_many` gives the same model as `learn_one` row by row.
+    Other threads may predict while one learns.
 
     Examples
     --------
@@ -261,9 +265,9 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         ----------
         x : dict
         y : bool, int, str or None
-            Label, also a new one. None lets time pass and teaches nothing.
+            Label, known or new. None lets time pass and teaches nothing.
         w : float
-            The noise of the row is divided by it; 0 is the same as no label.
+            Weight: divides the noise variance of the row; 0 is the same as no label.
         """
         if not isinstance(y, Hashable):
             raise InvalidInput(
@@ -281,7 +285,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         Returns
         -------
         dict
-            Empty before anything was learned.
+            Label to probability; empty before the first label.
         """
         ready = self._ready(x)
         if ready is None:
@@ -291,7 +295,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         return dict(zip(classes.tolist(), found[0].tolist(), strict=True))
 
     def predict_one(self, x: Mapping[Hashable, Any]) -> Any:
-        """Most probable label; None before anything was learned.
+        """Most probable label; None before the first label.
 
         Parameters
         ----------
@@ -323,7 +327,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         Returns
         -------
         DataFrame
-            With the index of X; without columns before anything was learned.
+            With the index of X; without columns before the first label.
         """
         ready = self._ready_many(X)
         pandas = sys.modules["pandas"]
@@ -334,7 +338,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         return pandas.DataFrame(found, index=X.index, columns=classes.tolist())
 
     def predict_many(self, X: Any) -> Any:
-        """Most probable label for each row of X; None before anything was learned.
+        """Most probable label for each row of X; None before the first label.
 
         Parameters
         ----------
@@ -354,27 +358,27 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
 
 
 class KalmanRegressor(_Adapter, base.MiniBatchRegressor):
-    """Online regression with uncertainty for river: a Kalman filter over the weights.
+    """Online regressor with uncertainty for river: a Kalman filter over the weights.
 
     `kalstream.KalmanRegressor` on rows that are dicts, whose features come and go.
 
     Parameters
     ----------
     forgetting, features, n_components, transition, calibration, intercept, dtype, seed
-        As in `KalmanClassifier`; calibration and predictive play no part in regression.
+        As in `KalmanClassifier`; calibration has no effect in regression.
     noise_var : "auto" or float
-        Variance of the targets' noise; "auto" learns it as the stream goes by. (With
-        ``forgetting="learned"`` give a number: the gradient of gamma depends on it.)
+        Variance of the noise of the targets; "auto" learns it online. ``forgetting="learned"``
+        needs a number, because the gradient of gamma depends on it.
     prior_var : "auto" or float
         Variance of a weight before any data; with noise_var="auto", in units of a scale that is
         learned with the noise.
     predictive
-        See calibration.
+        Has no effect in regression.
 
     Attributes
     ----------
     estimator : kalstream.KalmanRegressor
-        All else that there is to see, `noise_var_` and `health_` for instance.
+        Has all other attributes, such as `noise_var_` and `health_`.
     feature_names_, half_life_, half_life_weights_
         As in `KalmanClassifier`.
 
@@ -438,19 +442,19 @@ class KalmanRegressor(_Adapter, base.MiniBatchRegressor):
         y : float or None
             Target. None or NaN lets time pass and teaches nothing.
         w : float
-            The noise of the row is divided by it; 0 is the same as no target.
+            Weight: divides the noise variance of the row; 0 is the same as no target.
         """
         self._learn_row(x, _number("y", _unwrapped(y), _TARGET), w)
 
     def predict_one(self, x: Mapping[Hashable, Any], with_dist: bool = False) -> Any:
-        """Predicted mean, one step ahead; 0.0 before anything was learned.
+        """Predicted mean, one step ahead; 0.0 before the first target.
 
         Parameters
         ----------
         x : dict
         with_dist : bool
-            Return a `river.proba.Gaussian` for the target instead, noise included; its sigma is
-            inf while less than two targets are known.
+            Return a `river.proba.Gaussian` for the target instead, noise included. Its sigma is
+            inf before the second target.
         """
         check.flag("with_dist", with_dist)
         ready = self._ready(x)
@@ -484,7 +488,7 @@ class KalmanRegressor(_Adapter, base.MiniBatchRegressor):
         self._learn_rows(X, values, w)
 
     def predict_many(self, X: Any) -> Any:
-        """Predicted mean for each row of X; 0.0 before anything was learned.
+        """Predicted mean for each row of X; 0.0 before the first target.
 
         Parameters
         ----------
@@ -511,15 +515,15 @@ def _parameters(adapter: Any) -> dict[str, Any]:
 
 
 def _grown(columns: Columns, estimator: Any, names: Iterable[Hashable]) -> tuple[Columns, Any]:
-    """The columns with new names behind them, in an order of their own, and an estimator for them.
+    """Columns with new names appended, sorted among themselves, and an estimator for them.
 
-    The estimator is another one, so that nothing has happened yet if learning fails.
+    The estimator is a copy, so that nothing has changed if learning fails.
     """
     ranked = sorted(names, key=lambda name: (type(name).__name__, str(name)))
     columns = columns | {name: k for k, name in enumerate(ranked, start=len(columns))}
     if "_published" in estimator.__dict__:
         estimator = copy.copy(estimator)
-        # If no row had a value so far, there is one column without a name.
+        # Before any row had a value, there is one column without a name.
         n_new = len(columns) - estimator.n_features_in_
         if n_new > 0:
             estimator.add_columns(n_new)
@@ -527,12 +531,12 @@ def _grown(columns: Columns, estimator: Any, names: Iterable[Hashable]) -> tuple
 
 
 def _row(x: Mapping[Hashable, Any], columns: Columns, fresh: list[Hashable] | None = None) -> Array:
-    """Row (1, d) of known features, NaN where missing; others with a value are added to fresh."""
+    """Row (1, d) of known features, NaN where missing; appends new features to `fresh`."""
     row = [_NAN] * (len(columns) or 1)
     for name, value in _items(x):
         k = columns.get(name)
         if k is not None:
-            # NaN and infinity are not 0 when subtracted from themselves
+            # for NaN and infinity, value - value is NaN
             plain = type(value) is float and value - value == 0.0
             row[k] = value if plain else _number(name, value)
         elif fresh is not None and not math.isnan(_number(name, value)):
@@ -557,10 +561,10 @@ def _items(x: Any) -> Iterable[tuple[Hashable, Any]]:
 
 
 def _check_name(name: Hashable) -> None:
-    """Refuse a feature's name that is not the same the next time, as NaN, or cannot be shown."""
+    """Refuse a feature's name that is not equal to itself, as NaN, or that has no text."""
     try:
         same = bool(name == name) and bool(str(name) or True)
-    except Exception:  # whatever its class does
+    except Exception:  # a class can raise any error here
         same = False
     if not same:
         raise InvalidInput(
@@ -570,7 +574,7 @@ def _check_name(name: Hashable) -> None:
 
 
 def _unwrapped(y: Any) -> Any:
-    """The number in an array without dimensions; anything else as it is."""
+    """The number in an array without dimensions; any other value unchanged."""
     return y.item() if type(y) is np.ndarray and y.ndim == 0 else y
 
 
@@ -600,7 +604,7 @@ def _number(name: Hashable, value: Any, remedy: str = "") -> float:
 
 
 def _frame(X: Any, only: Columns | None = None) -> dict[Hashable, Array]:
-    """Columns of a DataFrame as float64, NaN where missing; all, or only those that are known."""
+    """Columns of a DataFrame as float64, NaN where missing; all, or those in `only`."""
     pandas = sys.modules.get("pandas")
     if pandas is None or not isinstance(X, pandas.DataFrame):
         raise InvalidInput(
@@ -626,7 +630,7 @@ def _frame(X: Any, only: Columns | None = None) -> dict[Hashable, Array]:
 
 
 def _rows(frame: dict[Hashable, Array], columns: Columns, part: slice) -> Array:
-    """Rows (b, d) of a part of a frame, NaN where missing."""
+    """Rows (b, d) of one slice of a frame, NaN where missing."""
     rows = np.full((part.stop - part.start, len(columns) or 1), _NAN)
     for name, k in columns.items():
         if name in frame:
