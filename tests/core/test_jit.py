@@ -33,7 +33,7 @@ def test_there_is_compiled_code_in_several_layers() -> None:
 @pytest.mark.parametrize(
     ("module", "taken_from"),
     [
-        ("estimators/_watch_scan.py", "estimators/_watch.py"),
+        ("estimators/_watch_kernel.py", "estimators/_watch.py"),
         ("core/_mix.py", "core/_scan.py"),
         ("core/_mix.py", "core/_softmax_integral.py"),
         ("core/_few.py", "core/_softmax_integral.py"),  # by way of _scan

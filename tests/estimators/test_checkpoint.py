@@ -21,7 +21,7 @@ from kalstream.core import Calibration, Fixed, Learned, Mixture, Posterior, add_
 from kalstream.core.bank import BankArrays
 from kalstream.core.state import Base
 from kalstream.errors import CheckpointError, DonatedState
-from kalstream.estimators import _checkpoint as checkpoint
+from kalstream.estimators import checkpoint
 from kalstream.features import OnlineScaler, RandomFourierFeatures
 
 BIT_GENERATORS = ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"]
@@ -596,8 +596,8 @@ def test_older_formats_are_migrated_in_turn(path: Path, monkeypatch: pytest.Monk
         return [{"Fixed": {**policy["Fixed"], "gamma": 0.25}}, array[:2]]
 
     monkeypatch.setattr(checkpoint, "FORMAT", 3)
-    monkeypatch.setitem(checkpoint._MIGRATIONS, 1, renamed)
-    monkeypatch.setitem(checkpoint._MIGRATIONS, 2, lambda tree: {"@tuple": tree})
+    monkeypatch.setitem(checkpoint.MIGRATIONS, 1, renamed)
+    monkeypatch.setitem(checkpoint.MIGRATIONS, 2, lambda tree: {"@tuple": tree})
     policy, array = tree = checkpoint.read(path, "Thing")
     assert type(tree) is tuple
     assert policy == Fixed(0.25)
@@ -606,7 +606,7 @@ def test_older_formats_are_migrated_in_turn(path: Path, monkeypatch: pytest.Monk
 
 
 def test_every_format_has_its_migration() -> None:
-    assert set(checkpoint._MIGRATIONS) == set(range(1, checkpoint.FORMAT))
+    assert set(checkpoint.MIGRATIONS) == set(range(1, checkpoint.FORMAT))
 
 
 @pytest.mark.parametrize("broken", ["replace", "fsync"])

@@ -13,11 +13,11 @@ import pytest
 from kalstream import KalmanClassifier, KalmanRegressor
 from kalstream.core import Stack
 from kalstream.errors import CheckpointError
-from kalstream.estimators import _checkpoint as checkpoint
+from kalstream.estimators import checkpoint
 from kalstream.estimators._classification import Classes
-from kalstream.estimators._labels import Labels
 from kalstream.estimators._regression import Values
 from kalstream.estimators._watch import Watch
+from kalstream.estimators.labels import Labels
 from kalstream.features import OnlineScaler
 
 ROWS = np.random.default_rng(0).standard_normal((30, 3))

@@ -581,6 +581,9 @@ def test_dates_cut_in_pieces_are_the_same_dates():
         np.ma.masked,
         DAY,
         NoArray(),
+        True,
+        np.True_,
+        np.timedelta64(7),
     ],
     ids=lambda unit: str(type(unit).__name__),
 )

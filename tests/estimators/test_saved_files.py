@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from kalstream import KalmanClassifier, KalmanRegressor
-from kalstream.estimators._checkpoint import FORMAT
+from kalstream.estimators.checkpoint import FORMAT
 
 FOLDER = Path(__file__).parents[1] / "data"
 ROWS = np.linspace(-2.0, 2.0, 12).reshape(4, 3)

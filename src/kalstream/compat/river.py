@@ -21,8 +21,8 @@ from kalstream import estimators
 from kalstream._optional import require
 from kalstream.core import _checks as check
 from kalstream.errors import InvalidInput
-from kalstream.estimators._input import read_values, read_weights
-from kalstream.estimators._labels import read_labels
+from kalstream.estimators.inputs import read_values, read_weights
+from kalstream.estimators.labels import read_labels
 
 require("river", "river")
 base: Any = require("river.base", "river")

@@ -20,7 +20,6 @@ from kalstream.core.policy import Policy, PolicyState
 from kalstream.core.state import Posterior
 from kalstream.errors import InvalidInput
 from kalstream.estimators._chunk import Chunk
-from kalstream.estimators._input import read_columns, read_path, read_seed, read_weights
 from kalstream.estimators._learning import (
     learn,
     new_model,
@@ -34,12 +33,13 @@ from kalstream.estimators._settings import Settings, Task, policy_of, variance_o
 from kalstream.estimators._sharing import Shared, interruptible
 from kalstream.estimators._time import gaps_ahead, gaps_before, read_unit
 from kalstream.estimators._watch import Drift
+from kalstream.estimators.inputs import read_columns, read_path, read_seed, read_weights
 
 Array = NDArray[Any]
 
 
 class KalmanEstimator(BaseEstimator, ABC):
-    """A thin class over settings (`_settings`), inputs (`_input`) and the engine (`_learning`)."""
+    """A thin class over settings (`_settings`), inputs (`inputs`) and the engine (`_learning`)."""
 
     # Parameters that settings are made from; those of a task are added by the subclass.
     _SETTINGS: ClassVar[tuple[str, ...]] = (

@@ -14,10 +14,10 @@ from kalstream.core.predictive import METHODS
 from kalstream.core.stacking import Stack
 from kalstream.errors import InvalidInput
 from kalstream.estimators._chunk import Chunk
-from kalstream.estimators._labels import Labels
 from kalstream.estimators._learning import predict_chunk, state_of
 from kalstream.estimators._model import Model
 from kalstream.estimators._settings import Settings
+from kalstream.estimators.labels import Labels
 
 Array = NDArray[Any]
 

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from kalstream.core.policy import PolicyState
 from kalstream.errors import InvalidInput
 from kalstream.estimators._chunk import Chunk
-from kalstream.estimators._input import allocated
 from kalstream.estimators._model import Model
 from kalstream.estimators._representation import Representation
 from kalstream.estimators._settings import Settings
 from kalstream.estimators._watch import Watch
+from kalstream.estimators.inputs import allocated
 
 Array = NDArray[Any]
 

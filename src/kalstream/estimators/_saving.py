@@ -1,4 +1,4 @@
-"""Estimators to files and back; what a file is, `_checkpoint` knows."""
+"""Save and load estimators; `checkpoint` defines the file."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from kalstream.core.policy import TAGGED, PolicyState
 from kalstream.core.stacking import Stack
 from kalstream.core.state import BankStep
 from kalstream.errors import CheckpointError
-from kalstream.estimators import _checkpoint as checkpoint
+from kalstream.estimators import checkpoint
 from kalstream.estimators._base import KalmanEstimator
-from kalstream.estimators._checkpoint import need, need_array
 from kalstream.estimators._classification import Classes
-from kalstream.estimators._labels import Labels
 from kalstream.estimators._model import Model
 from kalstream.estimators._regression import Values
 from kalstream.estimators._representation import Representation
 from kalstream.estimators._sharing import Shared
+from kalstream.estimators._soundness import Foreign, need, need_array
 from kalstream.estimators._watch import Watch
 from kalstream.estimators.classifier import KalmanClassifier
+from kalstream.estimators.labels import Labels
 from kalstream.features import OnlineScaler, RandomFourierFeatures
 
 T = TypeVar("T", bound=KalmanEstimator)
@@ -60,7 +60,7 @@ def load(cls: type[T], path: str | PathLike[str], features: Any) -> T:
             f"{path} is damaged; take another copy of it ({type(error).__name__}: {error})"
         ) from error
     saved = model.representation.transformer
-    if isinstance(saved, checkpoint.Foreign):
+    if isinstance(saved, Foreign):
         if features is None:
             raise CheckpointError(
                 f"{path} was saved with a transformer of class {saved.class_name}; "
@@ -184,9 +184,9 @@ def _check_representation(representation: Representation, n_columns: int) -> int
     size, transformer = representation.size, representation.transformer
     need(type(size) is float and 0.0 < size < math.inf, "representation.size", "above 0")
     need(type(representation.intercept) is bool, "representation.intercept", "True or False")
-    kinds = OnlineScaler, RandomFourierFeatures, checkpoint.Foreign
+    kinds = OnlineScaler, RandomFourierFeatures, Foreign
     need(isinstance(transformer, (*kinds, NoneType)), "transformer", "one that kalstream knows")
-    if isinstance(transformer, checkpoint.Foreign):
+    if isinstance(transformer, Foreign):
         return None
     n_made = n_columns
     if transformer is not None and hasattr(transformer, "n_features_in_"):

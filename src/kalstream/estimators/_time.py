@@ -35,7 +35,7 @@ def read_unit(unit: Any) -> float:
     elif isinstance(unit, datetime.timedelta):
         unit = unit.total_seconds()
     try:
-        return check.positive("time_unit", unit)
+        return check.positive("time_unit", np.nan if isinstance(unit, bool | np.bool_) else unit)
     except InvalidInput:
         raise InvalidInput(
             "time_unit must be a finite number above 0, or a duration such as "

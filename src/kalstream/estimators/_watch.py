@@ -100,7 +100,7 @@ class Watch:
 
     def after(self, weights: Array, variance: Array) -> Watch:
         """The watch after rows with half-life weights and variances (b, J)."""
-        from kalstream.estimators._watch_scan import watch_rows
+        from kalstream.estimators._watch_kernel import watch_rows
 
         kept = self
         if weights.shape[1] != len(self.usual):  # another policy, before anything was learned

@@ -16,10 +16,10 @@ from kalstream.core.guard import Health
 from kalstream.errors import InvalidInput
 from kalstream.estimators._base import KalmanEstimator
 from kalstream.estimators._classification import Classification, declared, without_class
-from kalstream.estimators._input import read_weights
-from kalstream.estimators._labels import read_labels
 from kalstream.estimators._model import Model
 from kalstream.estimators._sharing import interruptible
+from kalstream.estimators.inputs import read_weights
+from kalstream.estimators.labels import read_labels
 
 Array = NDArray[Any]
 

@@ -15,9 +15,9 @@ from kalstream.core.guard import Health
 from kalstream.core.policy import Policy
 from kalstream.errors import InvalidInput
 from kalstream.estimators._base import KalmanEstimator
-from kalstream.estimators._input import read_values, read_weights
 from kalstream.estimators._model import Model
 from kalstream.estimators._regression import Regression, shaped
+from kalstream.estimators.inputs import read_values, read_weights
 
 Array = NDArray[Any]
 

@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from kalstream.core import _checks as check
 from kalstream.errors import InvalidInput, OutOfMemory
-from kalstream.features._rows import read_rows
+from kalstream.features.rows import read_rows
 from kalstream.features.scaling import OnlineScaler, forked
 
 Array = NDArray[np.float64]

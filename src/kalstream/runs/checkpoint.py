@@ -24,7 +24,7 @@ def open_checkpoint(path: str | Path) -> tuple[Any, Columns | None, dict[str, An
     path = Path(path)
     kinds = {cls.__name__: cls for cls in (KalmanClassifier, KalmanRegressor)}
     if path.is_file():
-        from kalstream.estimators._checkpoint import kind_of
+        from kalstream.estimators.checkpoint import kind_of
 
         return _kind(kinds, kind_of(path), path).load(path), None, None
     for folder in (path / "checkpoint", path):

@@ -1,17 +1,15 @@
-r"""Checkpoints: a tree of plain values in one safetensors file, back bit for bit, never pickle.
+r"""Checkpoints: a tree of plain values in one safetensors file, restored bit for bit, no pickle.
 
-Arrays are the file's tensors. One metadata entry, "kalstream", holds JSON: a SHA-256 of the whole
-file, the format, kalstream's version, the kind of what was saved, and the tree. In the tree a
-JSON object with one key stands for whatever JSON lacks, ``{"@tuple": [...]}``, or for an object
-of a class in `TAGGED`, ``{"Fixed": {"gamma": 0.9, ...}}``. Tags are explicit and stay when a class
-gets another name. A class is never imported or looked up by a name from a file, so that reading
-one cannot run code.
+Arrays are the tensors of the file. One metadata entry, "kalstream", holds JSON: a SHA-256 of the
+whole file, the format, the version of kalstream, the kind of what was saved, and the tree. A JSON
+object with one key stands for a value that JSON lacks, ``{"@tuple": [...]}``, or for an object of
+a class in `TAGGED`, ``{"Fixed": {"gamma": 0.9, ...}}``. Tags are explicit: they stay when a class is
+renamed. No class is imported or looked up by a name from a file, so reading cannot run code.
 
-Compatibility: every later kalstream reads every earlier format. Whoever changes what a tagged
-class is made of, or what a tag means, raises `FORMAT` and adds to `_MIGRATIONS` a function from
-the tree of the old format to that of the new one; they are applied in turn. Files of newer
-formats are refused. A forgetting policy declares the tags of its settings and of its state itself:
-see `kalstream.core.policy`.
+Compatibility: every version of kalstream reads all earlier formats and refuses later ones. If you
+change the fields of a tagged class or the meaning of a tag, raise `FORMAT` in `migrations` and add
+a function there that turns a tree of the old format into one of the new. A forgetting policy
+declares the tags of its settings and of its state itself: see `kalstream.core.policy`.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import math
 import os
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from hashlib import sha256
 from reprlib import repr as short
 from typing import Any, BinaryIO, Final
@@ -45,77 +43,22 @@ from kalstream import __version__
 from kalstream._files import write_whole
 from kalstream.core.bank import Bank, BankArrays
 from kalstream.core.calibration import Alpha, Calibration
-from kalstream.core.mixture import MixtureState
 from kalstream.core.policy import TAGGED
 from kalstream.core.stacking import Stack
 from kalstream.core.state import BankStep, Base, Posterior, Stored
 from kalstream.errors import CheckpointError
 from kalstream.estimators._classification import Classes
-from kalstream.estimators._labels import Labels
 from kalstream.estimators._model import Model
 from kalstream.estimators._regression import Values
 from kalstream.estimators._representation import Representation
+from kalstream.estimators._soundness import CHECKS, Foreign
 from kalstream.estimators._watch import Watch
+from kalstream.estimators.labels import Labels
+from kalstream.estimators.migrations import FORMAT, MIGRATIONS
 from kalstream.features import OnlineScaler, RandomFourierFeatures
 
 Array = NDArray[Any]
 FilePath = str | os.PathLike[str]
-
-FORMAT: Final = 4
-
-
-def _everywhere(tree: Any, tag: str, change: Callable[[dict[str, Any]], Any]) -> Any:
-    """The tree, in which ``change`` makes a new node of the parts of every object with a tag."""
-    if isinstance(tree, list):
-        return [_everywhere(each, tag, change) for each in tree]
-    if not isinstance(tree, dict):
-        return tree
-    tree = {key: _everywhere(each, tag, change) for key, each in tree.items()}
-    return change(tree[tag]) if tag in tree else tree
-
-
-def _with_average(parts: dict[str, Any]) -> dict[str, Any]:
-    """Format 3: Watch.numbers has an average at its end."""
-    return {"Watch": parts | {"numbers": np.append(parts["numbers"], 0.0)}}
-
-
-def _by_task(tree: Any) -> Any:
-    """Format 4: a model holds what is known of its own task only, and the step of a bank."""
-    flat = []
-    for key, fitted in tree.get("@dict", ()) if isinstance(tree, dict) else ():
-        if key == "fitted":
-            flat = [value for name, value in fitted["@dict"] if name == "_flat"]
-            fitted["@dict"] = [pair for pair in fitted["@dict"] if pair[0] != "_flat"]
-
-    def model(parts: dict[str, Any]) -> dict[str, Any]:
-        known = ("labels", "counts", "stack", "ordered", "offset", "spread", "told")
-        old = {name: parts.pop(name, None) for name in known}
-        if flat:
-            targets = {"offset": old["offset"], "spread": old["spread"], "flat": flat[0]}
-            parts["targets"] = {"Values": targets}
-        else:
-            names = ("labels", "counts", "stack", "ordered")
-            parts["targets"] = {"Classes": {name: old[name] for name in names}}
-        return {"Model": parts | {"last_step": old["told"]}}
-
-    def bank(parts: dict[str, Any]) -> dict[str, Any]:
-        return {"Bank": {"stored" if key == "stack" else key: v for key, v in parts.items()}}
-
-    def step(parts: dict[str, Any]) -> dict[str, Any]:
-        each = ("logit_mean", "logit_var", "gamma", "nis")
-        arrays = {name: parts[name][None] for name in each}
-        return {"BankStep": arrays | {"noise_var": parts["noise_var"]}}
-
-    for tag, change in (("Model", model), ("Bank", bank), ("Step", step)):
-        tree = _everywhere(tree, tag, change)
-    return tree
-
-
-_MIGRATIONS: Final[dict[int, Callable[[Any], Any]]] = {
-    1: lambda tree: tree,  # Model.stack is newer, and None if it is not there
-    2: lambda tree: _everywhere(tree, "Watch", _with_average),
-    3: _by_task,
-}
 
 # Where the digest stands. A quote inside a string is escaped, so this occurs nowhere else.
 _MARK: Final = rb'"{\"sha256\":\"'
@@ -124,24 +67,14 @@ _NO_DIGEST: Final = "0" * 64
 _LONGEST_HEADER: Final = 100_000_000
 # Far less than Python's own limit: what can be written can be read from inside any call.
 _DEEPEST: Final = 64
-# As in a Posterior: products with features must not overflow.
-_LARGEST_MEAN: Final = np.float64(1e150)
 # Numbers, booleans, dates and strings. Never "O": its bytes would be taken for pointers.
 _KINDS: Final = frozenset("biufcMmUS")
 # What other readers of safetensors understand as well; the rest travels as bytes.
 _TENSORS: Final = {"|b1", "|i1", "|u1"} | {f"<{k}{n}" for k in "iuf" for n in (2, 4, 8)}
 
 
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """Attributes of an object whose class kalstream does not know; see `foreign`."""
-
-    class_name: str
-    attributes: dict[str, Any]
-
-
 # Dataclasses are kept by their fields, other classes by their __dict__; `_parts` and `_whole`
-# have the exceptions. A class that compiled code reads also belongs in `_CHECKS`. Policies and
+# have the exceptions. A class that compiled code reads also belongs in `CHECKS`. Policies and
 # their states are among `TAGGED` already.
 TAGGED.update(
     {
@@ -255,7 +188,7 @@ def read(path: FilePath, kind: str) -> Any:
         text = json.loads(header)["__metadata__"]["kalstream"]
         tree = json.loads(text, object_hook=lambda node: _array(node, tensors))["tree"]
         for number in range(about["format"], FORMAT):
-            tree = _MIGRATIONS[number](tree)
+            tree = MIGRATIONS[number](tree)
         return _Decoder().value(tree)
     except (CheckpointError, MemoryError):
         raise
@@ -527,129 +460,13 @@ def _whole(cls: type, parts: dict[str, Any]) -> Any:
             made = cls(SeedSequence(**seeds))
         made.state = state
     elif is_dataclass(cls):
-        if cls is MixtureState:
-            parts["log_weights"] = _normalised(parts["log_weights"])
         made = cls(**parts)
     else:
         made = cls()  # so that an attribute that is newer than the file has its default
         vars(made).update(parts)
-    if cls in _CHECKS:
-        _CHECKS[cls](made)
+    if cls in CHECKS:
+        CHECKS[cls](made)
     return made
-
-
-def need(condition: Any, part: str, what: str) -> None:
-    """Refuse a part of a tree that is not what it must be."""
-    if not condition:
-        raise ValueError(f"{part} must be {what}")
-
-
-def need_array(part: str, array: Any, shape: tuple[int, ...], dtype: Any = np.float64) -> None:
-    """Refuse anything but an array of this shape and dtype, and floats that are not finite."""
-    fits = isinstance(array, np.ndarray) and array.shape == shape and array.dtype == dtype
-    need(fits, part, f"{np.dtype(dtype)} of shape {shape}")
-    need(array.dtype.kind != "f" or np.isfinite(array).all(), part, "finite")
-
-
-def _check_filters(part: str, arrays: Any, rows: Any, coefficients: Any, scales: Any) -> None:
-    """Mean (..., m, K), cov (..., m, m), pending rows and scales (..., 5) of the same filters."""
-    mean = arrays.mean
-    need(isinstance(mean, np.ndarray) and mean.size, f"{part}.mean", "an array with elements")
-    *batch, m, n_outputs = mean.shape
-    need(mean.dtype in (np.float32, np.float64), f"{part}.mean", "float32 or float64")
-    need_array(f"{part}.mean", mean, mean.shape, mean.dtype)
-    need(np.abs(mean).max() <= _LARGEST_MEAN, f"{part}.mean", f"at most {_LARGEST_MEAN:g}")
-    need_array(f"{part}.cov", arrays.cov, (*batch, m, m), mean.dtype)
-    variances = np.einsum("...ii->...i", arrays.cov)
-    need((variances >= 0.0).all(), f"{part}.cov", "without negative variances")
-    need_array(f"{part}.scales", scales, (*batch, 5))
-    need((scales >= 0.0).all(), f"{part}.scales", "at least 0")
-    if rows is None and coefficients is None:
-        return
-    need(isinstance(rows, np.ndarray) and rows.ndim == mean.ndim, f"{part}.rows", "an array")
-    need_array(f"{part}.rows", rows, (*batch, rows.shape[-2], m), mean.dtype)
-    shape = (*batch, rows.shape[-2], n_outputs)
-    need_array(f"{part}.coefficients", coefficients, shape, mean.dtype)
-
-
-def _check_stored(stored: Stored) -> None:
-    need(isinstance(stored.base, Base), "Stored.base", "a Base")
-    need(np.ndim(stored.base.mean) == 2, "Stored.mean", "of two dimensions")
-    scales = stored.mean_scale, stored.scale, stored.shift, stored.ceiling, stored.folds
-    need(all(type(scale) is float for scale in scales), "Stored.scales", "five floats")
-    order = stored.base.mean.flags.c_contiguous and stored.base.cov.flags.f_contiguous
-    need(order, "Stored.base", "in the order that BLAS takes")
-    _check_filters("Stored", stored.base, stored.rows, stored.coefficients, np.array(scales))
-
-
-def _check_bank(bank: Bank) -> None:
-    need(isinstance(bank.stored, BankArrays), "Bank.stored", "BankArrays")
-    need(np.ndim(bank.arrays.mean) == 3, "Bank.mean", "of three dimensions")
-    order = bank.arrays.mean.flags.c_contiguous and bank.arrays.cov.flags.c_contiguous
-    need(order, "Bank.stored", "in C order")
-    _check_filters("Bank", bank.arrays, bank.rows, bank.coefficients, bank.scales)
-
-
-def _check_scaler(scaler: OnlineScaler) -> None:
-    clip, half_life = scaler.clip, scaler.half_life
-    need(isinstance(clip, float | int) and 0 < clip < math.inf, "OnlineScaler.clip", "above 0")
-    need(isinstance(half_life, float | int) and half_life > 0, "OnlineScaler.half_life", "above 0")
-    if not hasattr(scaler, "count_"):
-        need(not hasattr(scaler, "n_features_in_"), "OnlineScaler.count_", "there")
-        return
-    shape = (scaler.n_features_in_,)
-    for name in ("count_", "mean_", "_spread"):
-        need_array(f"OnlineScaler.{name}", getattr(scaler, name), shape)
-    need((scaler.count_ >= 0.0).all(), "OnlineScaler.count_", "at least 0")
-    need((scaler._spread >= 0.0).all(), "OnlineScaler._spread", "at least 0")
-
-
-def _check_waves(waves: RandomFourierFeatures) -> None:
-    if not hasattr(waves, "scaler_"):
-        learned = {"projection_", "n_features_in_"} & {*vars(waves)}
-        need(not learned, "RandomFourierFeatures.scaler_", "there")
-        return
-    need(isinstance(waves.scaler_, OnlineScaler), "RandomFourierFeatures.scaler_", "a scaler")
-    need(hasattr(waves.scaler_, "count_"), "RandomFourierFeatures.scaler_", "fitted")
-    part = "RandomFourierFeatures.projection_"
-    need(np.ndim(waves.projection_) == 2, part, "of two dimensions")
-    shape = (waves.n_features_in_, np.shape(waves.projection_)[1])
-    need_array(part, waves.projection_, shape)
-    need(shape[1] > 0, part, "with at least one direction")
-    size = waves._size
-    need(
-        isinstance(size, float) and 0.0 < size < math.inf, "RandomFourierFeatures._size", "above 0"
-    )
-
-
-def _check_foreign(saved: Foreign) -> None:
-    need(isinstance(saved.class_name, str), "Foreign.class_name", "a string")
-    need(isinstance(saved.attributes, dict), "Foreign.attributes", "a dict")
-
-
-# Compiled code does not look whether arrays are as long as it takes them to be. What a dataclass
-# checks when it is made (`FilterState`, `MixtureState`, `Stack`, policies) is not checked again.
-_CHECKS: dict[type, Callable[[Any], None]] = {
-    Stored: _check_stored,
-    Bank: _check_bank,
-    Posterior: lambda p: need(isinstance(p.stored, Stored), "Posterior.stored", "a Stored"),
-    Foreign: _check_foreign,
-    OnlineScaler: _check_scaler,
-    RandomFourierFeatures: _check_waves,
-}
-
-
-def _normalised(log_weights: Any) -> Any:
-    """Log-weights that sum to 1: those of version 0.1 may not, after an outlier."""
-    need(isinstance(log_weights, np.ndarray), "MixtureState.log_weights", "an array")
-    need(log_weights.dtype == np.float64, "MixtureState.log_weights", "float64")
-    need(
-        log_weights.size and not np.isnan(log_weights).any(), "MixtureState.log_weights", "numbers"
-    )
-    top = log_weights.max()
-    need(np.isfinite(top), "MixtureState.log_weights", "finite somewhere")
-    total = np.log(np.exp(log_weights - top).sum())
-    return log_weights if abs(top + total) < 1e-9 else log_weights - top - total
 
 
 def _name(cls: type) -> str:

@@ -18,7 +18,7 @@ from sklearn.utils import check_random_state
 from kalstream.core import _checks as check
 from kalstream.core.policy import Policy
 from kalstream.errors import InvalidInput, InvalidType, OutOfMemory
-from kalstream.features._rows import bounded, read_rows
+from kalstream.features.rows import bounded, read_rows
 
 Array = NDArray[Any]
 T = TypeVar("T")

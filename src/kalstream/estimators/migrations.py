@@ -1,0 +1,86 @@
+"""The format of checkpoints, and how trees of earlier formats become those of the current one.
+
+A tree is what `checkpoint` describes: JSON in which arrays are in their places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from kalstream.estimators._soundness import need
+
+FORMAT: Final = 4
+
+
+def _everywhere(tree: Any, tag: str, change: Callable[[dict[str, Any]], Any]) -> Any:
+    """The tree, in which ``change`` makes a new node of the parts of every object with a tag."""
+    if isinstance(tree, list):
+        return [_everywhere(each, tag, change) for each in tree]
+    if not isinstance(tree, dict):
+        return tree
+    tree = {key: _everywhere(each, tag, change) for key, each in tree.items()}
+    return change(tree[tag]) if tag in tree else tree
+
+
+def _with_average(parts: dict[str, Any]) -> dict[str, Any]:
+    """Format 3: Watch.numbers has an average at its end."""
+    return {"Watch": parts | {"numbers": np.append(parts["numbers"], 0.0)}}
+
+
+def _by_task(tree: Any) -> Any:
+    """Format 4: a model holds what is known of its own task only, and the step of a bank."""
+    flat = []
+    for key, fitted in tree.get("@dict", ()) if isinstance(tree, dict) else ():
+        if key == "fitted":
+            flat = [value for name, value in fitted["@dict"] if name == "_flat"]
+            fitted["@dict"] = [pair for pair in fitted["@dict"] if pair[0] != "_flat"]
+
+    def model(parts: dict[str, Any]) -> dict[str, Any]:
+        known = ("labels", "counts", "stack", "ordered", "offset", "spread", "told")
+        old = {name: parts.pop(name, None) for name in known}
+        if flat:
+            targets = {"offset": old["offset"], "spread": old["spread"], "flat": flat[0]}
+            parts["targets"] = {"Values": targets}
+        else:
+            names = ("labels", "counts", "stack", "ordered")
+            parts["targets"] = {"Classes": {name: old[name] for name in names}}
+        return {"Model": parts | {"last_step": old["told"]}}
+
+    def bank(parts: dict[str, Any]) -> dict[str, Any]:
+        return {"Bank": {"stored" if key == "stack" else key: v for key, v in parts.items()}}
+
+    def step(parts: dict[str, Any]) -> dict[str, Any]:
+        each = ("logit_mean", "logit_var", "gamma", "nis")
+        arrays = {name: parts[name][None] for name in each}
+        return {"BankStep": arrays | {"noise_var": parts["noise_var"]}}
+
+    def mixture(parts: dict[str, Any]) -> dict[str, Any]:
+        return {"MixtureState": parts | {"log_weights": _normalised(parts["log_weights"])}}
+
+    changes = {"Model": model, "Bank": bank, "Step": step, "MixtureState": mixture}
+    for tag, change in changes.items():
+        tree = _everywhere(tree, tag, change)
+    return tree
+
+
+def _normalised(log_weights: Any) -> Any:
+    """Log-weights that sum to 1: those of version 0.1 may not, after an outlier."""
+    need(isinstance(log_weights, np.ndarray), "MixtureState.log_weights", "an array")
+    need(log_weights.dtype == np.float64, "MixtureState.log_weights", "float64")
+    need(
+        log_weights.size and not np.isnan(log_weights).any(), "MixtureState.log_weights", "numbers"
+    )
+    top = log_weights.max()
+    need(np.isfinite(top), "MixtureState.log_weights", "finite somewhere")
+    total = np.log(np.exp(log_weights - top).sum())
+    return log_weights if abs(top + total) < 1e-9 else log_weights - top - total
+
+
+MIGRATIONS: Final[dict[int, Callable[[Any], Any]]] = {
+    1: lambda tree: tree,  # Model.stack is newer, and None if it is not there
+    2: lambda tree: _everywhere(tree, "Watch", _with_average),
+    3: _by_task,
+}
