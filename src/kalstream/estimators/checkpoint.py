@@ -3,8 +3,8 @@ r"""Checkpoints: a tree of plain values in one safetensors file, restored bit fo
 Arrays are the tensors of the file. One metadata entry, "kalstream", holds JSON: a SHA-256 of the
 whole file, the format, the version of kalstream, the kind of what was saved, and the tree. A JSON
 object with one key stands for a value that JSON lacks, ``{"@tuple": [...]}``, or for an object of
-a class in `TAGGED`, ``{"Fixed": {"gamma": 0.9, ...}}``. Tags are explicit: they stay when a class is
-renamed. No class is imported or looked up by a name from a file, so reading cannot run code.
+a class in `TAGGED`, ``{"Fixed": {"gamma": 0.9, ...}}``. Tags are explicit: they stay when a class
+is renamed. No class is imported or looked up by a name from a file, so reading cannot run code.
 
 Compatibility: every version of kalstream reads all earlier formats and refuses later ones. If you
 change the fields of a tagged class or the meaning of a tag, raise `FORMAT` in `migrations` and add
