@@ -18,6 +18,7 @@ from kalstream.estimators._classification import Classes
 from kalstream.estimators._regression import Values
 from kalstream.estimators._watch import Watch
 from kalstream.estimators.labels import Labels
+from kalstream.estimators.migrations import MIGRATIONS
 from kalstream.features import OnlineScaler
 
 ROWS = np.random.default_rng(0).standard_normal((30, 3))
@@ -189,16 +190,12 @@ def test_room_for_classes_to_come_is_no_forgery(saved: dict[str, Path], tmp_path
     KalmanClassifier.load(tmp_path / "spare")
 
 
-def test_weights_that_version_0_1_left_behind_are_put_right(
-    saved: dict[str, Path], tmp_path: Path
-) -> None:
+def test_weights_that_version_0_1_left_behind_are_put_right() -> None:
     # After one target of 1e9 noise standard deviations, the half-life weights summed to 5.
-    tree = checkpoint.read(saved["regression"], "KalmanRegressor")
-    before = tree["model"].state.half_life_weights
-    put(tree, "model.state.log_weights", tree["model"].state.log_weights + np.log(5.0))
-    checkpoint.write(tmp_path / "old", "KalmanRegressor", tree)
-    model = KalmanRegressor.load(tmp_path / "old")
-    np.testing.assert_allclose(list(model.half_life_weights_.values()), before, rtol=1e-12)
+    right = np.log(np.full((5, 5), 0.04))
+    tree = {"@dict": [["state", {"MixtureState": {"log_weights": right + np.log(5.0)}}]]}
+    ((_, state),) = MIGRATIONS[3](tree)["@dict"]
+    np.testing.assert_allclose(state["MixtureState"]["log_weights"], right, rtol=1e-12)
 
 
 def test_a_policy_changed_before_the_first_label_does_not_write_beyond_the_watch() -> None:
@@ -271,7 +268,7 @@ def test_a_huge_file_is_refused_by_its_header(saved: dict[str, Path], tmp_path: 
     path, huge = tmp_path / "huge", 1 << 42
     whole = saved["mixture"].read_bytes()
     for data, message in (
-        (whole, "not as long as its header says"),
+        (whole, "not the one in its header"),
         (struct.pack("<Q", 1 << 41) + whole[8:], "header cannot be"),
         (struct.pack("<Q", 99_000_000) + b"{" + bytes(100), "damaged"),
         (b"gamma,half_life\n" * 9, "not a safetensors file"),

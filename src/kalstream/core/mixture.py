@@ -94,12 +94,19 @@ class MixtureState(PolicyState):
             )
         whole = self.weights.sum() if self.log_weights.max() < 1.0 else math.inf
         if not abs(whole - 1.0) < 1e-6:
-            raise InvalidInput(f"the weights of the state must sum to 1, they sum to {whole}")
+            raise InvalidInput(
+                f"the log_weights of the state must be of weights that sum to 1, they sum to {whole}"
+            )
 
     @property
     def posteriors(self) -> tuple[Posterior, ...]:
         """Posterior of each filter."""
         return tuple(self.bank.posterior(j) for j in range(len(self.half_lives)))
+
+    @property
+    def posterior(self) -> Posterior:
+        """Posterior of the filter with the largest weight."""
+        return self.bank.posterior(self.heaviest)
 
     @property
     def n_features(self) -> int:
