@@ -95,7 +95,7 @@ class MixtureState(PolicyState):
         whole = self.weights.sum() if self.log_weights.max() < 1.0 else math.inf
         if not abs(whole - 1.0) < 1e-6:
             raise InvalidInput(
-                f"the log_weights of the state must be of weights that sum to 1, they sum to {whole}"
+                f"the log_weights of the state give weights that sum to {whole}, not to 1"
             )
 
     @property
