@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.test_run import lines_of, model_of, stop_after, table
+from runs.test_run import lines_of, model_of, stop_after, table
 from kalstream import KalmanClassifier, cli
 from kalstream.errors import InUse, InvalidInput, KalstreamError
 from kalstream.runs import Options, Run, described, open_checkpoint, why_done

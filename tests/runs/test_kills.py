@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.killable import Runs
-from experiments.test_run import lines_of, model_of, table
+from runs.killable import Runs
+from runs.test_run import lines_of, model_of, table
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="forks of Linux")
 
