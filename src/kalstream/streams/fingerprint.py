@@ -1,8 +1,9 @@
-"""Digests that tell whether two runs saw the same data."""
+"""Digests of data, by which runs on the same data are recognised."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,8 @@ def of_file(path: Path) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def of_files(paths: list[Path]) -> str:
-    """Digest of several files, by name and content; of one, that of its content."""
+def of_files(paths: Sequence[Path]) -> str:
+    """Digest of the names and contents of several files; for one file, of its content."""
     if len(paths) == 1:
         return of_file(paths[0])
     digest = sha256()
