@@ -764,7 +764,7 @@ def test_options_that_make_no_sense_exit_with_2(
 def test_the_table_of_options_in_the_docs() -> None:
     """Names, short names and defaults are those of the declarations."""
     page = (ROOT / "docs" / "run.md").read_text()
-    rows = re.findall(r"^\| `(SOURCE|--[a-z-]+)`(?:, `(-\w)`)? \| ([^|]*) \|", page, re.MULTILINE)
+    rows = re.findall(r"^\| `(SOURCE|--[a-z-]+)`(?:, `(-\w)`)? \|([^|]*)\|", page, re.MULTILINE)
     shown = {name: (short or None, default.strip().strip("`")) for name, short, default in rows}
     for name, field in Options.model_fields.items():
         default = "" if field.default in (None, [], "") else str(field.default)

@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
 
@@ -34,6 +35,7 @@ FilePath = str | os.PathLike[str]
 _TEMPORARY: Final = re.compile(r"\.kalstream-(\d+)-[0-9a-f]+\.tmp")
 _DESCRIPTOR: Final = re.compile(r"(?:/dev|/proc/self)/fd/(\d+)")
 _LONGEST_COMMAND: Final = 200
+_PIECE: Final = 1 << 20  # bytes
 _SECONDS_TO_WRITE: Final = 0.2
 _STANDARD: Final = {"/dev/stdout": 1, "/dev/stderr": 2}
 _ours: set[str] = set()  # names of the temporary files of this process
@@ -107,6 +109,15 @@ def replacing(path: FilePath) -> Iterator[BinaryIO]:
     finally:
         _ours.discard(name)
     sync_folder(folder)
+
+
+def sha256_of(path: FilePath) -> str:
+    """SHA-256 of the bytes of a file, in hexadecimal digits."""
+    digest = sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def sync_folder(folder: FilePath) -> None:

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runs.test_run import lines_of, model_of, stop_after, table
 from kalstream import KalmanClassifier, cli
 from kalstream.errors import InUse, InvalidInput, KalstreamError
+from kalstream.report import read as report
 from kalstream.runs import Options, Run, described, open_checkpoint, why_done
 from kalstream.runs import files as schema
 from kalstream.runs.setup import make_learner, open_stream
-from kalstream.report import read as report
+from runs.test_run import lines_of, model_of, stop_after, table
 
 DATA = Path(__file__).parents[1] / "data" / "run-format-1"
 QUICK = {"features": "scaled", "forgetting": "0.99", "target": "label", "window": 50}

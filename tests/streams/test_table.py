@@ -349,7 +349,7 @@ def test_frozen_for_prediction(tmp_path):
         TableStream(path, columns=trained.encoder)
     with pytest.raises(InvalidInput, match=r"q.csv: there is no column 'c'"):
         TableStream(csv(tmp_path, "x,y\n1,2\n", "q.csv"), columns=frozen)
-    with pytest.raises(InvalidInput, match="target is 'x', but columns was made for 'y'"):
+    with pytest.raises(InvalidInput, match="target is 'x', but columns were made for 'y'"):
         TableStream(path, "x", columns=frozen)
     for column in frozen.features:  # a full one hashes
         column.rooms = len(column.slots) or 1

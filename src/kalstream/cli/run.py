@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_origin
 import typer
 
 from kalstream.cli.console import app, err, escaped, out
-from kalstream.errors import InvalidInput, InvalidOption
+from kalstream.errors import InvalidOption
 from kalstream.runs.files import (
     CHECKPOINT,
     METRICS,
     REPORT,
+    check_free,
     holds_run,
-    may_become_run,
     read_progress,
 )
 from kalstream.runs.options import Options, declared, typed
@@ -157,14 +157,7 @@ def _folder_for(folder: Path | None, source: str, overwrite: bool) -> Path:
         stem = "stdin" if source == "-" else Path(source).name.split(".")[0]
         numbered = (Path("runs") / f"{stem}-{k}" for k in itertools.count(1))
         return next(path for path in numbered if not path.exists())
-    if holds_run(folder):
-        if not overwrite:
-            raise InvalidInput(
-                f"{folder} already holds a run; resume it with --resume, replace it with "
-                "--overwrite, or give --out another folder"
-            )
-    elif not may_become_run(folder):
-        raise InvalidInput(f"{folder} exists and holds no run; give --out another folder")
+    check_free(folder, overwrite=overwrite)
     return folder
 
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from kalstream.runs.checkpoint import RunError, open_checkpoint
     from kalstream.runs.inspect import described, predicted_rows
     from kalstream.runs.options import Options
-    from kalstream.runs.run import Run, why_done
+    from kalstream.runs.resume import why_done
+    from kalstream.runs.run import Run
 
 __all__ = [
     "Options",
@@ -31,7 +32,7 @@ _HOME = {
     "described": "inspect",
     "open_checkpoint": "checkpoint",
     "predicted_rows": "inspect",
-    "why_done": "run",
+    "why_done": "resume",
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from kalstream._files import sha256_of
 from kalstream.errors import InvalidInput, KalstreamError
 from kalstream.evaluate import Evaluation
 from kalstream.runs.files import (
@@ -17,7 +18,6 @@ from kalstream.runs.files import (
     METRICS,
     PREDICTIONS,
     PROGRESS,
-    digest_of,
     read_progress,
     remedy_for,
     write_progress,
@@ -122,7 +122,7 @@ class CheckpointWriter:
                 f"{type(self.learner).__name__}.save failed at row {row}: "
                 f"{describe_error(error)}; correct it, or remove it to run without checkpoints"
             ) from error
-        return name, digest_of(self.folder / name)
+        return name, sha256_of(self.folder / name)
 
     def _write(self, **state: Any) -> None:
         """Replace progress.json, and remove the models that it no longer names."""
@@ -218,7 +218,7 @@ def _checked_model(folder: Path, name: str | None, digest: str | None) -> Path:
     path = folder / name
     if not path.is_file():
         raise InvalidInput(f"{path}, which {PROGRESS} names, is missing; {remedy_for(folder)}")
-    if digest is not None and digest_of(path) != digest:
+    if digest is not None and sha256_of(path) != digest:
         raise InvalidInput(
             f"{path} is not the model that {PROGRESS} names: it is damaged, or of another run; "
             f"{remedy_for(folder)}"

@@ -31,7 +31,7 @@ METRICS: Final = "metrics.jsonl"
 PREDICTIONS: Final = "predictions.jsonl"
 REPORT: Final = "report.html"
 
-_PIECE: Final = 1 << 20
+_PIECE: Final = 1 << 20  # bytes
 
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 Positive = Annotated[int, Field(ge=1, lt=1 << 53)]
@@ -206,25 +206,23 @@ def holds_run(folder: Path) -> bool:
     return (folder / CONFIG).exists()
 
 
-def may_become_run(folder: Path) -> bool:
-    """Whether a run can be written to a folder that holds none.
-
-    It is new or empty, or a run was killed there before it had written its config.json.
-    """
-    if not folder.exists():
-        return True
-    return folder.is_dir() and all(
-        path.name in (CHECKPOINT, LOCK) or is_temporary(path) for path in folder.iterdir()
-    )
-
-
-def digest_of(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    digest = sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
+def check_free(folder: Path, *, overwrite: bool) -> None:
+    """Refuse a folder with a run, unless that is to be replaced, or with other files."""
+    if holds_run(folder):
+        if not overwrite:
+            raise InvalidInput(
+                f"{folder} already holds a run; resume it with --resume, replace it with "
+                "--overwrite, or give --out another folder"
+            )
+        return
+    if folder.is_dir():
+        # a run that was killed early may have left these
+        ours = (CHECKPOINT, LOCK)
+        if all(path.name in ours or is_temporary(path) for path in folder.iterdir()):
+            return
+    elif not folder.exists():
+        return
+    raise InvalidInput(f"{folder} exists and holds no run; give --out another folder")
 
 
 def last_line(folder: Path) -> dict[str, Any]:

@@ -54,6 +54,19 @@ def _bad_unit(value: Any) -> InvalidOption:
     )
 
 
+def _as_forgetting(value: str) -> str:
+    try:
+        is_valid = 0.0 <= float(value) <= 1.0
+    except ValueError:
+        return value  # the learner knows the names
+    if not is_valid:
+        raise InvalidOption(
+            f"--forgetting is {quoted(value)}; give a gamma from 0 to 1 (1 forgets nothing), or "
+            "the name of a policy"
+        )
+    return value
+
+
 def _as_learner(value: str) -> str:
     if value and not all(value.partition(":")[::2]):
         raise InvalidOption(f"--learner is {quoted(value)}; name it as package.module:factory")
@@ -107,7 +120,7 @@ class Options(BaseModel):
         "stop", "Stop at a row that cannot be read, or skip it."
     )
     order: Literal["as-is", "shuffled", "tasks"] = option("as-is", "Order of an embedding file.")
-    forgetting: str = option(
+    forgetting: Annotated[str, AfterValidator(_as_forgetting)] = option(
         "mixture", "mixture, learned, or a gamma from 0 to 1 (1 forgets nothing)."
     )
     features: Literal["fourier", "scaled", "raw"] = option(

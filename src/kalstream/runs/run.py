@@ -8,11 +8,7 @@ the run is resumed. One process at a time writes into the folder.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import platform
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -35,27 +31,26 @@ from kalstream.runs.checkpoint import (
 from kalstream.runs.files import (
     CHECKPOINT,
     CONFIG,
-    FORMAT,
     LOCK,
     METRICS,
     PREDICTIONS,
     PROGRESS,
     REPORT,
+    check_free,
     check_lines,
     holds_run,
-    last_line,
-    read_config,
     read_progress,
     remedy_for,
     write_config,
 )
 from kalstream.runs.loop import Loop, Outcome, Watch
-from kalstream.runs.options import Options, typed
+from kalstream.runs.options import Options
 from kalstream.runs.results import ResultFiles, memory_mb, with_clock
-from kalstream.runs.setup import make_learner, open_stream, window_of
+from kalstream.runs.resume import resumed_options, why_done
+from kalstream.runs.setup import make_config, make_learner, open_stream
 from kalstream.streams import REGRESSION, ArrayStream, Stream
 
-_MAY_CHANGE: Final = ("limit", "bad_rows")
+
 _WARM_UP_ROWS: Final = 1024
 
 
@@ -127,7 +122,9 @@ class Run:
         self.learner = make_learner(options, self.stream)
         if progress is not None and state is not None:
             self.learner = load_learner(self.learner, checkpoint, progress)
-        self.config = config or self._config(command)
+        self.config = config or make_config(
+            options, self.stream, self.learner, command, _total_size(self._files)
+        )
         protocol = self.config["protocol"]
         self.evaluation = Evaluation(
             self.learner,
@@ -165,7 +162,9 @@ class Run:
         lock = _lock_of(folder)
         lock.acquire()
         try:
-            config, old, new = _changed(folder, changes or {})  # read again: now nobody changes it
+            config, old, new = resumed_options(
+                folder, changes or {}
+            )  # read again: now nobody changes it
             config["options"] = new.model_dump()
             config["protocol"]["limit"] = new.limit
             run = cls(folder, new, config=config, **parameters)
@@ -180,28 +179,6 @@ class Run:
                 f"started by kalstream {config['version']}: results may differ in the last digits"
             )
         return run
-
-    def _config(self, command: str) -> dict[str, Any]:
-        options, stream, learner = self.options, self.stream, self.learner
-        more = {"attribution": stream.attribution, "bytes": _total_size(self._files)}
-        return {
-            "format": FORMAT,
-            "version": __version__,
-            "run": uuid.uuid4().hex,
-            "command": command,
-            "options": options.model_dump(),
-            "stream": stream.describe() | more,
-            "learner": {"name": type(learner).__name__, "params": _params(learner)},
-            "protocol": {
-                "chunk": options.chunk,
-                "delay": options.delay,
-                "cost": options.cost,
-                "window": window_of(options, stream),
-                "limit": options.limit,
-                "seed": options.seed,
-            },
-            "machine": _machine(),
-        }
 
     def _classes(self) -> list[Any] | None:
         """All labels, read in a first pass if the learner must know them at its first call."""
@@ -324,11 +301,8 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.lock.acquire()
         if self.is_new:
-            if holds_run(self.folder) and not self.overwrite:
-                raise InvalidInput(
-                    f"{self.folder} already holds a run; resume it with --resume, replace it with "
-                    "--overwrite, or give --out another folder"
-                )
+            if not self.overwrite and holds_run(self.folder):
+                check_free(self.folder, overwrite=False)  # raises
             # config.json comes last: until it is replaced, the folder belongs to the old run
             self.checkpoint.remove()
             for name in (METRICS, PREDICTIONS, REPORT):
@@ -391,67 +365,6 @@ class Run:
         )
 
 
-def why_done(folder: str | Path, changes: Mapping[str, Any] | None = None) -> str:
-    """Why nothing is left to do for a run; "" if something is.
-
-    Parameters
-    ----------
-    folder, changes
-        As for `Run.resume`.
-    """
-    folder = Path(folder)
-    config, _, options = _changed(folder, changes or {})
-    last = last_line(folder)
-    ended = last.get("kind") == "end"
-    if ended and last.get("reason") == "end":
-        warning = _size_warning(config)
-        return f"{folder} has already ended, at row {last['row']:,}; nothing to do{warning}"
-    if options.limit is None:
-        return ""
-    progress = read_progress(folder / CHECKPOINT)
-    reached = last["row"] if ended else 0
-    if progress is not None and progress["evaluation"] is not None:
-        reached = max(reached, progress["evaluation"]["n_rows"])
-    if options.limit < reached or (options.limit == reached and ended):
-        return (
-            f"{folder} has reached row {reached:,}, and the limit is {options.limit:,}; nothing to "
-            "do. Resume with a higher --limit, or with --limit 0 for none"
-        )
-    return ""
-
-
-def _size_warning(config: dict[str, Any]) -> str:
-    """A warning if the file of a run that has ended now has another size."""
-    size = config["stream"].get("bytes")
-    source = Path(config["options"]["source"])
-    if not size or not source.is_file() or source.stat().st_size == size:
-        return ""
-    return (
-        f". {source} had {size:,} bytes and now has {source.stat().st_size:,}: run it again, and "
-        "give --out another folder"
-    )
-
-
-def _changed(folder: Path, changes: Mapping[str, Any]) -> tuple[dict[str, Any], Options, Options]:
-    """The configuration of a run, its options, and those with which it is resumed."""
-    config = read_config(folder)
-    if config is None:
-        raise InvalidInput(f"{folder} holds no run to resume: there is no {CONFIG}")
-    old = Options(**config["options"])
-    for name, value in changes.items():
-        if value != getattr(old, name) and name not in _MAY_CHANGE:
-            raise InvalidInput(
-                f"{folder} was run with {typed(name)} {getattr(old, name)!r}, now it is {value!r}; "
-                "resume it with the same options, or run again and give --out another folder"
-            )
-    if old.source == "-":
-        raise InvalidInput(
-            f"{folder} read standard input, which cannot be read again; "
-            "save the input to a file to make runs that can be resumed"
-        )
-    return config, old, Options.of(**{**old.model_dump(), **changes})
-
-
 def _lock_of(folder: Path) -> Lock:
     remedy = "wait until it has ended, stop it, or give --out another folder"
     return Lock(folder / LOCK, str(folder), remedy)
@@ -474,17 +387,3 @@ def _sizes_and_times(stream: Stream) -> dict[str, tuple[int, int]]:
 
 def _total_size(files: dict[str, tuple[int, int]]) -> int:
     return sum(size for size, _ in files.values())
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "platform": platform.platform(),
-        "cores": os.cpu_count(),
-    }
-
-
-def _params(learner: Any) -> dict[str, Any]:
-    params = learner.get_params(deep=False) if hasattr(learner, "get_params") else {}
-    return json.loads(json.dumps(params, default=lambda v: getattr(v, "__name__", repr(v))))

@@ -89,7 +89,7 @@ class Csv:
         """The same, one record at a time: slower, but finds the bad records."""
         rows: list[list[str]] = []
         problems: list[Problem] = []
-        records = (found.group() for found in self._record.finditer(data))
+        records = (match.group() for match in self._record.finditer(data))
         for number, record in enumerate(r for r in records if r.strip(b"\r\n")):
             fields = self._fields(record)
             if len(fields) != len(self.names):
@@ -107,8 +107,8 @@ class Csv:
 
     def _fields(self, record: bytes) -> list[str]:
         fields = []
-        for found in self._field.finditer(record.rstrip(b"\r\n")):
-            quoted, rest, plain, delimiter = found.groups()
+        for match in self._field.finditer(record.rstrip(b"\r\n")):
+            quoted, rest, plain, delimiter = match.groups()
             text = plain if quoted is None else quoted.replace(b'""', b'"') + rest
             fields.append(text.decode(errors="replace"))
             if not delimiter:

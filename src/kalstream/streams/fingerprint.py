@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_PIECE = 1 << 20
+from kalstream._files import sha256_of
 
 
 def of_arrays(*arrays: NDArray[Any] | None) -> str:
@@ -30,11 +30,7 @@ def of_arrays(*arrays: NDArray[Any] | None) -> str:
 
 def of_file(path: Path) -> str:
     """Digest of a file's bytes."""
-    digest = sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return f"sha256:{digest.hexdigest()}"
+    return f"sha256:{sha256_of(path)}"
 
 
 def of_files(paths: Sequence[Path]) -> str:

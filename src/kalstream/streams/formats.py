@@ -1,7 +1,7 @@
 """The formats that streams are read from, and `open`, which finds the format of a source.
 
 A new format is one entry of `FORMATS`: how a source is recognised, what opens it, and the options
-that apply. What its stream can do is said by the attributes of `Stream`.
+that apply. The attributes of its `Stream` say what the stream can do.
 """
 
 from __future__ import annotations

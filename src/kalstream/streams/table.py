@@ -219,8 +219,8 @@ class TableStream(Stream):
             return super().first_times()
         times = np.empty(0)
         for _, _, block in self._blocks([time.name]):
-            found, _ = convert(block.batch.column(0), time.kind)
-            times = np.concatenate((times, found[np.isfinite(found)]))
+            values, _ = convert(block.batch.column(0), time.kind)
+            times = np.concatenate((times, values[np.isfinite(values)]))
             if len(times) >= _FIRST_TIMES:
                 break
         return times[:_FIRST_TIMES]
