@@ -20,9 +20,10 @@ from kalstream.runs.files import (
     CHECKPOINT,
     METRICS,
     REPORT,
-    check_free,
     holds_run,
     read_progress,
+    refuse_other_files,
+    refuse_run,
 )
 from kalstream.runs.options import Options, declared, typed
 
@@ -157,7 +158,10 @@ def _folder_for(folder: Path | None, source: str, overwrite: bool) -> Path:
         stem = "stdin" if source == "-" else Path(source).name.split(".")[0]
         numbered = (Path("runs") / f"{stem}-{k}" for k in itertools.count(1))
         return next(path for path in numbered if not path.exists())
-    check_free(folder, overwrite=overwrite)
+    if not overwrite:
+        refuse_run(folder)
+    if not holds_run(folder):
+        refuse_other_files(folder)
     return folder
 
 

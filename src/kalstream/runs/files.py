@@ -206,23 +206,24 @@ def holds_run(folder: Path) -> bool:
     return (folder / CONFIG).exists()
 
 
-def check_free(folder: Path, *, overwrite: bool) -> None:
-    """Refuse a folder with a run, unless that is to be replaced, or with other files."""
+def refuse_run(folder: Path) -> None:
+    """Refuse a folder that holds a run."""
     if holds_run(folder):
-        if not overwrite:
-            raise InvalidInput(
-                f"{folder} already holds a run; resume it with --resume, replace it with "
-                "--overwrite, or give --out another folder"
-            )
+        raise InvalidInput(
+            f"{folder} already holds a run; resume it with --resume, replace it with "
+            "--overwrite, or give --out another folder"
+        )
+
+
+def refuse_other_files(folder: Path) -> None:
+    """Refuse a path that is no folder, or a folder with files that do not belong to a run."""
+    if not folder.exists():
         return
-    if folder.is_dir():
-        # a run that was killed early may have left these
-        ours = (CHECKPOINT, LOCK)
-        if all(path.name in ours or is_temporary(path) for path in folder.iterdir()):
-            return
-    elif not folder.exists():
-        return
-    raise InvalidInput(f"{folder} exists and holds no run; give --out another folder")
+    ours = (CHECKPOINT, LOCK)  # a run that was killed before it wrote config.json leaves these
+    if not folder.is_dir() or not all(
+        path.name in ours or is_temporary(path) for path in folder.iterdir()
+    ):
+        raise InvalidInput(f"{folder} exists and holds no run; give --out another folder")
 
 
 def last_line(folder: Path) -> dict[str, Any]:
@@ -273,7 +274,7 @@ def _read(path: Path, kind: type[BaseModel], remedy: str) -> dict[str, Any] | No
         raise InvalidInput(f"{path} is damaged: it has no format; {remedy}")
     if number > FORMAT:
         raise InvalidInput(
-            f"{path} has format {number}, and this kalstream reads up to {FORMAT}; upgrade kalstream"
+            f"{path} has format {number}; this kalstream reads up to {FORMAT}: upgrade kalstream"
         )
     digest = content.pop("sha256", None)
     if digest is not None and digest != _digest(content):

@@ -36,10 +36,9 @@ from kalstream.runs.files import (
     PREDICTIONS,
     PROGRESS,
     REPORT,
-    check_free,
     check_lines,
-    holds_run,
     read_progress,
+    refuse_run,
     remedy_for,
     write_config,
 )
@@ -49,7 +48,6 @@ from kalstream.runs.results import ResultFiles, memory_mb, with_clock
 from kalstream.runs.resume import resumed_options, why_done
 from kalstream.runs.setup import make_config, make_learner, open_stream
 from kalstream.streams import REGRESSION, ArrayStream, Stream
-
 
 _WARM_UP_ROWS: Final = 1024
 
@@ -113,15 +111,16 @@ class Run:
         self.overwrite, self.is_new = overwrite, config is None
         checkpoint = self.folder / CHECKPOINT
         progress = None if config is None else self._progress_of(checkpoint, config)
-        state = None if progress is None else progress["evaluation"]
-        columns = columns_of(checkpoint, progress) if progress and state else None
+        # A checkpoint may hold a result without a state to resume from: then the run starts over.
+        state = progress if progress is not None and progress["evaluation"] is not None else None
+        columns = None if state is None else columns_of(checkpoint, state)
         self.stream = open_stream(options, columns)
         self._files = _sizes_and_times(self.stream)
         if config is not None:
             self._check_data(config)
         self.learner = make_learner(options, self.stream)
-        if progress is not None and state is not None:
-            self.learner = load_learner(self.learner, checkpoint, progress)
+        if state is not None:
+            self.learner = load_learner(self.learner, checkpoint, state)
         self.config = config or make_config(
             options, self.stream, self.learner, command, _total_size(self._files)
         )
@@ -138,8 +137,8 @@ class Run:
         )
         self.resumed_at: int | None = None
         self._sizes = {METRICS: 0, PREDICTIONS: 0}
-        if progress is not None and state is not None:
-            self._restore(progress)
+        if state is not None:
+            self._restore(state)
 
     @classmethod
     def resume(
@@ -162,9 +161,8 @@ class Run:
         lock = _lock_of(folder)
         lock.acquire()
         try:
-            config, old, new = resumed_options(
-                folder, changes or {}
-            )  # read again: now nobody changes it
+            # Read the options again: from here on no other process changes them.
+            config, old, new = resumed_options(folder, changes or {})
             config["options"] = new.model_dump()
             config["protocol"]["limit"] = new.limit
             run = cls(folder, new, config=config, **parameters)
@@ -301,8 +299,8 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.lock.acquire()
         if self.is_new:
-            if not self.overwrite and holds_run(self.folder):
-                check_free(self.folder, overwrite=False)  # raises
+            if not self.overwrite:
+                refuse_run(self.folder)
             # config.json comes last: until it is replaced, the folder belongs to the old run
             self.checkpoint.remove()
             for name in (METRICS, PREDICTIONS, REPORT):

@@ -87,7 +87,7 @@ def _number_or_name(forgetting: str) -> str | float:
 
 
 def _imported(path: str, seed: int) -> Any:
-    """The learner that a factory returns; the factory gets the seed if it has a parameter for it."""
+    """The learner that a factory returns; it gets the seed if it has a parameter for it."""
     module, _, name = path.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does; a console script does not
