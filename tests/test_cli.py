@@ -776,7 +776,7 @@ def test_the_table_of_options_in_the_docs() -> None:
 def test_a_missing_package_is_named_with_its_extra(
     run_cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "river", None)  # an import of it fails
-    status, _, err = run_cli("run", "--learner", "river.tree:Tree", "-o", tmp_path / "r")
+    monkeypatch.setitem(sys.modules, "timm", None)  # an import of it fails
+    status, _, err = run_cli("run", "--learner", "timm.models:make", "-o", tmp_path / "r")
     assert status == 1
-    assert "pip install 'kalstream[river]'" in " ".join(err.split())
+    assert "pip install 'kalstream[timm]'" in " ".join(err.split())
