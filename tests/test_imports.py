@@ -125,7 +125,8 @@ def test_require_returns_the_module_itself() -> None:
 
 def test_remedies_of_missing_packages() -> None:
     """Only a package that an extra installs has one."""
-    assert "kalstream[images]" in remedy_for(ModuleNotFoundError(name="PIL.Image"))
+    assert "kalstream[images]" in remedy_for(ModuleNotFoundError(name="PIL"))
+    assert remedy_for(ModuleNotFoundError(name="torch.no_such_part")) == ""
     assert remedy_for(ModuleNotFoundError(name="no_such_package")) == ""
     assert remedy_for(ImportError("cannot import name 'x'", name="torch")) == ""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

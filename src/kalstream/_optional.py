@@ -63,8 +63,8 @@ def remedy_for(error: BaseException) -> str:
     >>> remedy_for(ModuleNotFoundError("No module named 'river'", name="river"))
     "; install it with: pip install 'kalstream[river]'"
     """
-    missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0]
-    return f"; {_command(_EXTRAS[missing])}" if missing and missing in _EXTRAS else ""
+    package = error.name if isinstance(error, ModuleNotFoundError) else None
+    return f"; {_command(_EXTRAS[package])}" if package in _EXTRAS else ""
 
 
 def _command(extra: str) -> str:

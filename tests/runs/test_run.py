@@ -338,7 +338,7 @@ def test_known_streams_and_embeddings(tmp_path: Path) -> None:
     assert series["total"]["coverage"] > 0.7
     with pytest.raises(InvalidInput, match="cifar100 does not come with kalstream"):
         open_stream(Options(source="cifar100"))
-    with pytest.raises(InvalidInput, match="name the column to predict with --target"):
+    with pytest.raises(InvalidInput, match='name the column to predict with target="COLUMN"'):
         open_stream(Options(source="data.csv"))
     rng = np.random.default_rng(0)
     np.save(tmp_path / "e.npy", rng.standard_normal((300, 4)).astype(np.float16))

@@ -142,7 +142,7 @@ def _open_table(source: str, **options: Any) -> Stream:
     if options.get("target") is None and options.get("columns") is None:
         raise InvalidInput(
             f"no target was given for {printable(source, 300)}; name the column to predict with "
-            '--target, or target="NAME" in Python'
+            'target="COLUMN"'
         )
     return TableStream(source, **options)
 
