@@ -184,7 +184,7 @@ def test_regression_of_text(tmp_path):
         TableStream(csv(tmp_path, "x,y\n1,cat\n"), "y", task="regression")
 
 
-def test_rooms_and_hash(tmp_path):
+def test_slots_and_hash(tmp_path):
     first = [f"a{k}" for k in range(12)]
     rest = [f"b{k}" for k in range(9)]
     path = csv(tmp_path, "c,y\n" + "".join(f"{v},0\n" for v in first * 1000 + rest))
@@ -352,7 +352,7 @@ def test_frozen_for_prediction(tmp_path):
     with pytest.raises(InvalidInput, match="target is 'x', but columns were made for 'y'"):
         TableStream(path, "x", columns=frozen)
     for column in frozen.features:  # a full one hashes
-        column.rooms = len(column.slots) or 1
+        column.n_slots = len(column.slots) or 1
     (batch,) = TableStream(path, columns=frozen).batches()
     assert batch.rows[1, crc32(b"green") % 2] == 1
 

@@ -24,7 +24,7 @@ from kalstream.streams.base import CLASSIFICATION, REGRESSION, Array, check_task
 NUMBER, BOOLEAN, CATEGORY, DATE = "number", "boolean", "category", "date"
 WHOLE, TRUTH, TEXT = "whole label", "boolean label", "text label"
 
-MOST_ROOMS = 64
+MOST_SLOTS = 64
 MOST_CLASSES = 100  # a target with more distinct whole numbers is taken for regression
 # A column of text is a number, boolean or date if at most one value in 20 is not.
 TYPOS = 20
@@ -46,7 +46,7 @@ class Column:
     Attributes
     ----------
     name, kind : str
-    rooms : int
+    n_slots : int
         Number of columns of numbers that it becomes.
     slots : dict
         For a category, the slot of each value seen; None is a missing value.
@@ -54,20 +54,20 @@ class Column:
 
     name: str
     kind: str
-    rooms: int = 1
+    n_slots: int = 1
     slots: dict[str | None, int] = field(default_factory=dict)
 
     @property
     def full(self) -> bool:
         """Whether no new category can get its own slot."""
-        return self.kind != CATEGORY or len(self.slots) >= self.rooms
+        return self.kind != CATEGORY or len(self.slots) >= self.n_slots
 
     def slot(self, category: str | None, frozen: bool) -> int:
         """The slot of a category; a new one gets a free slot. -1 if frozen and not seen before."""
         if category in self.slots:
             return self.slots[category]
         if self.full:
-            return crc32((category or "").encode()) % self.rooms
+            return crc32((category or "").encode()) % self.n_slots
         if frozen:
             return -1
         return self.slots.setdefault(category, len(self.slots))
@@ -120,7 +120,7 @@ class Columns:
         time: str | None = None,
         categorical: Sequence[str] = (),
         as_written: bool = False,
-        rooms: int | None = None,
+        n_slots: int | None = None,
     ) -> tuple[Columns, str]:
         """Decide the kinds from the first rows of a table.
 
@@ -131,7 +131,7 @@ class Columns:
             As for `TableStream`.
         as_written : bool
             Whether the content of strings decides their kind, as in CSV.
-        rooms : int, optional
+        n_slots : int, optional
             Columns for each category; by default a quarter more than there are values.
 
         Returns
@@ -161,7 +161,7 @@ class Columns:
             kind = CATEGORY if name in categorical else kind_of(name, array, as_written)
             column = Column(name, kind)
             if kind == CATEGORY:
-                column.rooms = rooms or _rooms(len({text_of(v) for v in distinct(array)[1]}))
+                column.n_slots = n_slots or _n_slots(len({text_of(v) for v in distinct(array)[1]}))
             columns.features.append(column)
         return columns, guess
 
@@ -171,7 +171,7 @@ class Columns:
         return tuple(
             f"{column.name}[{k}]" if column.kind == CATEGORY else column.name
             for column in self.features
-            for k in range(column.rooms)
+            for k in range(column.n_slots)
         )
 
     @property
@@ -211,7 +211,7 @@ class Columns:
             The numbers of such a row are meaningless.
         """
         n, bad = table.num_rows, Bad()
-        rows = np.zeros((n, sum(column.rooms for column in self.features)))
+        rows = np.zeros((n, sum(column.n_slots for column in self.features)))
         at = 0
         for column in self.features:
             array = table.column(column.name)
@@ -224,7 +224,7 @@ class Columns:
             else:
                 hint = f" (if these are codes, give categorical=[{quoted(column.name)}])"
                 rows[:, at] = _checked(array, column, bad, hint)
-            at += column.rooms
+            at += column.n_slots
         present = table.schema.names
         if self.target is None or self.target.name not in present:
             regression = self.task == REGRESSION
@@ -246,7 +246,7 @@ class Columns:
                 {
                     "name": column.name,
                     "kind": column.kind,
-                    "rooms": column.rooms,
+                    "rooms": column.n_slots,  # its name in all formats of files
                     "categories": list(column.slots),
                 }
                 for column in self.features
@@ -355,8 +355,8 @@ def _target(name: str, array: pa.Array, as_written: bool, task: str | None) -> t
 _PLURAL = {NUMBER: "numbers", BOOLEAN: "booleans", CATEGORY: "text", DATE: "dates"}
 
 
-def _rooms(categories: int) -> int:
-    return min(categories + max(2, categories // 4), MOST_ROOMS)
+def _n_slots(categories: int) -> int:
+    return min(categories + max(2, categories // 4), MOST_SLOTS)
 
 
 def _is_string(t: Any) -> bool:

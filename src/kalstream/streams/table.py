@@ -39,7 +39,7 @@ STOP, SKIP = "stop", "skip"
 STANDARD_INPUT = "-"
 FIRST_ROWS = 10_000  # from which the kinds of columns are decided, if they take less than
 FIRST_BYTES = 1 << 26
-LIVE_ROOMS = 16  # columns of each category of standard input
+LIVE_SLOTS = 16  # columns of each category of standard input
 _BATCH_ROWS = 8192
 _BATCH_NUMBERS = 1 << 20
 _EXAMPLES = 5  # skipped rows whose reason is kept
@@ -173,7 +173,7 @@ class TableStream(Stream):
             time=time,
             categorical=self.categorical,
             as_written=any(part.as_written for part in self._parts),
-            rooms=LIVE_ROOMS if self._arriving else None,
+            n_slots=LIVE_SLOTS if self._arriving else None,
         )
 
     def _first(self, wanted: list[str]) -> pa.RecordBatch:
