@@ -777,6 +777,6 @@ def test_a_missing_package_is_named_with_its_extra(
     run_cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)  # an import of it fails
-    status, _, err = run_cli("run", "--learner", "timm.models:make", "-o", tmp_path / "r")
+    status, _, err = run_cli("run", "--learner", "timm:make", "-o", tmp_path / "r")
     assert status == 1
     assert "pip install 'kalstream[timm]'" in " ".join(err.split())
