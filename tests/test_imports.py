@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import kalstream
-from kalstream._optional import require
+from kalstream._optional import _EXTRAS, remedy_for, require
 from kalstream.errors import KalstreamError, MissingExtra
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,6 +67,12 @@ def test_import_core_loads_no_compiler_and_no_learning_library() -> None:
     assert not loaded_by("import kalstream.core") & heavy
 
 
+def test_import_cli_loads_no_numerical_library() -> None:
+    """The options are declared apart from what a run needs: `kalstream --help` stays quick."""
+    heavy = {"numpy", "scipy", "numba", "sklearn", "pyarrow", "pandas", "torch", "matplotlib"}
+    assert not loaded_by("import kalstream.cli") & heavy
+
+
 @pytest.mark.parametrize(
     ("module", "below"),
     [("kalstream", 0.5), ("kalstream.core", 1.0), ("kalstream.estimators", 1.4)],
@@ -113,6 +119,16 @@ def test_version_is_that_of_pyproject() -> None:
 
 def test_require_returns_the_module_itself() -> None:
     assert require("os.path", "torch") is importlib.import_module("os.path")
+
+
+def test_remedies_of_missing_packages() -> None:
+    """Only a package that an extra installs has one."""
+    assert "kalstream[images]" in remedy_for(ModuleNotFoundError(name="PIL"))
+    assert remedy_for(ModuleNotFoundError(name="torch.no_such_part")) == ""
+    assert remedy_for(ModuleNotFoundError(name="no_such_package")) == ""
+    assert remedy_for(ImportError("cannot import name 'x'", name="torch")) == ""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(_EXTRAS.values()) <= set(extras["optional-dependencies"])
 
 
 @pytest.mark.parametrize("module", ["no_such_package", "no_such_package.part"])

@@ -1,7 +1,7 @@
 """Learning from labelled streams that drift: a Kalman filter over the weights of a linear readout.
 
-The names below are the public ones. Each is loaded when it is first used, so that importing the
-package costs next to nothing and never brings in an optional dependency.
+The names below are public. Each is loaded when it is first used, so that importing the package is
+quick and never imports an optional dependency.
 """
 
 from importlib import import_module
@@ -28,7 +28,7 @@ __all__ = [
     "testing",
 ]
 
-# public name -> the module that defines it; a submodule is its own home
+# public name -> the module that defines it, or the submodule itself
 _HOME = {
     "KalmanClassifier": "kalstream.estimators",
     "KalmanRegressor": "kalstream.estimators",
@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(home)
     value = module if home == f"{__name__}.{name}" else getattr(module, name)
-    globals()[name] = value  # the next access does not come through here
+    globals()[name] = value  # found there at the next access
     return value
 
 

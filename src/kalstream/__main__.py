@@ -1,4 +1,4 @@
-"""`python -m kalstream` is `kalstream`."""
+"""`python -m kalstream` is the command `kalstream`."""
 
 from kalstream.cli import main
 

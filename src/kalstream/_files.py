@@ -1,4 +1,4 @@
-"""The one place that writes a file whole, and the lock of whoever writes into a folder.
+"""Atomic writes of files, and locks of folders. All files of kalstream are written here.
 
 A crash leaves the old file or the new one.
 
@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
 
@@ -34,13 +35,14 @@ FilePath = str | os.PathLike[str]
 _TEMPORARY: Final = re.compile(r"\.kalstream-(\d+)-[0-9a-f]+\.tmp")
 _DESCRIPTOR: Final = re.compile(r"(?:/dev|/proc/self)/fd/(\d+)")
 _LONGEST_COMMAND: Final = 200
+_PIECE: Final = 1 << 20  # bytes
 _SECONDS_TO_WRITE: Final = 0.2
 _STANDARD: Final = {"/dev/stdout": 1, "/dev/stderr": 2}
-_ours: set[str] = set()  # names of the temporary files that this process is writing
+_ours: set[str] = set()  # names of the temporary files of this process
 
 
 def write_whole(path: FilePath, content: str | bytes | Iterable[bytes | memoryview]) -> None:
-    """Replace a file by this content, text as UTF-8; see `replacing`.
+    """Replace a file by this content; text is written as UTF-8. See `replacing`.
 
     Examples
     --------
@@ -63,8 +65,8 @@ def write_whole(path: FilePath, content: str | bytes | Iterable[bytes | memoryvi
 def replacing(path: FilePath) -> Iterator[BinaryIO]:
     """Open a file whose content replaces that of ``path`` when the block ends without an error.
 
-    After an error the old file is as it was. A symbolic link stays, and the file that it points to
-    is replaced. A device or a pipe, such as /dev/stdout, is not replaced but written to.
+    After an error the old file is unchanged. A symbolic link is kept: the file that it points to is
+    replaced. A device or a pipe, such as /dev/stdout, is written to and not replaced.
 
     Parameters
     ----------
@@ -92,9 +94,9 @@ def replacing(path: FilePath) -> Iterator[BinaryIO]:
     temporary = os.path.join(folder, name)
     _ours.add(name)
     try:
-        with open(temporary, "xb") as file:  # tempfile would deny it to everybody else
+        with open(temporary, "xb") as file:  # tempfile would let only this user read it
             _lock(file.fileno())
-            with suppress(OSError):  # there is no old file, or nobody can set its mode
+            with suppress(OSError):  # there is no old file, or its mode cannot be set
                 shutil.copymode(target, temporary)
             yield file
             file.flush()
@@ -109,8 +111,17 @@ def replacing(path: FilePath) -> Iterator[BinaryIO]:
     sync_folder(folder)
 
 
+def sha256_of(path: FilePath) -> str:
+    """SHA-256 of the bytes of a file, in hexadecimal digits."""
+    digest = sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
 def sync_folder(folder: FilePath) -> None:
-    """Flush a folder's entries to the disk, on platforms that can."""
+    """Flush the entries of a folder to the disk, on platforms that can."""
     with suppress(OSError):
         opened = os.open(folder, os.O_RDONLY)
         try:
@@ -120,20 +131,20 @@ def sync_folder(folder: FilePath) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of this number runs; True where that cannot be told."""
-    if os.name != "posix":  # there os.kill would end it
+    """Whether a process with this number runs; True where that cannot be determined."""
+    if os.name != "posix":  # os.kill would end the process there
         return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # somebody else's, or no number of a process
+    except (OSError, OverflowError):  # of another user, or not the number of a process
         return True
     return True
 
 
 def is_replaced(path: FilePath) -> bool:
-    """Whether `replacing` replaces what is at a path, rather than writes to it."""
+    """Whether `replacing` replaces the file at a path; it writes to devices and pipes instead."""
     if _descriptor_of(path) is not None:
         return False
     try:
@@ -143,15 +154,20 @@ def is_replaced(path: FilePath) -> bool:
     return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
 
 
+def is_temporary(path: FilePath) -> bool:
+    """Whether a path is a temporary file of `replacing`, by its name."""
+    return _TEMPORARY.fullmatch(os.path.basename(path)) is not None
+
+
 def _descriptor_of(path: FilePath) -> int | None:
     """The open file that a name such as /dev/stdout stands for."""
     absolute = os.path.abspath(path)
-    found = _DESCRIPTOR.fullmatch(absolute)
-    return int(found[1]) if found else _STANDARD.get(absolute)
+    match = _DESCRIPTOR.fullmatch(absolute)
+    return int(match[1]) if match else _STANDARD.get(absolute)
 
 
 def _opened_directly(path: FilePath) -> BinaryIO | None:
-    """What is there, opened for writing, if it is neither a regular file nor missing."""
+    """A device or pipe, opened for writing; None for a regular file or a new one."""
     if os.path.isdir(path):
         raise IsADirectoryError(errno.EISDIR, "this is a folder, give the path of a file", path)
     if is_replaced(path):
@@ -159,13 +175,13 @@ def _opened_directly(path: FilePath) -> BinaryIO | None:
     descriptor = _descriptor_of(path)
     if descriptor is None:
         return open(path, "wb")
-    # Opened by its name, a file behind standard output would be written from its start.
+    # Opening a file behind standard output by its name would overwrite its start.
     sys.stdout.flush()
     return os.fdopen(os.dup(descriptor), "wb")
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Lock an open file: False if somebody else holds it, None where there are no locks."""
+    """Lock an open file: False if it is locked already, None where there are no locks."""
     if sys.platform == "win32":
         return None
     try:
@@ -178,14 +194,14 @@ def _lock(descriptor: int) -> bool | None:
 
 
 class Lock:
-    """A file that one process holds, until it releases it or ends, however it ends.
+    """A file that one process holds until it releases it or ends, also if it is killed.
 
     Parameters
     ----------
     path : Path
-        The file. Its folder must exist. A file that a killed process left does no harm.
+        The file. Its folder must exist. The file of a killed process does no harm.
     what : str
-        What is held, for the error.
+        Name of what is held, for the error.
     remedy : str
         What to do instead, for the error.
 
@@ -217,7 +233,7 @@ class Lock:
             try:
                 if os.path.samestat(os.fstat(file.fileno()), os.stat(self.path)):
                     self.file = file
-            except FileNotFoundError:  # its holder released it in between
+            except FileNotFoundError:  # its holder released it in the meantime
                 pass
             if self.file is None:
                 file.close()
@@ -235,7 +251,7 @@ class Lock:
         self.release()
 
     def release(self) -> None:
-        """Give the lock back; nothing happens if it is not held."""
+        """Release the lock, if it is held."""
         if self.file is not None:
             with suppress(OSError):
                 os.unlink(self.path)
@@ -244,16 +260,16 @@ class Lock:
 
 
 def _holder(file: BinaryIO) -> dict[str, Any]:
-    """What the process that holds a lock wrote into it."""
+    """Number, machine and command of the process that holds a lock, as written in it."""
     try:
-        found = json.loads(os.pread(file.fileno(), 10_000, 0))
+        holder = json.loads(os.pread(file.fileno(), 10_000, 0))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return holder if isinstance(holder, dict) else {}
 
 
 def _awaited_holder(file: BinaryIO) -> dict[str, Any]:
-    """The same, of a process that may have taken the lock just now and not yet written."""
+    """The same, but wait if the process has just taken the lock and not yet written."""
     until = time.monotonic() + _SECONDS_TO_WRITE
     while not (holder := _holder(file)) and time.monotonic() < until:
         time.sleep(0.005)
@@ -261,7 +277,7 @@ def _awaited_holder(file: BinaryIO) -> dict[str, Any]:
 
 
 def _is_other(holder: dict[str, Any]) -> bool:
-    """Whether a lock, where the file system has none of its own, is another live process's."""
+    """Whether another live process holds a lock, on a file system without locks."""
     pid = holder.get("pid")
     here = holder.get("host") == socket.gethostname()
     return isinstance(pid, int) and here and pid != os.getpid() and is_alive(pid)
@@ -276,17 +292,17 @@ def _named(holder: dict[str, Any]) -> str:
 
 
 def _remove_abandoned(folder: str) -> None:
-    """Remove temporary files whose process has died: of those of another machine, by their lock."""
+    """Remove temporary files of processes that have ended; a lock shows those of other machines."""
     try:
         names = os.listdir(folder)
-    except OSError:  # may be written to and not be listed
+    except OSError:  # a folder that may be written to but not listed
         return
     for name in names:
-        found = _TEMPORARY.fullmatch(name)
-        if found is None or name in _ours:
+        match = _TEMPORARY.fullmatch(name)
+        if match is None or name in _ours:
             continue
-        pid = int(found[1])
-        if pid != os.getpid() and is_alive(pid):  # a container's first process is always 1
+        pid = int(match[1])
+        if pid != os.getpid() and is_alive(pid):  # equal in containers: each starts at 1
             continue
         with suppress(OSError), open(os.path.join(folder, name), "rb") as file:
             if _lock(file.fileno()):

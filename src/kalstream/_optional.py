@@ -1,13 +1,24 @@
-"""The one place that imports an optional dependency, or says which extra to install."""
+"""The one place that imports an optional dependency, or names the extra to install."""
 
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 from kalstream.errors import MissingExtra
 
+# Top-level package -> the extra of kalstream that installs it.
+_EXTRAS: Final = {
+    "torch": "torch",
+    "river": "river",
+    "PIL": "images",
+    "h5py": "hdf5",
+    "timm": "timm",
+    "torchvision": "torchvision",
+    "transformers": "transformers",
+}
+
 
 def require(module: str, extra: str) -> Any:
-    """Import an optional module, or say which extra brings it.
+    """Import an optional module, or say which extra installs it.
 
     Parameters
     ----------
@@ -40,5 +51,21 @@ def require(module: str, extra: str) -> Any:
             raise
         raise MissingExtra(
             f"{module!r} is needed here and the package {package!r} is not installed; "
-            f"install it with: pip install 'kalstream[{extra}]'"
+            f"{_command(extra)}"
         ) from error
+
+
+def remedy_for(error: BaseException) -> str:
+    """The command that installs a missing package, to append to a message; "" if there is none.
+
+    Examples
+    --------
+    >>> remedy_for(ModuleNotFoundError("No module named 'river'", name="river"))
+    "; install it with: pip install 'kalstream[river]'"
+    """
+    package = error.name if isinstance(error, ModuleNotFoundError) else None
+    return f"; {_command(_EXTRAS[package])}" if package in _EXTRAS else ""
+
+
+def _command(extra: str) -> str:
+    return f"install it with: pip install 'kalstream[{extra}]'"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-# What a terminal obeys or cannot show: control characters (C0, DEL, C1), line and paragraph
-# separators, marks that turn the direction of writing, invisible tags, and halves of surrogate
-# pairs, which no encoding can write. Joiners stay: some scripts need them.
+# Characters that a terminal obeys or cannot show: control characters (C0, DEL, C1), line and
+# paragraph separators, marks of the direction of writing, invisible tags, and halves of surrogate
+# pairs, which no encoding can write. Joiners are kept, since some scripts need them.
 _UNSAFE: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e007f\ud800-\udfff]"
@@ -16,16 +16,16 @@ _UNSAFE_LINES: Final = re.compile(_UNSAFE.pattern.replace("\x00-\x1f", "\x00-\x0
 
 
 def printable(value: object, most: int = 80, *, lines: bool = False) -> str:
-    r"""Text that no terminal takes for a command, of bounded length.
+    r"""Text of limited length that a terminal cannot take for a command.
 
     Parameters
     ----------
     value : object
         Its ``str`` is shown.
     most : int
-        Characters that are kept; "..." stands for the rest.
+        Number of characters; "..." replaces the rest.
     lines : bool
-        Whether line feeds stay as they are. Every other unsafe character becomes an escape.
+        Whether to keep line feeds. All other unsafe characters are escaped.
 
     Examples
     --------
@@ -41,7 +41,7 @@ def printable(value: object, most: int = 80, *, lines: bool = False) -> str:
 
 
 def quoted(value: object, most: int = 80) -> str:
-    """The ``repr`` of a value for a message, of bounded length; cut text keeps its quotes.
+    """The ``repr`` of a value for a message, of limited length; text keeps its quotes.
 
     Examples
     --------
@@ -53,5 +53,5 @@ def quoted(value: object, most: int = 80) -> str:
     return printable(repr(value), most)
 
 
-def _escape(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode("ascii")
+def _escape(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")

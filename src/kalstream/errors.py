@@ -1,4 +1,4 @@
-"""What can go wrong, by name: one root error, each kind also a standard-library error."""
+"""The errors of kalstream: one root, and each kind is also a standard-library error."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ class InvalidInput(KalstreamError, ValueError):
     """An argument has a wrong shape, type or value; nothing was changed."""
 
 
+class InvalidOption(InvalidInput):
+    """An option of a run has a bad value, or does not apply; nothing was changed."""
+
+
 class InvalidType(InvalidInput, TypeError):
-    """An argument is of a type that cannot be read; nothing was changed."""
+    """An argument has a type that cannot be read; nothing was changed."""
 
 
 class OutOfMemory(InvalidInput, MemoryError):
-    """The arrays that a call asks for do not fit in memory; nothing was changed."""
+    """The arrays that a call needs do not fit in memory; nothing was changed."""
 
 
 class NumericalError(KalstreamError, ArithmeticError):
-    """The filter cannot be continued in this precision; the state is the one before the call."""
+    """The filter cannot continue in this precision; the state is that before the call."""
 
 
 class DonatedState(KalstreamError, RuntimeError):
-    """A state was used after it had been given away with donate=True."""
+    """A state was used after it had been passed with donate=True."""
 
 
 class MissingExtra(KalstreamError, ImportError):
@@ -32,15 +36,15 @@ class MissingExtra(KalstreamError, ImportError):
 
 
 class MissingFile(InvalidInput, FileNotFoundError):
-    """There is no such file or folder, or it lacks what its layout has."""
+    """There is no such file or folder, or a file is missing from it."""
 
 
 class Unreadable(InvalidInput, PermissionError):
-    """A file or folder is there, but this user may not read it."""
+    """A file or folder exists, but this user may not read it."""
 
 
 class CheckpointError(KalstreamError, ValueError):
-    """A file is not a checkpoint, is damaged, or is of a version that cannot be read."""
+    """A file is not a checkpoint, is damaged, or has a version that cannot be read."""
 
 
 class InUse(KalstreamError, RuntimeError):

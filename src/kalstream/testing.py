@@ -1,4 +1,4 @@
-"""Conformance checks anyone can run on an online learner, and our own listed exceptions."""
+"""Conformance checks for any online learner, and the checks that our estimators do not pass."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Array = NDArray[Any]
 Make = Callable[[], Any]
 
 _WEIGHTS: Final = (
-    "the order of rows matters to a learner that forgets: a row of weight zero still lets time "
-    "pass, and a row that comes twice lets it pass twice"
+    "a learner that forgets depends on the order of rows: time also passes with a row of weight "
+    "zero, and it passes twice with a row that is repeated"
 )
 
 EXPECTED_FAILED_CHECKS: Final[dict[str, dict[str, str]]] = {
     name: {"check_sample_weight_equivalence_on_dense_data": _WEIGHTS}
     for name in ("KalmanClassifier", "KalmanRegressor")
 }
-"""Checks of scikit-learn that an estimator does not pass, and why: name -> {check: reason}.
+"""Checks of scikit-learn that an estimator does not pass: name -> {check: reason}.
 
 >>> from sklearn.utils.estimator_checks import check_estimator
 >>> from kalstream import KalmanRegressor
@@ -38,28 +38,28 @@ EXPECTED_FAILED_CHECKS: Final[dict[str, dict[str, str]]] = {
 
 
 def check_online_learner(make: Make, *, skip: Collection[str] = ()) -> None:
-    """Check that an online classifier keeps the promises of a stream.
+    """Check that an online classifier behaves as streams need it.
 
     Parameters
     ----------
     make : callable
-        Gives a new learner each time, the same each time: with ``partial_fit(X, y)``,
+        Returns a new learner at each call, always the same one: with ``partial_fit(X, y)``,
         ``predict_proba(X)`` and ``classes_``. Fix its random state.
     skip : names of checks
-        Promises that it does not make. The names are those of `ONLINE_CHECKS`: ``"chunks"``, for
-        one, is no promise of a learner that takes one step for every call.
+        Checks of `ONLINE_CHECKS` that do not apply. For example, ``"chunks"`` does not apply to a
+        learner that takes one step for every call.
 
     Raises
     ------
     AssertionError
-        Names the promise that was broken; what the learner raises itself is its cause.
+        Names the check that failed. An error of the learner is its cause.
 
     Examples
     --------
     >>> from kalstream import KalmanClassifier
     >>> check_online_learner(lambda: KalmanClassifier(n_components=8, random_state=0))
 
-    A learner that has to know the classes beforehand:
+    A learner that must know all classes at the start:
 
     >>> from sklearn.naive_bayes import GaussianNB
     >>> class Declared(GaussianNB):
@@ -73,7 +73,7 @@ def check_online_learner(make: Make, *, skip: Collection[str] = ()) -> None:
     """
     if not callable(make):
         raise InvalidInput(
-            f"make is {check.shown(make)}; pass what makes a learner, as lambda: KalmanClassifier()"
+            f"make is {check.shown(make)}; pass a function, such as lambda: KalmanClassifier()"
         )
     unknown = set([skip] if isinstance(skip, str) else skip) - set(ONLINE_CHECKS)
     if unknown:
@@ -98,12 +98,12 @@ def _stream(n: int = 60) -> tuple[Array, Array]:
     return X, np.array(["a", "b", "c"])[X.argmax(axis=1)]
 
 
-def _ask(learner: Any) -> Array:
+def _probabilities(learner: Any) -> Array:
     return np.asarray(learner.predict_proba(_stream()[0]))
 
 
 def _same(one: Any, other: Any, what: str, tolerance: float = 0.0) -> None:
-    p, q = _ask(one), _ask(other)
+    p, q = _probabilities(one), _probabilities(other)
     off = np.abs(p - q).max() if p.shape == q.shape else np.inf
     assert off <= tolerance, f"{what}: probabilities differ by {off:.2g}"
 
@@ -113,32 +113,32 @@ def _pickled(learner: Any) -> Any:
 
 
 def _check_probabilities(make: Make) -> None:
-    """One row of probabilities for every row, one column for every class."""
+    """There is a row of probabilities for every row, and a column for every class."""
     X, y = _stream()
     learner = make().partial_fit(X, y)
-    found, classes = _ask(learner), np.asarray(learner.classes_)
-    assert found.shape == (len(X), len(classes)), f"predict_proba has shape {found.shape}"
-    assert (found >= 0.0).all(), f"a probability is {found.min()}"
-    assert np.allclose(found.sum(axis=1), 1.0), "probabilities do not sum to 1"
-    hits = (classes[found.argmax(axis=1)] == y).mean()
-    assert hits > 0.5, f"only {hits:.0%} right after learning the same rows: are columns mixed up?"
+    p, classes = _probabilities(learner), np.asarray(learner.classes_)
+    assert p.shape == (len(X), len(classes)), f"predict_proba has shape {p.shape}"
+    assert (p >= 0.0).all(), f"a probability is {p.min()}"
+    assert np.allclose(p.sum(axis=1), 1.0), "probabilities do not sum to 1"
+    accuracy = (classes[p.argmax(axis=1)] == y).mean()
+    assert accuracy > 0.5, f"accuracy is {accuracy:.0%} on rows that were learned: wrong columns?"
 
 
 def _check_pure(make: Make) -> None:
-    """Predicting changes nothing: not the next prediction, and not what is learned later."""
+    """Predicting does not change the next prediction, nor what is learned later."""
     X, y = _stream()
-    asked, silent = make(), make()
+    predicting, silent = make(), make()
     for part in (slice(0, 20), slice(20, 24), slice(24, 60)):
-        asked.partial_fit(X[part], y[part])
-        first = _ask(asked)
-        assert np.array_equal(first, _ask(asked)), "a second prediction differs from the first"
-        asked.predict_proba(X[part.stop : part.stop + 4] if part.stop < 60 else X[:4])
+        predicting.partial_fit(X[part], y[part])
+        first, second = _probabilities(predicting), _probabilities(predicting)
+        assert np.array_equal(first, second), "a second prediction differs from the first"
+        predicting.predict_proba(X[part.stop : part.stop + 4] if part.stop < 60 else X[:4])
         silent.partial_fit(X[part], y[part])
-    _same(asked, silent, "predicting changed what was learned")
+    _same(predicting, silent, "predicting changed what was learned")
 
 
 def _check_chunks(make: Make) -> None:
-    """Rows learned at once or in any chunks give the same model."""
+    """The model does not depend on the chunks in which rows are learned."""
     X, y = _stream()
     at_once = make().partial_fit(X, y)
     for size in (1, 7, 32):
@@ -149,40 +149,40 @@ def _check_chunks(make: Make) -> None:
 
 
 def _check_new_classes(make: Make) -> None:
-    """A label never seen before is a new class; the columns follow `classes_`."""
+    """A label not seen before is a new class; the columns follow `classes_`."""
     X, y = _stream()
     learner = make().partial_fit(X, y).partial_fit(X[:1], ["d"]).partial_fit(X[1:2], ["A"])
     classes = list(learner.classes_)
     assert classes == sorted({*y.tolist(), "d", "A"}), f"classes_ is {classes}"
-    shape = _ask(learner).shape
+    shape = _probabilities(learner).shape
     assert shape == (len(X), 5), f"predict_proba has shape {shape} for five classes"
 
 
 def _check_unknown_labels(make: Make) -> None:
-    """A row without a label (None) passes, and None is no class."""
+    """A row without a label (None) is accepted, and None does not become a class."""
     X, y = _stream()
     some = y.astype(object)
     some[::3] = None
     learner = make().partial_fit(X, y).partial_fit(X, some).partial_fit(X[:1], [None])
     assert list(learner.classes_) == ["a", "b", "c"], f"classes_ is {list(learner.classes_)}"
-    assert np.isfinite(_ask(learner)).all(), "a probability is not a number"
+    assert np.isfinite(_probabilities(learner)).all(), "a probability is not finite"
 
 
 def _check_copies(make: Make) -> None:
-    """Pickles and copies go on the same, and apart; a clone starts anew."""
+    """Pickles and copies continue in the same way, independently; a clone is new."""
     X, y = _stream()
-    for how in (_pickled, copy.deepcopy):
+    for copied in (_pickled, copy.deepcopy):
         learner = make().partial_fit(X[:30], y[:30])
-        before, other = _ask(learner), how(learner)
+        before, other = _probabilities(learner), copied(learner)
         learner.partial_fit(X[30:], y[30:])
-        assert np.array_equal(before, _ask(other)), "a copy changed with the original"
-        _same(other.partial_fit(X[30:], y[30:]), learner, "a copy went on differently")
+        assert np.array_equal(before, _probabilities(other)), "a copy changed with the original"
+        _same(other.partial_fit(X[30:], y[30:]), learner, "a copy continued differently")
     if isinstance(learner, BaseEstimator):
         _same(clone(learner).partial_fit(X, y), make().partial_fit(X, y), "a clone is not new")
 
 
 def _check_failure(make: Make) -> None:
-    """Rows with too few columns or without labels are refused, and leave no trace."""
+    """Rows with too few columns or too few labels are refused, and change nothing."""
     X, y = _stream()
     learner, other = make().partial_fit(X, y), make().partial_fit(X, y)
     for bad, labels in ((X[:, :2], y), (X, y[:-1]), (X[:0], y[:0])):
@@ -190,8 +190,8 @@ def _check_failure(make: Make) -> None:
             learner.partial_fit(bad, labels)
         except Exception:
             continue
-        raise AssertionError(f"rows {bad.shape} with {len(labels)} labels were taken")
-    _same(learner.partial_fit(X, y), other.partial_fit(X, y), "a refused chunk left a trace")
+        raise AssertionError(f"rows {bad.shape} with {len(labels)} labels were accepted")
+    _same(learner.partial_fit(X, y), other.partial_fit(X, y), "a refused chunk changed the learner")
 
 
 ONLINE_CHECKS: Final[dict[str, Callable[[Make], None]]] = {

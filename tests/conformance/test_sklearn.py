@@ -124,7 +124,5 @@ def test_skip_names_are_checked():
         check_online_learner(KalmanClassifier, skip=["speed"])
     with pytest.raises(InvalidInput, match=r"skip holds 'speed'; the checks are probabilities,"):
         check_online_learner(KalmanClassifier, skip="speed")
-    with pytest.raises(
-        InvalidInput, match=r"make is KalmanClassifier\(\); pass what makes a learner"
-    ):
+    with pytest.raises(InvalidInput, match=r"make is KalmanClassifier\(\); pass a function"):
         check_online_learner(KalmanClassifier())

@@ -171,7 +171,7 @@ def test_missing_and_empty_files(folder: Path, tmp_path: Path) -> None:
     [
         ("", "not a JSON object"),
         ("{}", "format None"),
-        ('{"format": 3}', "format 3"),
+        ('{"format": 9}', "format 9"),
         ('{"format": 1, "stream": 3}', "stream"),
         ('{"format": 1, "stream": {"task": "clustering"}}', "clustering"),
         ('{"format": 1, "protocol": {"cost": "2"}}', "protocol.cost is '2', not a number"),

@@ -68,7 +68,8 @@ def _warm_up() -> None:
     """Load what the runs need, so that they begin at once."""
     import numpy as np
 
-    from kalstream import KalmanClassifier, cli, experiments, report  # noqa: F401
+    from kalstream import KalmanClassifier, report  # noqa: F401
+    from kalstream.cli import run_output  # noqa: F401
     from kalstream.evaluate import prequential
     from kalstream.streams import ArrayStream
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.killable import Runs
-from experiments.test_run import lines_of, model_of, table
+from runs.killable import Runs
+from runs.test_run import lines_of, model_of, table
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="forks of Linux")
 
@@ -173,7 +173,7 @@ def test_two_writers_at_once(runs: Runs, folder: Path, times: int) -> None:
         ends = [runs.wait(pid) for pid in (one, two)]
         for (status, printed), other in zip(ends, (two, one), strict=True):
             refused = f"in use by process {other} (kalstream run" in printed
-            assert status == 0 or refused or "holds a run already" in printed, printed
+            assert status == 0 or refused or "already holds a run" in printed, printed
         assert any(status == 0 for status, _ in ends), ends
         finished(runs, folder, *arguments[1:])
         assert_same(folder, name)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 from sklearn.linear_model import SGDClassifier
 
 from kalstream import KalmanClassifier
-from kalstream.errors import InvalidInput
+from kalstream.errors import InvalidInput, InvalidOption
 from kalstream.runs import Options, Run, RunError, described, open_checkpoint, predicted_rows
+from kalstream.runs.options import as_typed
+from kalstream.runs.setup import make_learner, open_stream, time_unit_of, window_of
 
 ROWS = 900
 
@@ -160,7 +163,7 @@ def test_what_cannot_be_resumed(tmp_path: Path, data: Path) -> None:
         Run.resume(tmp_path / "nothing")
     options = Options(source=str(data), target="label")
     Run(tmp_path / "run", options).go(stopped=stop_after(2))
-    with pytest.raises(InvalidInput, match="was run with seed 0, now it is 4"):
+    with pytest.raises(InvalidInput, match="was run with --seed 0, now it is 4"):
         Run.resume(tmp_path / "run", {"seed": 4})
     with data.open("a") as file:
         file.write("1,2,red,99999999,up\n")
@@ -240,7 +243,9 @@ def test_a_full_disk(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
         original(self, path)
 
     monkeypatch.setattr(KalmanClassifier, "save", save)
-    with pytest.raises(RunError, match=r"No space left on device .*checkpoint at row \d+ is whole"):
+    with pytest.raises(
+        RunError, match=r"No space left on device .*checkpoint at row \d+ is complete"
+    ):
         run.go()
     monkeypatch.undo()
     again = Run.resume(tmp_path / "run")
@@ -294,20 +299,18 @@ def test_a_learner_that_breaks_off(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     end = Run(tmp_path / "run", Options(source="weather", learner="broken:Late")).go()
     assert end["reason"] == "error"
-    assert "Late broke off: RuntimeError: had enough (broken.py, line 6)" in end["message"]
+    assert "Late failed: RuntimeError: had enough (broken.py, line 6)" in end["message"]
     assert 150 <= end["row"] <= 200
     assert lines_of(tmp_path / "run")[-1]["kind"] == "end"
     for name, why in (("needs", "missing 1 required"), ("fails", "ValueError: not today")):
         with pytest.raises(InvalidInput, match=f"could not be made: .*{why}"):
-            Options(learner=f"broken:{name}").make_learner(Options().open_stream())
+            make_learner(Options(learner=f"broken:{name}"), open_stream(Options()))
 
 
 def test_messages_speak_of_options() -> None:
-    from kalstream.runs.run import as_typed
-
-    said = """give task="regression", bad_rows='skip', ignore=['a', 'b'] or categorical=["c"]"""
+    message = """give task="regression", bad_rows='skip', ignore=['a', 'b'] or categorical=["c"]"""
     expected = "give --task regression, --bad-rows skip, --ignore a,b or --categorical c"
-    assert as_typed(said) == expected
+    assert as_typed(message) == expected
     assert as_typed("gamma='x' stays") == "gamma='x' stays"
 
 
@@ -318,12 +321,12 @@ def test_messages_speak_of_options() -> None:
         (":x", "name it as package.module:factory"),
         ("no_such_module:make", "cannot be imported: No module named"),
         ("kalstream:nothing", "cannot be imported: "),
-        ("kalstream:__version__", "is str; give something that can be called"),
+        ("kalstream:__version__", "is str; name something that can be called"),
     ],
 )
 def test_a_learner_that_is_not_there(path: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        Options(learner=path).make_learner(Options().open_stream())
+        make_learner(Options.of(learner=path), open_stream(Options()))
 
 
 # ---- streams and windows --------------------------------------------------------------------
@@ -333,10 +336,10 @@ def test_known_streams_and_embeddings(tmp_path: Path) -> None:
     assert Run(tmp_path / "w", Options(source="weather", limit=100)).go()["row"] == 100
     series = Run(tmp_path / "s", Options(source="series", limit=200, features="raw")).go()
     assert series["total"]["coverage"] > 0.7
-    with pytest.raises(InvalidInput, match="cifar100 is not part of kalstream"):
-        Options(source="cifar100").open_stream()
-    with pytest.raises(InvalidInput, match="Name it with --target"):
-        Options(source="data.csv").open_stream()
+    with pytest.raises(InvalidInput, match="cifar100 does not come with kalstream"):
+        open_stream(Options(source="cifar100"))
+    with pytest.raises(InvalidInput, match='name the column to predict with target="COLUMN"'):
+        open_stream(Options(source="data.csv"))
     rng = np.random.default_rng(0)
     np.save(tmp_path / "e.npy", rng.standard_normal((300, 4)).astype(np.float16))
     np.save(tmp_path / "e-labels.npy", rng.integers(3, size=300))
@@ -349,25 +352,25 @@ def test_known_streams_and_embeddings(tmp_path: Path) -> None:
     [(45_312, None, 500), (10, None, 50), (10**7, None, 50_000), (10**7, 1000, 50)],
 )
 def test_windows_are_round_and_some_two_hundred(n: int, limit: int | None, window: int) -> None:
-    stream = Options(source="series").open_stream()
+    stream = open_stream(Options(source="series"))
     stream.n_rows = n
-    assert Options(limit=limit).window_of(stream) == window
-    assert Options(window=77).window_of(stream) == 77
+    assert window_of(Options(limit=limit), stream) == window
+    assert window_of(Options(window=77), stream) == 77
 
 
 @pytest.mark.parametrize(
-    ("text", "unit"), [("30s", 30.0), ("12h", 43200.0), ("1d", 86400.0), ("2.5", 2.5), ("auto", 60)]
+    ("text", "unit"), [("30s", 30.0), ("12h", 43200.0), ("1d", 86400.0), (2.5, 2.5), ("auto", 60)]
 )
-def test_time_units(text: str, unit: float, data: Path) -> None:
+def test_time_units(text: Any, unit: float, data: Path) -> None:
     options = Options(source=str(data), target="label", time="when", time_unit=text)
-    assert options.unit(options.open_stream()) == unit
+    assert time_unit_of(options, open_stream(options)) == unit
 
 
-@pytest.mark.parametrize("unit", ["soon", "0", "0d"])
-def test_a_time_unit_that_is_none(data: Path, unit: str) -> None:
-    options = Options(source=str(data), target="label", time="when", time_unit=unit)
-    with pytest.raises(InvalidInput, match=f"time_unit is '{unit}'"):
-        options.unit(options.open_stream())
+@pytest.mark.parametrize("unit", ["soon", "0", "0d", True, np.timedelta64(1), None, [1]])
+def test_a_time_unit_that_is_none(unit: Any) -> None:
+    message = re.escape(f"--time-unit is {unit!r}; give a number from 1e-09 to 1e+30, '30s'")
+    with pytest.raises(InvalidOption, match=message):
+        Options.of(time="when", time_unit=unit)
 
 
 # ---- what a run leaves ----------------------------------------------------------------------
@@ -394,7 +397,7 @@ def test_predictions_of_a_checkpoint(tmp_path: Path, data: Path) -> None:
 
 def test_predictions_of_a_regression(tmp_path: Path) -> None:
     Run(tmp_path / "run", Options(source="series", features="raw", limit=500)).go()
-    with pytest.raises(InvalidInput, match="not what its columns were"):
+    with pytest.raises(InvalidInput, match="without the names of its columns"):
         list(predicted_rows(tmp_path / "run", "some.csv"))
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((300, 2))
@@ -425,7 +428,7 @@ def test_a_description(tmp_path: Path, data: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="limits of POSIX")
 def test_memory_is_told() -> None:
-    from kalstream.runs.run import memory_mb
+    from kalstream.runs.results import memory_mb
 
     assert 10.0 < memory_mb() <= memory_mb(peak=True) + 1.0
 

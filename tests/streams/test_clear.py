@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kalstream.errors import InvalidInput
-from kalstream.streams._base import Batch
+from kalstream.streams.base import Batch
 from kalstream.streams.clear import ClearStream
 
 CLASSES = ("zebra", "apple", "BACKGROUND")
@@ -94,7 +94,7 @@ def test_what_is_wrong_is_named(folder: Path) -> None:
         ({"x": {}}, "buckets must be numbers, got .*'x'"),
         ({"3": {"zebra": listing["1"]["zebra"]}}, "bucket 3 has no class 'apple'.*only zebra"),
         ({"3": listing["1"] | {"apple": "none.json"}}, "no file .*none.json"),
-        ([], "must hold an object, got list"),
+        ([], "must hold a JSON object, got list"),
     ):
         new = listing | change if isinstance(change, dict) else change
         (root / "labeled_metadata.json").write_text(json.dumps(new))

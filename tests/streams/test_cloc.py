@@ -9,7 +9,7 @@ import pytest
 
 from kalstream.errors import InvalidInput, MissingExtra
 from kalstream.streams import cloc
-from kalstream.streams._base import Batch
+from kalstream.streams.base import Batch
 from kalstream.streams.cloc import ClocStream, pack_cloc
 
 N = 11
@@ -108,7 +108,7 @@ def test_missing_pictures_are_an_error_or_left_out(folder: Path) -> None:
     gone = (0, 4, 5, 10)
     for k in gone:
         (folder / "release/dataset/images" / LISTS["store_loc"][k].strip("/\n")).unlink()
-    with pytest.raises(FileNotFoundError, match=r"a0/0.png; missing='skip'"):
+    with pytest.raises(FileNotFoundError, match=r"a0/0.png; use missing='skip'"):
         whole(ClocStream(folder))
     there = [k for k in range(N) if k not in gone]
     for start in range(len(there)):  # a new stream that starts anywhere
@@ -128,10 +128,10 @@ def test_missing_pictures_are_an_error_or_left_out(folder: Path) -> None:
 def test_files_are_looked_for_as_the_stream_goes_by(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kalstream.streams._images._BLOCK", 2)
+    monkeypatch.setattr("kalstream.streams.images._BLOCK", 2)
     stream = ClocStream(folder, size=3, missing="skip", batch_size=3)
     next(stream.batches())
-    assert stream._looked == 4
+    assert stream._n_checked == 4
 
 
 def test_a_picture_that_is_none_is_named(folder: Path) -> None:
@@ -170,7 +170,7 @@ def test_other_lists_are_another_stream(folder: Path) -> None:
         ({"labels": [1, 2]}, "differ in length: .*'labels': 2"),
         ({"labels": ["x"] * N}, "train_labels.torchSave is not a list of int32"),
         ({"labels": [[1]] * N}, "train_labels.torchSave must be a plain list"),
-        ({"labels": [-1] * N}, "must count from 0"),
+        ({"labels": [-1] * N}, "must be 0 or more"),
     ],
 )
 def test_wrong_lists_are_named(folder: Path, lists: dict[str, list[object]], says: str) -> None:
@@ -186,7 +186,7 @@ def test_what_is_not_there_is_named(folder: Path, tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match=f"{next(iter(wrong))} must be"):
             ClocStream(folder, **wrong)
     pack_cloc(folder, out=tmp_path / "lists")
-    with pytest.raises(FileNotFoundError, match=r"none of release/dataset/images.*images="):
+    with pytest.raises(FileNotFoundError, match=r"none of the folders release/dataset.*images="):
         ClocStream(tmp_path / "lists")
 
 

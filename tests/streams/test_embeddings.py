@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from kalstream.errors import InvalidInput
-from kalstream.streams._base import Batch
+from kalstream.streams.base import Batch
 from kalstream.streams.embeddings import EmbeddingStream
 
 N, D = 61, 5
@@ -93,7 +93,7 @@ def test_tasks_share_no_class(tmp_path: Path) -> None:
     groups = [set(g) for g in np.split(whole(stream).targets, stream.boundaries[1:])]
     assert [len(group) for group in groups] == [3, 3, 2, 2, 2]
     assert len(set.union(*groups)) == 12
-    with pytest.raises(InvalidInput, match="from 1 to the number of classes, 12, got 13"):
+    with pytest.raises(InvalidInput, match="makes 13 tasks, and there are 12 classes; make 1"):
         EmbeddingStream(tmp_path / "mine.npy", order="tasks", n_tasks=13)
 
 
@@ -134,7 +134,7 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
         (tmp_path / f"bad.{kind}").write_bytes(b"nothing of the kind")
         error(f"bad.{kind}", f"bad.{kind}")
     np.save(tmp_path / "alone.npy", FEATURES)
-    error("alone.npy", "no labels for .*alone.npy.*labels=", FileNotFoundError)
+    error("alone.npy", "no labels for .*alone.npy.*alone-labels.npy beside it", FileNotFoundError)
     np.save(tmp_path / "alone-labels.npy", LABELS[1:])
     error("alone.npy", r"alone-labels.npy: labels must be \(61,\).*got \(60,\)")
     np.save(tmp_path / "flat.npy", FEATURES[0])
@@ -194,12 +194,12 @@ def test_features_that_cannot_be_learned_are_named(tmp_path: Path, value: float)
     [
         ({"labels": np.array([b"a"] * N)}, r"labels are of type \|S1; save them as numbers, or as"),
         ({"labels": np.arange(N).astype("M8[s]")}, "labels are of type datetime64"),
-        ({"labels": np.full(N, np.inf)}, "an infinite number is no label"),
+        ({"labels": np.full(N, np.inf)}, "a label is infinite"),
         ({"labels": np.full(N, 0x110000, "<u4").view("<U1")}, "labels are not Unicode"),
         ({"features": np.zeros((0, 3)), "labels": np.zeros(0)}, "features is empty"),
         ({"features": np.zeros((N, 0))}, "features is empty"),
         ({"times": np.array(["now"] * N)}, "times are of type <U3; save them as numbers"),
-        ({"times": TIMES[::-1]}, "never go back, and that of row 1 is 118; sort"),
+        ({"times": TIMES[::-1]}, "never decrease, and that of row 1 is 118; sort"),
         ({"times": np.full(N, np.nan)}, "that of row 0 is nan"),
     ],
 )

@@ -47,7 +47,7 @@ def test_what_is_known() -> None:
 
 @pytest.mark.parametrize(("name", "says"), [("cifar100", "tar.gz"), ("mnist", "not a known")])
 def test_what_is_not_packaged_says_how_to_get_it(name: str, says: str) -> None:
-    with pytest.raises(InvalidInput, match=f"{name}.*{says}.*packaged: elec2, weather"):
+    with pytest.raises(InvalidInput, match=f"{name}.*{says}.*use: elec2, weather"):
         path_of(name)
 
 

@@ -22,8 +22,8 @@ from kalstream._files import Lock, replacing, write_whole
 from kalstream.deep import backbones
 from kalstream.errors import InvalidInput, MissingFile
 from kalstream.streams import Stream
-from kalstream.streams._base import REGRESSION, Array, Batch
-from kalstream.streams._images import ImageStream
+from kalstream.streams.base import REGRESSION, Array, Batch
+from kalstream.streams.images import ImageStream
 
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 _TYPES = {"<f2": "F16", "<f4": "F32", "<f8": "F64", "<i8": "I64"}

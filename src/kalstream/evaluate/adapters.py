@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kalstream.errors import InvalidInput
-from kalstream.streams import Batch, Stream
-from kalstream.streams._base import REGRESSION
+from kalstream.streams import REGRESSION, Batch, Stream
 
 Array = NDArray[Any]
 

@@ -18,8 +18,7 @@ from kalstream.evaluate._rebatch import joined, pieces
 from kalstream.evaluate.adapters import Answer, adapt
 from kalstream.evaluate.metrics import Scored, number
 from kalstream.evaluate.trackers import Judge, LabelJudge, ValueJudge
-from kalstream.streams import Batch, Stream
-from kalstream.streams._base import REGRESSION
+from kalstream.streams import REGRESSION, Batch, Stream
 
 # Rows that are handed to a learner that can take many at once and treat them one by one.
 TOGETHER: Final = 64
@@ -37,7 +36,7 @@ class Record:
         What the learner said before it saw the targets.
     scored : Scored or None
         How good that was, of classification: for the rows that have a target.
-    n_learnt : int
+    n_learned : int
         Rows learned so far, less than ``batch.stop`` if targets come late.
     seconds : float
         Spent predicting and learning.
@@ -48,7 +47,7 @@ class Record:
     batch: Batch
     answer: Answer
     scored: Scored | None
-    n_learnt: int
+    n_learned: int
     seconds: float
     line: dict[str, Any] | None
 
@@ -119,7 +118,7 @@ class Evaluation:
         self.limit, self.together = limit, together
         self.judge: Judge = ValueJudge() if stream.task == REGRESSION else LabelJudge()
         self.watched = Watched()
-        self.n_rows = self.n_learnt = 0  # predicted, and learned or passed over
+        self.n_rows = self.n_learned = 0  # predicted, and learned or passed over
         self.pending: deque[Batch] = deque()
         self.seconds = self.seconds_before = 0.0
         self.rows_before = self.n_infinite = 0
@@ -141,7 +140,7 @@ class Evaluation:
         self._failure = None
         start = self.n_rows
         # Rows that have been predicted and wait for their targets are had again.
-        cut = pieces(self.stream, self.n_learnt, self._stop_of, self.chunk, self.limit)
+        cut = pieces(self.stream, self.n_learned, self._stop_of, self.chunk, self.limit)
         while (piece := self._await(cut)) is not None:
             batch, is_cut = piece
             if batch.start < start:
@@ -184,7 +183,7 @@ class Evaluation:
         if self._in_one_call():
             answer = self._timed(self.adapter.ask_and_teach, batch)
             scored = self.judge.score(batch, answer, row_by_row=True)
-            self.n_rows = self.n_learnt = batch.stop
+            self.n_rows = self.n_learned = batch.stop
         else:
             answer, scored = joined(self._chunk_by_chunk(batch))
         if self.n_rows < batch.stop:
@@ -196,7 +195,7 @@ class Evaluation:
             line = self.line()
             self._clear()
         self.settled = True
-        return Record(batch, answer, scored, self.n_learnt, self.seconds - before, line)
+        return Record(batch, answer, scored, self.n_learned, self.seconds - before, line)
 
     def _chunk_by_chunk(self, batch: Batch) -> list[tuple[Answer, Scored | None]]:
         """What came of each chunk; of those before one at which the learner fails, if any."""
@@ -250,7 +249,7 @@ class Evaluation:
         """Note that the first chunk that waited has been learned, or passed over."""
         self.pending.popleft()
         self.judge.reveal(chunk, learned=self._is_turn(chunk))
-        self.n_learnt = chunk.stop
+        self.n_learned = chunk.stop
 
     def _timed(self, do: Callable[[Batch], Any], batch: Batch) -> Any:
         """Call the learner; a learner that raises is taken to be the one before the call."""
@@ -301,7 +300,7 @@ class Evaluation:
 
     # ---- to be continued ------------------------------------------------------------------
 
-    _KEPT = ("n_rows", "n_learnt", "rows_before", "n_infinite")
+    _KEPT = ("n_rows", "n_learned", "rows_before", "n_infinite")
 
     def state(self) -> dict[str, Any]:
         """Everything but the learner and the rows, as JSON."""

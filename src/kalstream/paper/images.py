@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from kalstream.deep.backbones import CIFAR100_MEAN, CIFAR100_STD, preprocess
 from kalstream.errors import InvalidInput
 from kalstream.streams import Cifar100Stream, ClocStream
-from kalstream.streams._files import tasks
-from kalstream.streams._fingerprint import of_arrays
+from kalstream.streams.files import tasks
+from kalstream.streams.fingerprint import of_arrays
 
 Tensor = Any
 Array = NDArray[Any]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kalstream.errors import InvalidInput
 
-FORMATS = (1, 2)
+FORMATS = (1, 2, 3)
 _LARGEST = 1e300  # differences of such numbers are still numbers
 _HINT = "give the folder that `kalstream run` wrote"
 

@@ -1,23 +1,168 @@
-"""The model of a checkpoint: found by progress.json, checked against its digest, and loaded."""
+"""Checkpoints of a run: written while it runs, and read to resume it or to use its model.
+
+A checkpoint is model-ROW.safetensors and progress.json, which names the model. progress.json is
+replaced as a whole after the model was written: the checkpoint is valid from that moment on.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from kalstream._files import sha256_of
 from kalstream.errors import InvalidInput, KalstreamError
-from kalstream.runs.files import digest_of, read_progress
-from kalstream.runs.options import blamed
+from kalstream.evaluate import Evaluation
+from kalstream.runs.files import (
+    CHECKPOINT,
+    FORMAT,
+    METRICS,
+    PREDICTIONS,
+    PROGRESS,
+    read_progress,
+    remedy_for,
+    write_progress,
+)
+from kalstream.runs.setup import describe_error
 from kalstream.streams import Columns
 
 
+class RunError(KalstreamError, RuntimeError):
+    """A run could not continue; its last checkpoint holds what it had learned."""
+
+
+def can_be_saved(learner: Any) -> bool:
+    """Whether a learner can be saved to a file and loaded from it."""
+    can_be_loaded = hasattr(type(learner), "load") or hasattr(learner, "restore")
+    return hasattr(learner, "save") and can_be_loaded
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of a run.
+
+    Parameters
+    ----------
+    folder : Path
+    config : dict
+        Content of config.json.
+    learner : object
+    evaluation : Evaluation
+    progress : dict or None
+        Content of progress.json, if the run is resumed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: dict[str, Any],
+        learner: Any,
+        evaluation: Evaluation,
+        progress: dict[str, Any] | None = None,
+    ) -> None:
+        self.folder, self.config, self.progress = folder, config, progress
+        self.learner, self.evaluation = learner, evaluation
+        self._saved: tuple[int, int] | None = None  # rows predicted and learned at the last save
+        self._can_save = can_be_saved(learner)
+
+    def save(self, sizes: dict[str, int]) -> None:
+        """Write the state to resume from, if it has changed and the learner can be saved.
+
+        Parameters
+        ----------
+        sizes : {file: bytes}
+            Lengths of metrics.jsonl and predictions.jsonl.
+        """
+        if self._nothing_to_save():
+            return
+        model, digest = self._save_model()
+        self._write(
+            sizes=sizes,
+            model=model,
+            model_sha256=digest,
+            evaluation=self.evaluation.state(),
+            result=None,
+        )
+        self._saved = self._position()
+
+    def save_result(self) -> None:
+        """Write the model to predict with, beside the state to resume from."""
+        if self._nothing_to_save():
+            return
+        model, digest = self._save_model()
+        start = {"sizes": {METRICS: 0, PREDICTIONS: 0}, "model": None, "model_sha256": None}
+        state = self.progress or {**start, "evaluation": None}
+        names = ("sizes", "model", "model_sha256", "evaluation")
+        result = {"model": model, "sha256": digest, "row": self.evaluation.n_rows}
+        self._write(**{name: state[name] for name in names}, result=result)
+
+    def remove(self) -> None:
+        """Remove the checkpoint of a run that is replaced."""
+        (self.folder / PROGRESS).unlink(missing_ok=True)
+        self._remove_models(())
+
+    def _position(self) -> tuple[int, int]:
+        return self.evaluation.n_rows, self.evaluation.n_learned
+
+    def _nothing_to_save(self) -> bool:
+        is_new = not self.evaluation.adapter.taught
+        return not self._can_save or is_new or self._position() == self._saved
+
+    def _save_model(self) -> tuple[str, str]:
+        """Write the learner to a new file; returns its name and digest."""
+        suffix = "pt" if hasattr(self.learner, "restore") else "safetensors"
+        row, used = self.evaluation.n_rows, _models_of(self.progress)
+        names = (f"model-{row}{end}.{suffix}" for end in ("", "-2", "-3"))
+        name = next(name for name in names if name not in used)
+        try:
+            self.learner.save(self.folder / name)
+        except (KalstreamError, OSError):
+            raise
+        except Exception as error:
+            self._can_save = False
+            raise RunError(
+                f"{type(self.learner).__name__}.save failed at row {row}: "
+                f"{describe_error(error)}; correct it, or remove it to run without checkpoints"
+            ) from error
+        return name, sha256_of(self.folder / name)
+
+    def _write(self, **state: Any) -> None:
+        """Replace progress.json, and remove the models that it no longer names."""
+        columns = self.evaluation.stream.encoder
+        self.progress = {
+            "format": FORMAT,
+            "run": self.config["run"],
+            "learner": type(self.learner).__name__,
+            "stream": self.config["stream"],
+            "columns": None if columns is None else columns.to_json(),
+            **state,
+        }
+        write_progress(self.folder, self.progress)
+        self._remove_models(_models_of(self.progress))
+
+    def _remove_models(self, but: tuple[str, ...]) -> None:
+        for pattern in ("model-*.safetensors", "model-*.pt", "*.part"):
+            for old in self.folder.glob(pattern):
+                if old.name not in but:
+                    old.unlink(missing_ok=True)
+
+
+def _models_of(progress: dict[str, Any] | None) -> tuple[str, ...]:
+    """Names of the models that a checkpoint needs."""
+    if progress is None:
+        return ()
+    result = progress["result"] or {}
+    return tuple(name for name in (progress["model"], result.get("model")) if name is not None)
+
+
+# ---- reading --------------------------------------------------------------------------------
+
+
 def open_checkpoint(path: str | Path) -> tuple[Any, Columns | None, dict[str, Any] | None]:
-    """A model, the encoder of its columns and its progress.
+    """The model to predict with, the encoder of its columns, and the content of progress.json.
 
     Parameters
     ----------
     path : path
-        Of a run, of its checkpoint folder, or of a file that `save` wrote (which has no encoder).
+        A run, its checkpoint folder, or a file that `save` wrote (then only the model is known).
     """
     from kalstream.estimators import KalmanClassifier, KalmanRegressor
 
@@ -27,7 +172,7 @@ def open_checkpoint(path: str | Path) -> tuple[Any, Columns | None, dict[str, An
         from kalstream.estimators.checkpoint import kind_of
 
         return _kind(kinds, kind_of(path), path).load(path), None, None
-    for folder in (path / "checkpoint", path):
+    for folder in (path / CHECKPOINT, path):
         progress = read_progress(folder)
         while progress is not None:
             named = progress["result"] or {
@@ -36,12 +181,12 @@ def open_checkpoint(path: str | Path) -> tuple[Any, Columns | None, dict[str, An
             }
             kind = _kind(kinds, progress["learner"], folder)
             try:
-                model = kind.load(checked_model(folder, named["model"], named["sha256"]))
+                model = kind.load(_checked_model(folder, named["model"], named["sha256"]))
             except (KalstreamError, OSError):
                 before, progress = progress, read_progress(folder)
                 if progress == before:
                     raise
-                continue  # a run that goes on has replaced the checkpoint in the meantime
+                continue  # a run that is under way has replaced the checkpoint in the meantime
             return model, columns_of(folder, progress), progress
     raise InvalidInput(
         f"{path} holds no checkpoint; give a run, its checkpoint folder, or a file that save wrote"
@@ -55,54 +200,49 @@ def _kind(kinds: dict[str, Any], name: str, path: Path) -> Any:
 
 
 def columns_of(folder: Path, progress: dict[str, Any]) -> Columns | None:
-    """The encoder of a checkpoint's columns, if its stream is a table."""
+    """The encoder of a checkpoint's columns, if its stream has one."""
     if progress["columns"] is None:
         return None
     try:
         return Columns.from_json(progress["columns"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidInput(
-            f"{folder / 'progress.json'} is damaged: columns: {error!r}; {remedy(folder)}"
+            f"{folder / PROGRESS} is damaged: columns: {error!r}; {remedy_for(folder)}"
         ) from error
 
 
-def checked_model(folder: Path, name: str | None, digest: str | None) -> Path:
-    """The file of a checkpoint's model, if it is the one that progress.json means."""
+def _checked_model(folder: Path, name: str | None, digest: str | None) -> Path:
+    """The path of a checkpoint's model, whose digest is that in progress.json."""
     if name is None:
         raise InvalidInput(f"{folder} holds no model yet; resume the run first")
     path = folder / name
     if not path.is_file():
-        raise InvalidInput(f"{path}, which progress.json names, is missing; {remedy(folder)}")
-    if digest is not None and digest_of(path) != digest:
+        raise InvalidInput(f"{path}, which {PROGRESS} names, is missing; {remedy_for(folder)}")
+    if digest is not None and sha256_of(path) != digest:
         raise InvalidInput(
-            f"{path} is not the model that progress.json names: it is damaged, or of another run; "
-            f"{remedy(folder)}"
+            f"{path} is not the model that {PROGRESS} names: it is damaged, or of another run; "
+            f"{remedy_for(folder)}"
         )
     return path
 
 
 def load_learner(learner: Any, folder: Path, progress: dict[str, Any]) -> Any:
-    """The learner of a checkpoint, given one that has learned nothing."""
+    """The learner to resume with, given a new one of its kind."""
     kind = type(learner)
     if progress["learner"] != kind.__name__:
         raise InvalidInput(
-            f"{folder} holds a {progress['learner']}, and the run's learner is now a "
-            f"{kind.__name__}; use the learner that the run was begun with"
+            f"{folder} holds a {progress['learner']}, and the learner of the run is now a "
+            f"{kind.__name__}; use the learner that the run was started with"
         )
-    path = checked_model(folder, progress["model"], progress["model_sha256"])
-    of_parts = hasattr(learner, "restore")  # a network cannot be made from a file
+    path = _checked_model(folder, progress["model"], progress["model_sha256"])
+    restores = hasattr(learner, "restore")  # a network cannot be made from a file alone
     try:
-        return (learner.restore if of_parts else kind.load)(path)
+        return (learner.restore if restores else kind.load)(path)
     except (KalstreamError, OSError):
         raise
     except Exception as error:
-        name = "restore" if of_parts else "load"
+        name = "restore" if restores else "load"
         raise InvalidInput(
-            f"{kind.__name__}.{name} failed on {path}: {blamed(error)}; correct it, or "
-            f"{remedy(folder)}"
+            f"{kind.__name__}.{name} failed on {path}: {describe_error(error)}; correct it, or "
+            f"{remedy_for(folder)}"
         ) from error
-
-
-def remedy(folder: Path) -> str:
-    """What to do about a checkpoint that cannot be used."""
-    return f"restore it from a copy, or delete {folder} and resume: the run then starts over"

@@ -1,11 +1,11 @@
-"""The files of a run: one schema for the run that writes them and for everybody who reads them.
+"""The files of a run: their names, and one schema for writing and reading them.
 
-config.json and checkpoint/progress.json are JSON objects with a format, the id of their run and a
-SHA-256 of everything else in them. `read_config` and `read_progress` return content that has the
+config.json and checkpoint/progress.json are JSON objects. Each has a format, the id of its run and
+a SHA-256 of everything else in it. `read_config` and `read_progress` return content that has the
 fields below, or raise an error that names the file and the remedy.
 
-Compatibility: every later kalstream reads every earlier format. Whoever changes a field raises
-`FORMAT` and adds to `_MIGRATIONS` a function from the content of the old format to the new one.
+Compatibility: every version of kalstream reads all earlier formats. To change a field, increase
+`FORMAT` and add to `_MIGRATIONS` a function from the content of the old format to the new one.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from kalstream._files import write_whole
+from kalstream._files import is_temporary, write_whole
 from kalstream.errors import InvalidInput
 from kalstream.runs.options import Options, checked
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 LOCK: Final = ".lock"
 CONFIG: Final = "config.json"
+CHECKPOINT: Final = "checkpoint"  # a folder, which holds the models and
 PROGRESS: Final = "progress.json"
 METRICS: Final = "metrics.jsonl"
 PREDICTIONS: Final = "predictions.jsonl"
 REPORT: Final = "report.html"
 
-_PIECE: Final = 1 << 20
+_PIECE: Final = 1 << 20  # bytes
 
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 Positive = Annotated[int, Field(ge=1, lt=1 << 53)]
@@ -40,7 +41,7 @@ ModelName = Annotated[str, Field(pattern=r"^model-[0-9-]+\.(safetensors|pt)$")] 
 
 
 class _Part(BaseModel):
-    """Fields that must be there; further ones are kept."""
+    """Fields that must be present; others are kept."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
@@ -66,7 +67,7 @@ class _Protocol(_Part):
 
 
 class Config(_Part):
-    """config.json: what the run is of."""
+    """config.json: the options, stream and learner of a run."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -88,7 +89,7 @@ class _Clock(_Part):
 
 class _Evaluation(_Part):
     n_rows: Count
-    n_learnt: Count
+    n_learned: Count
     rows_before: Count
     n_infinite: Count
     judge: dict[str, Any]
@@ -97,8 +98,8 @@ class _Evaluation(_Part):
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        if max(self.n_learnt, self.rows_before) > self.n_rows:
-            raise ValueError("rows are learned, and windows begin, after rows are predicted")
+        if max(self.n_learned, self.rows_before) > self.n_rows:
+            raise ValueError("n_learned and rows_before must not exceed n_rows")
         return self
 
 
@@ -114,16 +115,16 @@ class _Result(_Part):
 
 
 class Progress(_Part):
-    """checkpoint/progress.json: where the run goes on from, and the model that it has given.
+    """checkpoint/progress.json: the state from which a run resumes, and the model to predict with.
 
     Attributes
     ----------
     model, model_sha256, evaluation, sizes
-        The state to go on from: learner, evaluation, and the lengths of the files of lines. None
-        and 0 if the run is to start over.
+        The state to resume from: the learner, the evaluation, and the lengths of metrics.jsonl and
+        predictions.jsonl. None and 0 if a resumed run starts over.
     result : {model, sha256, row}, optional
-        The model to predict with, where it is another one: at a limit it has also learned the rows
-        that waited for their targets, and those of the last chunk, which the limit has cut.
+        The model to predict with, if it is not ``model``. At a limit it has also learned the rows
+        with late labels, and those of the last chunk, which the limit has cut.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -141,14 +142,27 @@ class Progress(_Part):
 
 
 def _with_ids(content: dict[str, Any]) -> dict[str, Any]:
-    """Format 2: the id of the run, digests, and a result beside the state to go on from."""
+    """Format 2: the id of the run, digests, and a result beside the state to resume from."""
     content = {**content, "run": "format 1"}
     if "evaluation" in content:
         content |= {"model_sha256": None, "result": None}
     return content
 
 
-_MIGRATIONS: Final[dict[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {1: _with_ids}
+def _with_learned(content: dict[str, Any]) -> dict[str, Any]:
+    """Format 3: n_learnt is called n_learned."""
+    evaluation = content.get("evaluation")
+    if not isinstance(evaluation, dict) or "n_learnt" not in evaluation:
+        return content
+    names = {"n_learnt": "n_learned"}
+    renamed = {names.get(name, name): value for name, value in evaluation.items()}
+    return {**content, "evaluation": renamed}
+
+
+_MIGRATIONS: Final[dict[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    1: _with_ids,
+    2: _with_learned,
+}
 
 
 # ---- reading and writing --------------------------------------------------------------------
@@ -157,7 +171,9 @@ _MIGRATIONS: Final[dict[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {1: 
 def read_config(folder: Path) -> dict[str, Any] | None:
     """The content of config.json; None if there is none."""
     return _read(
-        folder / CONFIG, Config, "restore it from a copy, or run again with --out another folder"
+        folder / CONFIG,
+        Config,
+        "restore it from a copy, or run again and give --out another folder",
     )
 
 
@@ -171,7 +187,7 @@ def read_progress(checkpoint: Path) -> dict[str, Any] | None:
     return _read(
         checkpoint / PROGRESS,
         Progress,
-        f"restore it from a copy, or delete {checkpoint} and resume: the run then starts over",
+        remedy_for(checkpoint),
     )
 
 
@@ -180,48 +196,69 @@ def write_progress(checkpoint: Path, progress: dict[str, Any]) -> None:
     _write(checkpoint / PROGRESS, Progress, progress)
 
 
-def digest_of(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    digest = sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
+def remedy_for(checkpoint: Path) -> str:
+    """What to do about a file of a checkpoint that cannot be used."""
+    return f"restore it from a copy, or delete {checkpoint} and resume: the run then starts over"
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a folder holds a run, perhaps one without any results."""
+    return (folder / CONFIG).exists()
+
+
+def refuse_run(folder: Path) -> None:
+    """Refuse a folder that holds a run."""
+    if holds_run(folder):
+        raise InvalidInput(
+            f"{folder} already holds a run; resume it with --resume, replace it with "
+            "--overwrite, or give --out another folder"
+        )
+
+
+def refuse_other_files(folder: Path) -> None:
+    """Refuse a path that is no folder, or a folder with files that do not belong to a run."""
+    if not folder.exists():
+        return
+    ours = (CHECKPOINT, LOCK)  # a run that was killed before it wrote config.json leaves these
+    if not folder.is_dir() or not all(
+        path.name in ours or is_temporary(path) for path in folder.iterdir()
+    ):
+        raise InvalidInput(f"{folder} exists and holds no run; give --out another folder")
 
 
 def last_line(folder: Path) -> dict[str, Any]:
-    """The last line of metrics.jsonl, empty if it is not whole: a run that goes on cuts it off."""
+    """The last line of metrics.jsonl; empty if it is incomplete, as a resumed run cuts it off."""
     try:
         with (folder / METRICS).open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _PIECE))
-            found = file.read()
-            if found.count(b"\n") < 2:  # one long line
+            end = file.read()
+            if end.count(b"\n") < 2:  # one long line
                 file.seek(0)
-                found = file.read()
+                end = file.read()
     except FileNotFoundError:
         return {}
-    if not found.endswith(b"\n"):
+    if not end.endswith(b"\n"):
         return {}
     try:
-        line = json.loads(found.splitlines()[-1].decode())
+        line = json.loads(end.splitlines()[-1].decode())
     except (ValueError, RecursionError):
         return {}
     return line if isinstance(line, dict) and isinstance(line.get("row"), int) else {}
 
 
 def check_lines(path: Path, size: int) -> None:
-    """Refuse a file of lines that is not what the checkpoint knows of it."""
-    there = path.stat().st_size if path.exists() else 0
+    """Refuse a file of lines that is shorter than at the checkpoint, or has no line end there."""
+    actual = path.stat().st_size if path.exists() else 0
     end = b"\n"
-    if size <= there and size > 0:
+    if 0 < size <= actual:
         with path.open("rb") as file:
             file.seek(size - 1)
             end = file.read(1)
-    if there < size or end != b"\n":
-        found = f"has {there} bytes" if there < size else "is cut in the middle of a line"
+    if actual < size or end != b"\n":
+        problem = f"has {actual} bytes" if actual < size else "is cut in the middle of a line"
         raise InvalidInput(
-            f"{path} {found} where the checkpoint knows of {size}; restore it from a copy, or "
-            f"delete {path.parent / 'checkpoint'} and resume: the run then starts over"
+            f"{path} is damaged: it {problem}, and had {size} bytes at the checkpoint; "
+            f"{remedy_for(path.parent / CHECKPOINT)}"
         )
 
 
@@ -237,12 +274,12 @@ def _read(path: Path, kind: type[BaseModel], remedy: str) -> dict[str, Any] | No
         raise InvalidInput(f"{path} is damaged: it has no format; {remedy}")
     if number > FORMAT:
         raise InvalidInput(
-            f"{path} is of format {number}; this kalstream reads up to {FORMAT}; upgrade kalstream"
+            f"{path} has format {number}; this kalstream reads up to {FORMAT}: upgrade kalstream"
         )
     digest = content.pop("sha256", None)
     if digest is not None and digest != _digest(content):
         raise InvalidInput(
-            f"{path} is damaged or was edited: its SHA-256 is not the one that it names; {remedy}. "
+            f"{path} is damaged or was edited: its SHA-256 does not match its entry; {remedy}. "
             'If you edited it, delete its entry "sha256"'
         )
     for each in range(number, FORMAT):
@@ -258,7 +295,7 @@ def _read(path: Path, kind: type[BaseModel], remedy: str) -> dict[str, Any] | No
 def _write(
     path: Path, kind: type[BaseModel], content: dict[str, Any], indent: int | None = None
 ) -> None:
-    content = json.loads(json.dumps(content, allow_nan=False))  # as it will be read
+    content = json.loads(json.dumps(content, allow_nan=False))  # as a reader gets it
     checked(kind, content)
     content["sha256"] = _digest(content)
     write_whole(path, json.dumps(content, indent=indent) + "\n")
@@ -270,4 +307,4 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is not a JSON number")

@@ -1,4 +1,4 @@
-"""What can be done with the model that a run left: predict with it, and look at it."""
+"""Predictions with the model of a run, and its description."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from kalstream.errors import InvalidInput
 from kalstream.runs.checkpoint import open_checkpoint
-from kalstream.streams import ArrayStream, Batch, Stream, TableStream
-from kalstream.streams.embeddings import EMBEDDINGS, read_features
+from kalstream.streams import Batch, Columns, Stream, TableStream, format_of
 
 _ROWS = 1000  # predicted at a time
 
 
 def predicted_rows(checkpoint: str | Path, source: str) -> Iterator[list[Any]]:
-    """A header, then for every row of a table its number, prediction, probabilities, uncertainty.
+    """A header, then number, prediction, probabilities and uncertainty of every row.
 
-    Of regression: mean and std in place of prediction and probabilities. The model is not changed.
+    For regression, mean and std replace prediction and probabilities. The model does not change.
     """
     model, columns, _ = open_checkpoint(checkpoint)
     stream = _rows_of(source, model, columns)
@@ -37,60 +34,60 @@ def predicted_rows(checkpoint: str | Path, source: str) -> Iterator[list[Any]]:
 
 
 def _predicted(model: Any, batch: Batch, classes: Any) -> Iterator[list[Any]]:
-    when = {} if batch.times is None else {"time": batch.times}
-    uncertainty = model.uncertainty(batch.rows, **when).tolist()
+    times = {} if batch.times is None else {"time": batch.times}
+    uncertainty = model.uncertainty(batch.rows, **times).tolist()
     if classes is None:
-        answers = zip(*model.predict(batch.rows, return_std=True, **when), strict=True)
-        said = [[float(mean), float(std)] for mean, std in answers]
+        moments = zip(*model.predict(batch.rows, return_std=True, **times), strict=True)
+        predictions = [[float(mean), float(std)] for mean, std in moments]
     else:
-        p = model.predict_proba(batch.rows, **when)
-        said = [[classes[row.argmax()], *row.tolist()] for row in p]
-    for i, each in enumerate(said):
-        yield [batch.start + i, *each, uncertainty[i]]
+        p = model.predict_proba(batch.rows, **times)
+        predictions = [[classes[row.argmax()], *row.tolist()] for row in p]
+    for i, prediction in enumerate(predictions):
+        yield [batch.start + i, *prediction, uncertainty[i]]
 
 
-def _rows_of(source: str, model: Any, columns: Any) -> Stream:
-    """The rows of a table as the model takes them."""
+def _rows_of(source: str, model: Any, columns: Columns | None) -> Stream:
+    """The rows of a source as the model needs them."""
     if columns is not None:
         return TableStream(source, columns=columns.frozen())
-    if source.lower().endswith(EMBEDDINGS):
-        features = read_features(source)
-        return ArrayStream(features, np.full(len(features), None))
+    open_rows = format_of(source).open_rows
+    if open_rows is not None:
+        return open_rows(source)
     raise InvalidInput(
-        "this file holds a model alone, and not what its columns were; give the run's folder, "
-        f"or load it in Python and call predict_proba on rows of {model.n_features_in_} numbers"
+        "this file holds a model without the names of its columns; give the folder of a run on a "
+        f"table, or load it in Python and predict rows of {model.n_features_in_} numbers"
     )
 
 
 def described(checkpoint: str | Path) -> dict[str, Any]:
-    """What a model is and how healthy, as JSON; see `Health` and `Drift` for what is in them."""
+    """Properties of a model as JSON; `Health` and `Drift` explain two of its entries."""
     model, columns, progress = open_checkpoint(checkpoint)
-    found: dict[str, Any] = {
+    about: dict[str, Any] = {
         "model": type(model).__name__,
         "rows_seen": model.n_seen_,
         "columns": model.n_features_in_,
         "state_bytes": model.nbytes_,
     }
     if hasattr(model, "classes_"):
-        found["classes"] = model.classes_.tolist()
-    found["half_life"] = _plain(model.half_life_)
+        about["classes"] = model.classes_.tolist()
+    about["half_life"] = _plain(model.half_life_)
     weights = sorted(model.half_life_weights_.items())
-    found["half_life_weights"] = {str(_plain(h)): w for h, w in weights}
-    found["calibration"] = model.calibration_
+    about["half_life_weights"] = {str(_plain(h)): w for h, w in weights}
+    about["calibration"] = model.calibration_
     if not isinstance(model.forgetting, float):
-        found["drift"] = {k: _plain(v) for k, v in asdict(model.drift()).items()}
-    found["health"] = {k: _plain(v) for k, v in asdict(model.health_).items()}
+        about["drift"] = {k: _plain(v) for k, v in asdict(model.drift()).items()}
+    about["health"] = {k: _plain(v) for k, v in asdict(model.health_).items()}
     if columns is not None:
-        found["table"] = {column.name: column.kind for column in columns.features}
+        about["table"] = {column.name: column.kind for column in columns.features}
     if progress is not None:
-        about = progress["stream"]
-        found["learned_from"] = {k: about.get(k) for k in ("name", "source", "fingerprint")}
+        stream = progress["stream"]
+        about["learned_from"] = {k: stream.get(k) for k in ("name", "source", "fingerprint")}
     params = model.get_params(deep=False).items()
-    return {**found, "parameters": {name: str(value) for name, value in params}}
+    return {**about, "parameters": {name: str(value) for name, value in params}}
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON takes it: "inf" for an infinite half-life, None for NaN."""
+    """A value that JSON can hold: "inf" for an infinite half-life, None for NaN."""
     if isinstance(value, float) and not math.isfinite(value):
         return "inf" if value > 0.0 else None
     return value

@@ -1,14 +1,19 @@
-"""Where examples come from: arrays, tables in files, embeddings, the data sets of the paper."""
+"""Streams of examples: arrays, tables in files, embeddings, and the data sets of the paper."""
 
-from kalstream.streams._base import ArrayStream, Batch, Stream
+from kalstream.streams.base import CLASSIFICATION, REGRESSION, ArrayStream, Batch, Stream
 from kalstream.streams.cifar import Cifar100Stream
 from kalstream.streams.clear import ClearStream
 from kalstream.streams.cloc import ClocStream, pack_cloc
 from kalstream.streams.embeddings import EmbeddingStream
+from kalstream.streams.formats import FORMATS, Format, format_of, open
+from kalstream.streams.images import ImageStream
 from kalstream.streams.series import time_series
 from kalstream.streams.table import BadRow, Columns, TableStream
 
 __all__ = [
+    "CLASSIFICATION",
+    "FORMATS",
+    "REGRESSION",
     "ArrayStream",
     "BadRow",
     "Batch",
@@ -17,8 +22,12 @@ __all__ = [
     "ClocStream",
     "Columns",
     "EmbeddingStream",
+    "Format",
+    "ImageStream",
     "Stream",
     "TableStream",
+    "format_of",
+    "open",
     "pack_cloc",
     "time_series",
 ]

@@ -1,4 +1,4 @@
-"""Columns of a table as columns of numbers: their kinds, and an encoding whose width is fixed."""
+"""Kinds of the columns of a table, and their encoding as a fixed number of columns of numbers."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ import pyarrow.compute
 from kalstream._printable import printable, quoted
 from kalstream.core._checks import LARGEST_FLOAT64 as LARGEST
 from kalstream.errors import InvalidInput
-from kalstream.streams._base import CLASSIFICATION, REGRESSION, Array, check_task
+from kalstream.streams.base import CLASSIFICATION, REGRESSION, Array, check_task
 
-# Kinds of columns, and of targets: numbers to learn by regression, or labels of three kinds.
+# Kinds of columns, and of targets: a number for regression, or one of three kinds of labels.
 NUMBER, BOOLEAN, CATEGORY, DATE = "number", "boolean", "category", "date"
 WHOLE, TRUTH, TEXT = "whole label", "boolean label", "text label"
 
-MOST_ROOMS = 64
-MOST_CLASSES = 100  # whole numbers of more distinct values are taken for amounts
-# One in so many values may be no number before a column of text is taken for categories.
+MOST_SLOTS = 64
+MOST_CLASSES = 100  # a target with more distinct whole numbers is taken for regression
+# A column of text is a number, boolean or date if at most one value in 20 is not.
 TYPOS = 20
-_LONG = 100  # characters of a name beyond which no likeness is looked for
+_LONG = 100  # characters; no similar name is suggested for longer ones
 _NUMERIC = ("integer", "floating", "decimal", "null")
 _MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
 _MISSING_TEXTS = pa.array([*_MISSING, *(text.upper() for text in _MISSING)])
 _TOO_LARGE = "the largest number that can be learned"
 _NO_VALUE = (ValueError, TypeError, OverflowError, KeyError)
 
-# Of each bad row its column, the value there, and why it is bad.
+# Bad row -> its column, the value there, and why it is bad.
 Bad = dict[int, tuple[str, Any, str]]
 
 
@@ -46,28 +46,28 @@ class Column:
     Attributes
     ----------
     name, kind : str
-    rooms : int
-        How many columns of numbers it becomes.
+    n_slots : int
+        Number of columns of numbers that it becomes.
     slots : dict
-        Of a category the slot of each value seen, None being a missing one.
+        For a category, the slot of each value seen; None is a missing value.
     """
 
     name: str
     kind: str
-    rooms: int = 1
+    n_slots: int = 1
     slots: dict[str | None, int] = field(default_factory=dict)
 
     @property
     def full(self) -> bool:
-        """Whether no further category can get a slot of its own."""
-        return self.kind != CATEGORY or len(self.slots) >= self.rooms
+        """Whether no new category can get its own slot."""
+        return self.kind != CATEGORY or len(self.slots) >= self.n_slots
 
     def slot(self, category: str | None, frozen: bool) -> int:
-        """The slot of a category, which is given one if there is room; -1 for none."""
+        """The slot of a category; a new one gets a free slot. -1 if frozen and not seen before."""
         if category in self.slots:
             return self.slots[category]
         if self.full:
-            return crc32((category or "").encode()) % self.rooms
+            return crc32((category or "").encode()) % self.n_slots
         if frozen:
             return -1
         return self.slots.setdefault(category, len(self.slots))
@@ -75,21 +75,21 @@ class Column:
 
 @dataclass(slots=True)
 class Columns:
-    """What the columns of a table are and how they become numbers.
+    """Kinds of the columns of a table, and how they become numbers.
 
-    Made by `TableStream`, which has it as `encoder`. A number is one column (NaN if missing), so is
-    a boolean (0 or 1) and a date (seconds since 1970, UTC). A category is one column per value in
-    the order of first appearance, in a fixed number of rooms; once they are taken, a new value
-    shares the slot that its hash names.
+    `TableStream` makes it and has it as `encoder`. A number is one column (NaN if missing). So are
+    a boolean (0 or 1) and a date (seconds since 1970, UTC). A category is one column per value, in
+    the order of first appearance. The number of these columns is fixed; once all are in use, a
+    hash decides which of them a new value shares.
 
     Attributes
     ----------
     features : list of Column
     target, time : Column or None
     seen : int
-        How many rows the categories are known from.
+        Number of rows from which the categories are known.
     is_frozen : bool
-        Whether a category never seen is left at zeros instead of getting a slot.
+        Whether a category not seen before is encoded as zeros instead of getting a slot.
 
     Examples
     --------
@@ -120,50 +120,50 @@ class Columns:
         time: str | None = None,
         categorical: Sequence[str] = (),
         as_written: bool = False,
-        rooms: int | None = None,
+        n_slots: int | None = None,
     ) -> tuple[Columns, str]:
-        """Decide by the first rows of a table.
+        """Decide the kinds from the first rows of a table.
 
         Parameters
         ----------
         table : pyarrow.RecordBatch
         target, task, time, categorical
-            As `TableStream` has them.
+            As for `TableStream`.
         as_written : bool
-            Whether strings are to be judged by what they say, as those of CSV.
-        rooms : int, optional
-            For each category; by default some more than there are values.
+            Whether the content of strings decides their kind, as in CSV.
+        n_slots : int, optional
+            Columns for each category; by default a quarter more than there are values.
 
         Returns
         -------
         columns : Columns
         guess : str
-            Which task was guessed and why, or "" if it was given.
+            Sentence that says which task was guessed and why; "" if it was given.
         """
         names = table.schema.names
         features = [name for name in names if name not in (target, time)]
         if not features:
             raise InvalidInput(
-                f"no column is left to predict {quoted(target)} from; give more columns"
+                f"there is no column to predict {quoted(target)} from; give more columns"
             )
-        check_known(categorical, features, "categorical")
+        check_known(categorical, features, option="categorical")
         target_column, guess = _target(target, table.column(target), as_written, task)
-        found = cls([], target_column)
+        columns = cls([], target_column)
         if time is not None:
             kind = kind_of(time, table.column(time), as_written)
             if kind not in (NUMBER, DATE):
                 raise InvalidInput(
-                    f"the time {quoted(time)} is a {kind}; give a column of numbers or of ISO dates"
+                    f"the time {quoted(time)} is a {kind}; name a column of numbers or ISO dates"
                 )
-            found.time = Column(time, kind)
+            columns.time = Column(time, kind)
         for name in features:
             array = table.column(name)
             kind = CATEGORY if name in categorical else kind_of(name, array, as_written)
             column = Column(name, kind)
             if kind == CATEGORY:
-                column.rooms = rooms or _rooms(len({text_of(v) for v in distinct(array)[1]}))
-            found.features.append(column)
-        return found, guess
+                column.n_slots = n_slots or _n_slots(len({text_of(v) for v in distinct(array)[1]}))
+            columns.features.append(column)
+        return columns, guess
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -171,35 +171,35 @@ class Columns:
         return tuple(
             f"{column.name}[{k}]" if column.kind == CATEGORY else column.name
             for column in self.features
-            for k in range(column.rooms)
+            for k in range(column.n_slots)
         )
 
     @property
     def task(self) -> str:
-        """What kind of target this is for."""
+        """The task, as the kind of the target decides it."""
         number = self.target is not None and self.target.kind == NUMBER
         return REGRESSION if number else CLASSIFICATION
 
     @property
     def complete(self) -> bool:
-        """Whether no row can change the encoding any more."""
+        """Whether no later row can change the encoding."""
         return self.is_frozen or all(column.full for column in self.features)
 
     def frozen(self) -> Columns:
-        """A copy for prediction: no slots for new categories, target and time may be absent."""
+        """A copy for prediction: new categories get no slot, target and time may be missing."""
         copy = deepcopy(self)
         copy.is_frozen = True
         return copy
 
     def wanted(self, names: list[str], file: str) -> list[str]:
-        """Those of a file's columns that are used; one that is needed and absent is an error."""
+        """Those columns of a file that are used; an error if a needed one is missing."""
         needed = [column.name for column in self.features]
         others = [column.name for column in (self.target, self.time) if column is not None]
-        check_known(needed if self.is_frozen else needed + others, names, "column", file)
+        check_known(needed if self.is_frozen else needed + others, names, file=file)
         return needed + [name for name in others if name in names]
 
     def encode(self, table: pa.RecordBatch) -> tuple[Array, Array, Array | None, Bad]:
-        """Turn rows of a table into numbers, and learn their categories.
+        """Turn rows of a table into numbers, and give new categories their slots.
 
         Returns
         -------
@@ -207,11 +207,11 @@ class Columns:
         targets : (n,)
         times : (n,) or None
         bad : dict
-            For each row with a value of the wrong kind its column, the value and what is wrong;
-            the row's numbers mean nothing.
+            For each row with a value of the wrong kind: its column, the value and what is wrong.
+            The numbers of such a row are meaningless.
         """
         n, bad = table.num_rows, Bad()
-        rows = np.zeros((n, sum(column.rooms for column in self.features)))
+        rows = np.zeros((n, sum(column.n_slots for column in self.features)))
         at = 0
         for column in self.features:
             array = table.column(column.name)
@@ -224,7 +224,7 @@ class Columns:
             else:
                 hint = f" (if these are codes, give categorical=[{quoted(column.name)}])"
                 rows[:, at] = _checked(array, column, bad, hint)
-            at += column.rooms
+            at += column.n_slots
         present = table.schema.names
         if self.target is None or self.target.name not in present:
             regression = self.task == REGRESSION
@@ -236,17 +236,17 @@ class Columns:
         array = table.column(self.time.name)
         times = _checked(array, self.time, bad)
         for row in np.flatnonzero(~np.isfinite(times)).tolist():
-            bad.setdefault(row, (self.time.name, array[row].as_py(), "is no time"))
+            bad.setdefault(row, (self.time.name, array[row].as_py(), "is not a time"))
         return rows, targets, times, bad
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON, for checkpoints."""
+        """The state as JSON, for checkpoints."""
         return {
             "features": [
                 {
                     "name": column.name,
                     "kind": column.kind,
-                    "rooms": column.rooms,
+                    "rooms": column.n_slots,  # its name in all formats of files
                     "categories": list(column.slots),
                 }
                 for column in self.features
@@ -259,7 +259,7 @@ class Columns:
 
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> Columns:
-        """As it was when `to_json` was called."""
+        """Restore what `to_json` returned."""
         features = [
             Column(
                 column["name"],
@@ -273,26 +273,29 @@ class Columns:
         return cls(features, target, time, state["seen"], state["frozen"])
 
 
-def check_known(names: Iterable[str], known: Sequence[str], what: str, file: str = "") -> None:
-    """Refuse a name that no column has, with the nearest one and those there are."""
-    there = set(known)
-    name = next((name for name in names if name not in there), None)
+def check_known(
+    names: Iterable[str], known: Sequence[str], *, option: str = "", file: str = ""
+) -> None:
+    """Refuse a name that no column has; suggest a similar one, and list the columns."""
+    columns = set(known)
+    name = next((name for name in names if name not in columns), None)
     if name is not None:
         near = get_close_matches(name[:_LONG], [each for each in known if len(each) <= _LONG], 1)
         hint = f"did you mean {quoted(near[0])}? " if near else ""
         place = f"{file}: " if file else ""
-        raise InvalidInput(
-            f"{place}{what} {quoted(name)} is not there; {hint}columns: {listed(known)}"
-        )
+        problem = f"there is no column {quoted(name)}"
+        if option:
+            problem = f"{option}={quoted(name)}: there is no such column"
+        raise InvalidInput(f"{place}{problem}; {hint}columns: {listed(known)}")
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names of columns for a message: the first ones, each cut if it is long."""
+    """Names of the first columns for a message, long ones shortened."""
     return ", ".join(printable(n, 40) for n in names[:30]) + (", ..." if len(names) > 30 else "")
 
 
 def kind_of(name: str, array: pa.Array, as_written: bool) -> str:
-    """The kind of a column, by its type, and if that is text by what it says."""
+    """The kind of a column: by its type, or by its content if that is text."""
     t = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     if pa.types.is_boolean(t):
         return BOOLEAN
@@ -302,7 +305,7 @@ def kind_of(name: str, array: pa.Array, as_written: bool) -> str:
         return DATE
     if not _is_string(t):
         raise InvalidInput(
-            f"column {quoted(name)} is of type {printable(t)}, which no learner takes; leave it "
+            f"column {quoted(name)} has the type {printable(t)}, which cannot be learned; leave it "
             f"out with ignore=[{quoted(name)}], or write it as plain columns"
         )
     for kind in (NUMBER, BOOLEAN, DATE) if as_written else (DATE,):
@@ -316,7 +319,7 @@ def kind_of(name: str, array: pa.Array, as_written: bool) -> str:
 
 
 def _target(name: str, array: pa.Array, as_written: bool, task: str | None) -> tuple[Column, str]:
-    """The target's column, and the sentence that says which task was guessed."""
+    """The column of the target, and the sentence that says which task was guessed."""
     kind, guess = kind_of(name, array, as_written), ""
     values = [value for value in distinct(array)[1] if text_of(value) is not None]
     if kind == NUMBER and any(_fails(_number, value) for value in values):
@@ -327,21 +330,21 @@ def _target(name: str, array: pa.Array, as_written: bool, task: str | None) -> t
         if not values:
             raise InvalidInput(
                 f"target {quoted(name)} is empty in the first {len(array)} rows; "
-                f'give task="{CLASSIFICATION}" or "{REGRESSION}"'
+                f'give task="{CLASSIFICATION}" or task="{REGRESSION}"'
             )
         task, other = CLASSIFICATION, REGRESSION
         if kind == NUMBER and not (whole and len(values) <= MOST_CLASSES):
             task, other = other, task
         what = f"{len(values)} different whole numbers" if whole else _PLURAL[kind]
         guess = (
-            f"the target {quoted(name)} holds {what} in the first {len(array)} rows, so this is "
-            f'{task}; if it is not, give task="{other}"'
+            f"the target {quoted(name)} holds {what} in the first {len(array)} rows, so the task "
+            f'is {task}; if that is wrong, give task="{other}"'
         )
     if check_task(task) == REGRESSION:
         if kind != NUMBER:
             raise InvalidInput(
                 f"target {quoted(name)} holds {_PLURAL[kind]} such as {quoted(values[0])}; "
-                f'regression needs numbers, labels need task="{CLASSIFICATION}"'
+                f'regression needs numbers; give task="{CLASSIFICATION}" for labels'
             )
         return Column(name, NUMBER), guess
     if kind == BOOLEAN and not as_written:
@@ -352,8 +355,8 @@ def _target(name: str, array: pa.Array, as_written: bool, task: str | None) -> t
 _PLURAL = {NUMBER: "numbers", BOOLEAN: "booleans", CATEGORY: "text", DATE: "dates"}
 
 
-def _rooms(categories: int) -> int:
-    return min(categories + max(2, categories // 4), MOST_ROOMS)
+def _n_slots(categories: int) -> int:
+    return min(categories + max(2, categories // 4), MOST_SLOTS)
 
 
 def _is_string(t: Any) -> bool:
@@ -370,7 +373,7 @@ def as_text(array: pa.Array) -> pa.Array:
 
 
 def distinct(array: pa.Array) -> tuple[Array, list[Any]]:
-    """The different values in order of first appearance, and which one each row has.
+    """The distinct values in order of first appearance, and which of them each row has.
 
     Returns
     -------
@@ -379,7 +382,7 @@ def distinct(array: pa.Array) -> tuple[Array, list[Any]]:
         Python objects, None if missing.
     """
     if pa.types.is_string_view(array.type):
-        array = array.cast(pa.string())  # views cannot be taken from
+        array = array.cast(pa.string())  # take does not work on views
     if not pa.types.is_dictionary(array.type):
         try:
             array = array.dictionary_encode()
@@ -387,9 +390,9 @@ def distinct(array: pa.Array) -> tuple[Array, list[Any]]:
             array = as_text(array).dictionary_encode()
     n, missing = len(array), len(array.dictionary)
     codes = array.indices.cast(pa.int64()).fill_null(missing).to_numpy(zero_copy_only=False)
-    # A dictionary of Parquet is in any order, and may hold values that no row has.
+    # A dictionary of Parquet has any order, and may hold values that no row has.
     first = np.full(missing + 1, n)
-    first[codes[::-1]] = np.arange(n)[::-1]  # the last one written is the first row
+    first[codes[::-1]] = np.arange(n)[::-1]  # the last assignment is the first row
     used = np.flatnonzero(first < n)
     used = used[np.argsort(first[used])]
     place = np.zeros(missing + 1, np.int64)
@@ -399,14 +402,14 @@ def distinct(array: pa.Array) -> tuple[Array, list[Any]]:
 
 
 def convert(array: pa.Array, kind: str) -> tuple[Array, dict[int, Any]]:
-    """Values of a column as its kind has them.
+    """Convert the values of a column to its kind.
 
     Returns
     -------
     values : (n,)
-        float64, NaN where missing; of labels objects, None where missing.
+        float64, NaN where missing; for labels objects, None where missing.
     bad : dict
-        The value of each row where it is not of this kind.
+        Row -> its value, for values that are not of this kind.
     """
     if (fast := _at_once(array, kind)) is not None:
         return fast, {}
@@ -424,7 +427,7 @@ def convert(array: pa.Array, kind: str) -> tuple[Array, dict[int, Any]]:
 
 
 def _at_once(array: pa.Array, kind: str) -> Array | None:
-    """Values by pyarrow's own casts; None if they do not take all of them."""
+    """Values converted by pyarrow; None if it cannot convert all of them."""
     t = array.type
     if kind in (NUMBER, BOOLEAN) and (kind == BOOLEAN) == pa.types.is_boolean(t):
         numbers = _cast(array, pa.float64())
@@ -456,7 +459,7 @@ def _cast(array: pa.Array, *types: Any) -> Array | None:
 def _checked(array: pa.Array, column: Column, bad: Bad, hint: str = "") -> Array:
     values, wrong = convert(array, column.kind)
     for row, value in wrong.items():
-        bad.setdefault(row, (column.name, value, f"is no {_PARSERS[column.kind][2]}{hint}"))
+        bad.setdefault(row, (column.name, value, f"is not {_PARSERS[column.kind][2]}{hint}"))
     if values.dtype == np.float64:
         for row in np.flatnonzero(np.abs(values) > LARGEST).tolist():
             value = array[row].as_py()
@@ -466,7 +469,7 @@ def _checked(array: pa.Array, column: Column, bad: Bad, hint: str = "") -> Array
 
 
 def _is_infinity(value: Any) -> bool:
-    """Whether an infinite number was meant; 1e400 is a number that is too large."""
+    """Whether a value stands for infinity; 1e400 is a number that is too large."""
     return not any(letter.isdigit() for letter in str(value))
 
 
@@ -477,7 +480,7 @@ def text_of(value: Any) -> str | None:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and value.is_integer():
-        value = int(value)  # as whole numbers between fractions come as 5.0 and alone as 5
+        value = int(value)  # whole numbers among fractions are 5.0, otherwise 5
     return str(value).strip() or None
 
 
@@ -500,7 +503,7 @@ def _whole(value: Any) -> int | None:
     if not number.is_integer() or (isinstance(value, float) and abs(value) > LARGEST):
         raise ValueError
     try:
-        return int(value)  # all digits of a long one
+        return int(value)  # keeps all digits of a long number
     except ValueError:
         return int(number)  # "1.0"
 
@@ -535,12 +538,12 @@ def _fails(parse: Callable[[Any], Any], value: Any) -> bool:
     return False
 
 
-# Of each kind how one value is read, what the values are kept as, and what it is called.
+# Kind -> how a value is read, the dtype of the values, and its name in messages.
 _PARSERS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
-    NUMBER: (_number, np.float64, "number"),
-    BOOLEAN: (_boolean, np.float64, "boolean (true or false)"),
-    DATE: (_date, np.float64, "ISO date (2024-01-31, 2024-01-31T12:00:00Z)"),
-    TRUTH: (_boolean, object, "boolean (true or false)"),
-    WHOLE: (_whole, object, "whole number, as the first labels are"),
+    NUMBER: (_number, np.float64, "a number"),
+    BOOLEAN: (_boolean, np.float64, "a boolean (true or false)"),
+    DATE: (_date, np.float64, "an ISO date (2024-01-31, 2024-01-31T12:00:00Z)"),
+    TRUTH: (_boolean, object, "a boolean (true or false)"),
+    WHOLE: (_whole, object, "a whole number, as the first labels are"),
     TEXT: (text_of, object, "text"),
 }

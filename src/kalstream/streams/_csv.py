@@ -1,4 +1,4 @@
-"""Records of comma-separated text: where they end, and their fields as columns of text."""
+"""Records of CSV: where they end, and their fields as columns of text."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pyarrow.csv
 from kalstream.errors import InvalidInput
 from kalstream.streams._rows import Problem, no_duplicates
 
-SMALL = 1 << 12  # bytes for which pyarrow's start costs more than it saves
+SMALL = 1 << 12  # bytes below which starting pyarrow costs more time than it saves
 _DELIMITERS = (",", ";", "\t", "|")
 
 
 class Csv:
     """The grammar of one CSV file, and its header.
 
-    A quote opens a quoted field only at the field's start, as pyarrow has it; elsewhere it is text.
+    As in pyarrow, a quote opens a quoted field only at its start; elsewhere it is text.
     """
 
     as_written = True
@@ -86,10 +86,10 @@ class Csv:
         return pa.RecordBatch.from_arrays([c.combine_chunks() for c in table.columns], wanted)
 
     def _parse_any(self, data: bytes, wanted: list[str]) -> tuple[pa.RecordBatch, list[Problem]]:
-        """As `_parse_good`, slowly, record by record, so that bad ones are told from good ones."""
+        """The same, one record at a time: slower, but finds the bad records."""
         rows: list[list[str]] = []
         problems: list[Problem] = []
-        records = (found.group() for found in self._record.finditer(data))
+        records = (match.group() for match in self._record.finditer(data))
         for number, record in enumerate(r for r in records if r.strip(b"\r\n")):
             fields = self._fields(record)
             if len(fields) != len(self.names):
@@ -107,8 +107,8 @@ class Csv:
 
     def _fields(self, record: bytes) -> list[str]:
         fields = []
-        for found in self._field.finditer(record.rstrip(b"\r\n")):
-            quoted, rest, plain, delimiter = found.groups()
+        for match in self._field.finditer(record.rstrip(b"\r\n")):
+            quoted, rest, plain, delimiter = match.groups()
             text = plain if quoted is None else quoted.replace(b'""', b'"') + rest
             fields.append(text.decode(errors="replace"))
             if not delimiter:
@@ -118,9 +118,9 @@ class Csv:
 
 @lru_cache
 def _grammar(delimiter: str) -> tuple[re.Pattern[bytes], re.Pattern[bytes], re.Pattern[bytes]]:
-    """Patterns of as many records as there are, of one, and of a field with its delimiter.
+    """Patterns of all records, of one record, and of a field with its delimiter.
 
-    Possessive throughout: one pass, without a memory of where it has been.
+    All quantifiers are possessive, so that matching takes one pass without backtracking.
     """
     if len(delimiter) != 1 or not delimiter.isascii():
         raise InvalidInput(f"delimiter must be one ASCII character, got {delimiter!r}")
@@ -130,7 +130,7 @@ def _grammar(delimiter: str) -> tuple[re.Pattern[bytes], re.Pattern[bytes], re.P
     field = rb"(?:" + quoted + rb'|(?!")' + tail + rb")"
     fields = field + rb"(?:" + d + field + rb")*+"
     record = fields + rb"(?:\n|\r\n|\r)"
-    # A \r that ends the data may have its \n in the next piece.
+    # The \n after a \r at the end of the data may be in the next piece.
     records = rb"(?:" + fields + rb"(?:\n|\r\n|\r(?=[^\n])))*+"
     parts = rb'(?:"(' + inside + rb')"(' + tail + rb")|(" + tail + rb"))(" + d + rb"|\Z)"
     return re.compile(records), re.compile(record), re.compile(parts)

@@ -1,4 +1,4 @@
-"""Records of JSON lines: one object a line, its values as typed columns."""
+"""Records of JSON lines: one object per line, its values as typed columns."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pyarrow as pa
 from kalstream.streams._columns import text_of
 from kalstream.streams._rows import Problem
 
-# Numbers that may be too large to be held: exponents and numbers of many digits.
+# Numbers that may be too large for float64: large exponents, and many digits.
 _LARGE = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{100}")
 
 
 class JsonLines:
-    """Objects of plain values, one a line; the columns are the keys of the first ones.
+    """Objects of plain values, one per line; the columns are the keys of the first objects.
 
-    A key that a later object lacks is a missing value there, a key that is new is left out.
+    A key that a later object lacks is a missing value. New keys are ignored.
     """
 
     as_written = False
@@ -61,9 +61,9 @@ def _objects(data: bytes) -> tuple[list[dict[str, Any]], list[Problem]]:
     for number, line in enumerate(lines):
         try:
             row = read(line)
-            why = "" if isinstance(row, dict) else "is no JSON object"
+            why = "" if isinstance(row, dict) else "is not a JSON object"
         except (ValueError, RecursionError) as error:
-            why = f"is no JSON object in UTF-8 ({error})"
+            why = f"is not a JSON object in UTF-8 ({error})"
         if why:
             problems.append(Problem(number, why))
         else:
@@ -72,7 +72,7 @@ def _objects(data: bytes) -> tuple[list[dict[str, Any]], list[Problem]]:
 
 
 def _float(text: str) -> float:
-    """A number; one that is too large to be held stays finite, as it is no infinity."""
+    """A number; one that is too large for float64 becomes the largest, not infinity."""
     number = float(text)
     return math.copysign(sys.float_info.max, number) if math.isinf(number) else number
 

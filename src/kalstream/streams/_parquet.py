@@ -1,4 +1,4 @@
-"""Parquet files: batches of columns, from any row on, in bounded memory."""
+"""Parquet files: batches of columns, from any row on, in limited memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kalstream.streams._rows import Block, damaged, no_duplicates
 
 MAGIC = b"PAR1"
 _BATCH_ROWS = 8192
-# A column is read in pieces of this size, not a whole row group at once.
+# Columns are read in pieces of this size, not in whole row groups.
 _BUFFER = 1 << 18
 
 
@@ -31,7 +31,7 @@ class ParquetPart:
             raise damaged(file, "row 0", error) from None
 
     def blocks(self, wanted: list[str], skip: int = 0) -> Iterator[Block]:
-        """Batches from the row group on that holds row ``skip``."""
+        """Batches, starting at the row group with row ``skip``."""
         row = 0
         try:
             with pa.parquet.ParquetFile(

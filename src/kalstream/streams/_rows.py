@@ -1,4 +1,4 @@
-"""What the readers of tables hand on: blocks of raw columns, and what is wrong with a row."""
+"""Blocks of raw columns that the readers of tables yield, and the error for a bad row."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from kalstream._printable import printable, quoted
-from kalstream.errors import InvalidInput, Unreadable
+from kalstream.errors import InvalidInput
+from kalstream.streams.files import forbidden
 
 
 class BadRow(InvalidInput):
-    """A row of a table that cannot be read; all rows before it have been handed on.
+    """A row of a table cannot be read; all rows before it have been passed on.
 
     Attributes
     ----------
     file : str
     line : int or None
-        Line of the file where the row begins, counted from 1 with the header; of Parquet None.
+        Line of the file where the row begins, counted from 1 with the header; None for Parquet.
     row : int
         Row of the file, counted from 1 without the header.
     column : str or None
     value : object
-        What was found there.
+        The value in that column.
 
     Examples
     --------
-    >>> str(BadRow("is no number", file="a.csv", line=3, row=2, column="x", value="abc"))
-    "a.csv, line 3: column 'x' holds 'abc', which is no number; correct it, or leave such rows
+    >>> str(BadRow("is not a number", file="a.csv", line=3, row=2, column="x", value="abc"))
+    "a.csv, line 3: column 'x' holds 'abc', which is not a number; correct it, or leave such rows
     out with bad_rows='skip'"
     """
 
@@ -55,7 +56,7 @@ class BadRow(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A record that makes no row: of the wrong length, not text, not JSON."""
+    """A record that is no row: of the wrong length, not text, not JSON."""
 
     record: int  # in the block, counted from 0
     why: str
@@ -70,9 +71,11 @@ class Block:
     batch : pyarrow.RecordBatch
         The wanted columns of the records that are rows.
     first : int
-        How many records of the file come before.
-    problems : Problems in their order
-    line_of : from a record of the block to its line in the file; None for Parquet
+        Number of records of the file before this block.
+    problems : sequence of Problem
+        In the order of the records.
+    line_of : function, or None
+        From a record of the block to its line in the file; None for Parquet.
     """
 
     batch: pa.RecordBatch
@@ -107,9 +110,9 @@ class Part(Protocol):
     names : list of str
         Its columns.
     n_rows : int or None
-        How many rows it has, if it says so.
+        Number of rows, if the file says so.
     as_written : bool
-        Whether all its values are text, so that their kind is to be told from what they say.
+        Whether all its values are text, so that their content decides the kind of a column.
     """
 
     file: str
@@ -118,11 +121,11 @@ class Part(Protocol):
     as_written: bool
 
     def blocks(self, wanted: list[str], skip: int = 0) -> Iterator[Block]:
-        """The blocks, from one on that holds row ``skip`` or an earlier one."""
+        """The blocks, starting at the one with row ``skip`` or an earlier one."""
 
 
 def no_duplicates(file: str, names: list[str]) -> list[str]:
-    """The names, if all are different."""
+    """The names, or an error if two are equal."""
     if len(set(names)) < len(names):
         name = next(name for name, n in Counter(names).items() if n > 1)
         raise InvalidInput(f"{file}: two columns are called {quoted(name)}; rename one of them")
@@ -130,10 +133,10 @@ def no_duplicates(file: str, names: list[str]) -> list[str]:
 
 
 def damaged(file: str, place: str, error: Exception) -> InvalidInput:
-    """The error for a file that cannot be read on."""
+    """The error for a file that cannot be read any further."""
     if isinstance(error, PermissionError):
-        return Unreadable(f"{file}: may not be read by this user; change its permissions")
+        return forbidden(file)
     return InvalidInput(
-        f"{file}: cannot be read after {place} ({printable(error, 300)}); it is damaged or was "
-        "cut short: write or fetch it again"
+        f"{file} cannot be read after {place} ({printable(error, 300)}); it is damaged or "
+        "incomplete: write or download it again"
     )

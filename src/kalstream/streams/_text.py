@@ -1,4 +1,4 @@
-"""Files of text and standard input: pieces of bytes, cut into whole records."""
+"""Text files and standard input: pieces of bytes, cut into whole records."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 def compression_of(start: bytes) -> str | None:
-    """How a file is compressed that begins so."""
+    """Compression of a file, by its first bytes."""
     return next((name for magic, name in _COMPRESSIONS.items() if start.startswith(magic)), None)
 
 
 def pieces_of_file(path: Path) -> Iterator[bytes]:
-    """The text of a file, decompressed if it begins as gzip or zstd does."""
+    """The text of a file, decompressed if it is gzip or zstd."""
     with path.open("rb") as file:
         if (compression := compression_of(file.peek(4))) is not None:
             yield from _decompressed(file, compression)
@@ -39,7 +39,7 @@ def pieces_of_file(path: Path) -> Iterator[bytes]:
 
 
 def _decompressed(file: IO[bytes], compression: str) -> Iterator[bytes]:
-    # A read that meets the damage loses what it had: small ones lose little.
+    # A read that fails loses its data: with small reads little is lost.
     stream = pa.CompressedInputStream(pa.PythonFile(file), compression)
     pieces: list[bytes] = []
     try:
@@ -55,45 +55,45 @@ def _decompressed(file: IO[bytes], compression: str) -> Iterator[bytes]:
 
 
 class Arriving:
-    """Pieces as they come; until `forget` they can be had again from the first."""
+    """Pieces as they arrive; until `forget` is called they can be read again from the first."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._live = pieces
-        self._told: list[bytes] = []
+        self._kept: list[bytes] = []
         self._keep = True
 
     def __call__(self) -> Iterator[bytes]:
-        """From the first piece on."""
-        yield from self._told
+        """All pieces, beginning with the first that is kept."""
+        yield from self._kept
         if not self._keep:
-            self._told = []
+            self._kept = []
         for piece in self._live:
             if self._keep:
-                self._told.append(piece)
+                self._kept.append(piece)
             yield piece
 
     def forget(self) -> None:
-        """What is told from now on is not kept."""
+        """Do not keep the pieces that arrive from now on."""
         self._keep = False
 
 
 def pieces_of_pipe(path: Path) -> Iterator[bytes]:
-    """What is written to a named pipe, as it comes."""
+    """The content of a named pipe, as it arrives."""
     with path.open("rb") as file:
         yield from pieces_as_they_come(file)
 
 
 def pieces_as_they_come(file: Any) -> Iterator[bytes]:
-    """What an open file gives, of bytes or text."""
+    """The content of an open file of bytes or text, as it arrives."""
     file = getattr(file, "buffer", file)
-    # read1 returns what is there, without waiting for more
+    # read1 returns what has arrived, without waiting for more
     read = partial(file.read1, _PIECE) if hasattr(file, "read1") else file.readline
     while piece := read():
         yield piece.encode() if isinstance(piece, str) else piece
 
 
 class TextPart:
-    """A table of text, CSV or JSON lines as its first character says; see `Part`."""
+    """A table of text; its first character decides whether CSV or JSON lines. See `Part`."""
 
     n_rows: int | None = None
 
@@ -106,39 +106,39 @@ class TextPart:
     ) -> None:
         self.file, self.size = file, size
         self._pieces, self._live = pieces, isinstance(pieces, Arriving)
-        self._format = self._look(delimiter)
+        self._format = self._detected(delimiter)
         self.names, self.as_written = self._format.names, self._format.as_written
         self.row_bytes = 0.0  # mean length of a row, once a block has been read
 
-    def _look(self, delimiter: str | None) -> Csv | JsonLines:
-        """Read as much as is needed to know the columns."""
+    def _detected(self, delimiter: str | None) -> Csv | JsonLines:
+        """The format, from as many bytes as its columns need."""
         start = b""
         try:
             with closing(self._text()) as pieces:
                 for piece in chain(pieces, (b"\n",)):
                     start += piece
-                    # A header ends with a line: a long one is not looked at again before.
+                    # A header ends with a line: a long one is not parsed again before.
                     ends = len(start) <= _PIECE or breaks(piece) > 0
-                    if ends and (found := self._format_of(start, delimiter)) is not None:
-                        return found
+                    if ends and (table := self._format_of(start, delimiter)) is not None:
+                        return table
                     if len(start) > _LONGEST:
                         raise InvalidInput(
-                            f"{self.file}: its first {_LONGEST >> 20} MB hold no whole header; "
+                            f"{self.file}: its first {_LONGEST >> 20} MB hold no complete header; "
                             "give a table with a line of column names and a line for each row"
                         )
         except OSError as error:
             raise damaged(self.file, "line 0", error) from None
         if start.strip():
             raise InvalidInput(f"{self.file}, line 1: a quote is opened and never closed")
-        raise InvalidInput(f"{self.file}: is empty; give a header and rows")
+        raise InvalidInput(f"{self.file} is empty; give a header and rows")
 
     def _format_of(self, start: bytes, delimiter: str | None) -> Csv | JsonLines | None:
         if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            raise InvalidInput(f"{self.file}: is UTF-16; save it as UTF-8")
+            raise InvalidInput(f"{self.file} is UTF-16; save it as UTF-8")
         if b"\0" in start:
             raise InvalidInput(
-                f"{self.file}: is a binary file, not CSV or JSON lines; Parquet files begin "
-                "with PAR1, and of compressed text gzip and zstd are read"
+                f"{self.file} is a binary file, not CSV, JSON lines or Parquet; "
+                "text may be compressed by gzip or zstd"
             )
         first = start.lstrip()
         if not first:
@@ -146,16 +146,18 @@ class TextPart:
         if not first.startswith(b"{"):
             if first.startswith(b"[") and first[1:].lstrip()[:1] in (b"{", b""):
                 raise InvalidInput(
-                    f"{self.file}: is a JSON array; write JSON lines, one object a line"
+                    f"{self.file} is a JSON array; write JSON lines, one object per line"
                 )
             table = Csv(self.file, delimiter, start)
             return table if table.names else None
         if b"\n" not in first:
             return None
-        # As standard input comes in pieces of any size, only its first line is always the same.
+        # Standard input arrives in pieces of any size: only its first line is always the same.
         lines = JsonLines(first[: first.find(b"\n")] if self._live else start[: start.rfind(b"\n")])
         if not lines.names:
-            raise InvalidInput(f"{self.file}: line 1 is no JSON object; write one object a line")
+            raise InvalidInput(
+                f"{self.file}: line 1 is not a JSON object; write one object per line"
+            )
         return lines
 
     def _text(self) -> Generator[bytes]:
@@ -164,7 +166,7 @@ class TextPart:
         yield from pieces
 
     def blocks(self, wanted: list[str], skip: int = 0) -> Iterator[Block]:
-        """All blocks, whatever ``skip`` is: rows of text have no known place."""
+        """All blocks, whatever ``skip`` is: the position of a row of text is not known."""
         record = 0
         for data, line, whole in self._cuts():
             batch, problems = self._format.parse(data if whole else b"", wanted)
@@ -181,7 +183,7 @@ class TextPart:
         return line + (self._format.lines(data)[record] if data else 0)
 
     def _cuts(self) -> Iterator[tuple[bytes, int, bool]]:
-        """Pieces of whole records, the line where each begins, and whether it is in order."""
+        """Pieces of whole records, the line where each begins, and whether it could be cut."""
         rest, line = b"", 1 + breaks(self._format.header)
         header = len(self._format.header)
         pieces = self._text()

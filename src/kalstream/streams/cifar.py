@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from kalstream.errors import InvalidInput, MissingFile
-from kalstream.streams import _files
-from kalstream.streams._base import CLASSIFICATION, Batch, Stream, as_targets
-from kalstream.streams._fingerprint import of_arrays
+from kalstream.streams.base import CLASSIFICATION, Batch, Stream, as_targets
+from kalstream.streams.files import check_choice, tasks
+from kalstream.streams.fingerprint import of_arrays
 
 _FOLDER = "cifar-100-python"
 _REMEDY = (
@@ -26,33 +26,33 @@ _REMEDY = (
 class Cifar100Stream(Stream):
     """CIFAR-100, from the official archive or its folder.
 
-    The pictures stay in memory, 154 MB of the 50,000 for training.
+    The pictures stay in memory: 154 MB for the 50,000 of the training split.
 
     Parameters
     ----------
     folder : path
-        ``cifar-100-python``, its parent, or the official archive, which is read as it is.
+        ``cifar-100-python``, its parent, or the official archive, which need not be unpacked.
     order : "stationary" or "tasks"
-        All rows shuffled; or the paper's non-stationary order (appendix D): the classes in a
-        random order, 10 tasks with a tenth of them each, rows shuffled within the task.
+        "stationary" shuffles all rows. "tasks" is the paper's non-stationary order (appendix D):
+        10 tasks with a tenth of the classes each, chosen at random, rows shuffled within a task.
     seed : int
-        Of that order.
+        Seed of the shuffling.
     split : "train" or "test"
     labels : "fine" or "coarse"
-        100 classes, or 20.
+        100 or 20 classes.
     batch_size : int
 
     Attributes
     ----------
     class_names : list of str, or None
-        Name of each label, None where the layout has no ``meta``.
+        Name of each label; None if the file ``meta`` is missing.
     boundaries : tuple of int
         Rows where a task starts; (0,) if stationary.
 
     Notes
     -----
     Rows are (b, 32, 32, 3), uint8, red, green, blue. Targets are ints, 0 to 99. The official
-    files are pickles: only numpy arrays, containers, bytes, strings and numbers are let out.
+    files are pickles: only numpy arrays, containers, bytes, strings and numbers are unpickled.
     """
 
     def __init__(
@@ -65,27 +65,27 @@ class Cifar100Stream(Stream):
         *,
         batch_size: int = 1024,
     ) -> None:
-        self.order = _files.check_choice("order", order, ("stationary", "tasks"))
-        self.split = _files.check_choice("split", split, ("train", "test"))
-        self.labels = _files.check_choice("labels", labels, ("fine", "coarse"))
+        self.order = check_choice("order", order, ("stationary", "tasks"))
+        self.split = check_choice("split", split, ("train", "test"))
+        self.labels = check_choice("labels", labels, ("fine", "coarse"))
         self.name, self.seed, self.batch_size = "cifar100", seed, batch_size
         where, data = _read(Path(folder), split)
         pixels = np.asarray(_entry(where, data, "data"))
-        found = np.asarray(_entry(where, data, f"{labels}_labels"))
+        targets = np.asarray(_entry(where, data, f"{labels}_labels"))
         if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != 3072:
             raise InvalidInput(
                 f"{where}: data must be (n, 3072) of uint8, got {pixels.shape} of {pixels.dtype}"
             )
-        if found.shape != (len(pixels),) or found.dtype.kind not in "iu":
+        if targets.shape != (len(pixels),) or targets.dtype.kind not in "iu":
             raise InvalidInput(
-                f"{where}: {labels}_labels must be {len(pixels)} ints, one of each picture, "
-                f"got {found.shape} of {found.dtype}"
+                f"{where}: {labels}_labels must be {len(pixels)} ints, one for each picture, "
+                f"got {targets.shape} of {targets.dtype}"
             )
         self._images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)  # (n, 32, 32, 3)
-        self._labels = found
-        self._rows, self.boundaries = _files.tasks(found, 10 if order == "tasks" else 1, seed)
-        self.n_rows = len(found)
-        self.classes = np.unique(found).tolist()
+        self._labels = targets
+        self._rows, self.boundaries = tasks(targets, 10 if order == "tasks" else 1, seed)
+        self.n_rows = len(targets)
+        self.classes = np.unique(targets).tolist()
         self.class_names: list[str] | None = None
         try:
             where, meta = _read(Path(folder), "meta")
@@ -117,7 +117,7 @@ class Cifar100Stream(Stream):
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Reads a pickle of numpy arrays and plain containers, and refuses every other global."""
+    """Unpickles numpy arrays and plain containers, and refuses every other global."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("numpy.core.multiarray", "numpy._core.multiarray"):
@@ -126,8 +126,8 @@ class _ArraysOnly(pickle.Unpickler):
         elif (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
             return getattr(np, name)
         elif (module, name) == ("_codecs", "encode"):
-            return _latin1  # how Python 3 writes bytes in protocol 2
-        raise InvalidInput(f"it asks for {module}.{name}, which no data set needs")
+            return _latin1  # Python 3 pickles bytes this way in protocol 2
+        raise InvalidInput(f"it refers to {module}.{name}, which CIFAR-100 does not")
 
 
 def _latin1(text: str, _: str) -> bytes:
@@ -135,11 +135,11 @@ def _latin1(text: str, _: str) -> bytes:
 
 
 def _read(folder: Path, name: str) -> tuple[str, dict[str, Any]]:
-    """One of the official files, its keys as str, and where it was found."""
+    """Path and content of one of the official files, its keys as str."""
     where, raw = _bytes(folder, name)
     try:
-        found = _ArraysOnly(io.BytesIO(raw), encoding="bytes").load()
-        return where, {k.decode() if isinstance(k, bytes) else k: v for k, v in found.items()}
+        content = _ArraysOnly(io.BytesIO(raw), encoding="bytes").load()
+        return where, {k.decode() if isinstance(k, bytes) else k: v for k, v in content.items()}
     except Exception as error:  # a damaged pickle can raise anything
         raise InvalidInput(
             f"{where} is not a file of CIFAR-100: {error}; download it again from "

@@ -1,4 +1,4 @@
-"""CLEAR: photographs of ten years, bucket after bucket."""
+"""CLEAR: photographs of ten years, one bucket after another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kalstream.errors import InvalidInput, MissingFile
-from kalstream.streams._images import ImageStream
+from kalstream.streams.images import ImageStream
 
 
 class ClearStream(ImageStream):
@@ -18,14 +18,14 @@ class ClearStream(ImageStream):
     Parameters
     ----------
     folder : path
-        Holds ``{split}/labeled_metadata.json``, ``{split}/class_names.txt`` and what they name.
+        Holds ``{split}/labeled_metadata.json``, ``{split}/class_names.txt`` and the files in them.
     split : "train" or "test"
     seed : int
-        Of the order within a bucket.
+        Seed of the order within a bucket.
     size : int
-        Pictures are cut to the square in their middle and resized to (size, size).
+        Pictures are cropped to the square in their middle and resized to (size, size).
     missing : "error" or "skip"
-        What to do about a picture that is not there: `skipped` counts those left out.
+        Raise an error for a picture that is missing, or leave it out and count it in `skipped`.
     batch_size : int
 
     Attributes
@@ -33,13 +33,13 @@ class ClearStream(ImageStream):
     class_names : list of str
         Name of each label, as ``class_names.txt`` lists them.
     buckets : list of str
-        In their order.
+        Names of the buckets, in order.
 
     Notes
     -----
-    The buckets come in the order of their numbers, the rows of a bucket shuffled. Rows are
-    (b, size, size, 3), uint8, decoded a batch at a time by Pillow. Targets are ints. The
-    fingerprint is of paths and labels, not of the pictures.
+    Buckets are in the order of their numbers, and the rows of a bucket are shuffled. Rows are
+    (b, size, size, 3), uint8, decoded one batch at a time by Pillow. Targets are ints. The
+    fingerprint covers paths and labels, not the pictures.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ClearStream(ImageStream):
 
     @property
     def boundaries(self) -> tuple[int, ...]:
-        """Rows where a bucket starts; with missing="skip" this looks for every file."""
+        """Rows where a bucket starts. With missing="skip" this checks every file."""
         return tuple(self._row(place) for place in self._starts)
 
     def describe(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class ClearStream(ImageStream):
 
 
 def _bucket(root: Path, bucket: str, files: Any, names: list[str]) -> list[tuple[str, int]]:
-    """Path and label of each picture of a bucket."""
+    """Path and label of each picture in a bucket."""
     rows = []
     for label, name in enumerate(names):
         if name not in files:
@@ -110,17 +110,17 @@ def _text(path: Path) -> str:
     except FileNotFoundError as error:
         raise MissingFile(
             f"no file {path}; give the folder that CLEAR's archives unpack to, "
-            "with train or test in it"
+            "which holds train or test"
         ) from error
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(_text(path))
+        content = json.loads(_text(path))
     except ValueError as error:
         if isinstance(error, MissingFile):
             raise
         raise InvalidInput(f"{path} is not JSON: {error}; unpack the archive again") from error
-    if not isinstance(found, dict):
-        raise InvalidInput(f"{path} must hold an object, got {type(found).__name__}")
-    return found
+    if not isinstance(content, dict):
+        raise InvalidInput(f"{path} must hold a JSON object, got {type(content).__name__}")
+    return content

@@ -1,4 +1,4 @@
-"""CLOC: photographs in time order, each to be placed in one of 713 regions of the world."""
+"""CLOC: photographs in time order; the label is one of 713 regions of the world."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from kalstream._files import replacing
 from kalstream._optional import require
 from kalstream.errors import InvalidInput, MissingFile
-from kalstream.streams._base import Array, Batch
-from kalstream.streams._files import load_npy
-from kalstream.streams._images import ImageStream
+from kalstream.streams.base import Array, Batch
+from kalstream.streams.files import load_npy
+from kalstream.streams.images import ImageStream
 
-# what is read -> its type and its name in the release; user ids and times are not in the mirror
+# list -> its type and its name in the release; the mirror has no user ids and no times
 _LISTS: dict[str, tuple[type[np.generic], str]] = {
     "paths": (np.bytes_, "store_loc"),
     "labels": (np.int32, "labels"),
@@ -32,29 +33,29 @@ class ClocStream(ImageStream):
     folder : path
         The release: ``release/{split}_{labels,time,userID,store_loc}.torchSave`` (needs torch);
         or its mirror: ``order_files/{split}_{image_paths,labels}.hdf5`` (needs h5py). It may
-        also be ``release`` or ``order_files`` itself. What `pack_cloc` wrote is read first.
+        also be ``release`` or ``order_files`` itself. Files of `pack_cloc` have precedence.
     split : str
         "train"; "cross_val" in the release; "test" or "pretrain" in the mirror.
     size : int
-        Pictures are cut to the square in their middle and resized to (size, size).
+        Pictures are cropped to the square in their middle and resized to (size, size).
     images : path, optional
-        The folder that the listed paths start from, by default the first there is of
-        ``release/dataset/images``, ``dataset/images``, ``images`` and ``data``.
+        Folder that the listed paths are relative to. By default the first of
+        ``release/dataset/images``, ``dataset/images``, ``images`` and ``data`` that exists.
     missing : "error" or "skip"
-        What to do about a picture that is not there: `skipped` counts those left out. They are
-        looked for as the stream goes by, so `n_rows` is None before its end.
+        Raise an error for a picture that is missing, or leave it out and count it in `skipped`.
+        Files are checked as rows are read, so `n_rows` is None before the end.
     batch_size : int
 
     Notes
     -----
-    Rows are (b, size, size, 3), uint8, decoded a batch at a time by Pillow. Targets are ints.
-    Times are those of the release, in seconds; rows are sorted by them if they were not, rows of
-    the same second as they were listed. The mirror is in time order and has no times.
+    Rows are (b, size, size, 3), uint8, decoded one batch at a time by Pillow. Targets are ints.
+    Times are those of the release, in seconds. Rows are sorted by time; rows of the same second
+    keep the order of the lists. The mirror is in time order and has no times.
 
     Memory: for 38 million rows the lists are about 3 GB of arrays, and reading them with torch
-    takes minutes and 9 GB. Do that once, with `pack_cloc`: then they are memory-mapped.
+    takes minutes and 9 GB. Do that once, with `pack_cloc`: its files are memory-mapped.
 
-    The fingerprint is of the lists, not of the pictures.
+    The fingerprint covers the lists, not the pictures.
     """
 
     def __init__(
@@ -68,22 +69,22 @@ class ClocStream(ImageStream):
         batch_size: int = 128,
     ) -> None:
         folder = Path(folder)
-        found = _read(folder, split)
-        times = found.get("times")
+        lists = _read(folder, split)
+        times = lists.get("times")
         if times is not None and (times[1:] < times[:-1]).any():
             order = np.argsort(times, kind="stable")
-            found = {what: values[order] for what, values in found.items()}
+            lists = {name: values[order] for name, values in lists.items()}
         root = Path(images) if images is not None else _images(folder)
-        paths, labels, times = found["paths"], found["labels"], found.get("times")
+        paths, labels, times = lists["paths"], lists["labels"], lists.get("times")
         super().__init__(
             root, paths, labels, times, size=size, missing=missing, batch_size=batch_size
         )
         self.name, self.split = "cloc", split
-        self._users = found.get("users")
+        self._users = lists.get("users")
         self.classes = np.flatnonzero(np.bincount(labels)).tolist()
 
     def users(self, batch: Batch) -> Array | None:
-        """Who took the photographs of a batch, (b,); None in the mirror."""
+        """Ids of the photographers of a batch, (b,); None in the mirror."""
         listed = self._listed(batch.start, batch.stop)
         return None if self._users is None else np.asarray(self._users[listed])
 
@@ -93,27 +94,28 @@ class ClocStream(ImageStream):
 
 
 def pack_cloc(folder: str | Path, split: str = "train", out: str | Path | None = None) -> Path:
-    """Write CLOC's lists as arrays that are memory-mapped, so that later reads take no time.
+    """Write the lists of CLOC as arrays that can be memory-mapped, so that later reads are fast.
 
     Parameters
     ----------
     folder, split
         As for `ClocStream`.
     out : path, optional
-        Where to write ``{split}_{paths,labels,times,users}.npy``, by default the folder itself.
-        A stream of another folder than this one needs ``images``.
+        Folder for ``{split}_{paths,labels,times,users}.npy``, by default ``folder``. If it is
+        another one, `ClocStream` needs ``images``.
 
     Returns
     -------
     path
-        The folder with the arrays, to be given to `ClocStream`.
+        The folder with the arrays, for `ClocStream`.
     """
     folder = Path(folder)
     out = folder if out is None else Path(out)
-    found = _read(folder, split)
+    lists = _read(folder, split)
     out.mkdir(parents=True, exist_ok=True)
-    for what, values in found.items():
-        np.save(out / f"{split}_{what}.npy", values, allow_pickle=False)
+    for name, values in lists.items():
+        with replacing(out / f"{split}_{name}.npy") as file:
+            np.save(file, values, allow_pickle=False)
     return out
 
 
@@ -122,35 +124,35 @@ def _images(folder: Path) -> Path:
         if (folder / name).is_dir():
             return folder / name
     raise MissingFile(
-        f"none of {', '.join(_IMAGES)} is a folder in {folder}; give the pictures' as images="
+        f"{folder} holds none of the folders {', '.join(_IMAGES)}; name the folder with images="
     )
 
 
 def _read(folder: Path, split: str) -> dict[str, Array]:
-    """The lists as arrays of one length: paths and labels, times and users if they are there."""
-    found: dict[str, Array] = {}
+    """The lists as arrays of one length: paths and labels, and times and users if they exist."""
+    lists: dict[str, Array] = {}
     for what, (kind, name) in _LISTS.items():
         packed = folder / f"{split}_{what}.npy"
         saved = _first(folder, "release", f"{split}_{name}.torchSave")
         stored = _first(folder, "order_files", f"{split}_{_MIRROR.get(what)}.hdf5")
         if packed.is_file():
-            found[what] = load_npy(packed)
+            lists[what] = load_npy(packed)
         elif saved is not None:
-            found[what] = _load(saved, kind)
+            lists[what] = _load(saved, kind)
         elif stored is not None:
-            found[what] = _load(stored, kind)
+            lists[what] = _load(stored, kind)
         elif what in _MIRROR:
             raise MissingFile(
                 f"no {split}_{name}.torchSave in {folder / 'release'} and no "
                 f"{split}_{_MIRROR[what]}.hdf5 in {folder / 'order_files'}; "
-                "give the folder that holds release or order_files, and a split that is there"
+                "give the folder that holds release or order_files, and a split that exists"
             )
-    lengths = {what: len(values) for what, values in found.items()}
+    lengths = {what: len(values) for what, values in lists.items()}
     if len(set(lengths.values())) != 1:
         raise InvalidInput(f"the lists of {split} in {folder} differ in length: {lengths}")
-    if (found["labels"] < 0).any():
-        raise InvalidInput(f"labels of {split} in {folder} must count from 0, got a negative one")
-    return found
+    if (lists["labels"] < 0).any():
+        raise InvalidInput(f"labels of {split} in {folder} must be 0 or more, got a negative one")
+    return lists
 
 
 def _first(folder: Path, below: str, name: str) -> Path | None:
@@ -158,7 +160,7 @@ def _first(folder: Path, below: str, name: str) -> Path | None:
 
 
 def _load(path: Path, kind: type[np.generic]) -> Array:
-    """A list from a file of torch or HDF5, as an array."""
+    """The list in a file of torch or HDF5, as an array."""
     saved = path.suffix == ".torchSave"
     library = require("torch", "torch") if saved else require("h5py", "hdf5")
     try:
@@ -168,7 +170,7 @@ def _load(path: Path, kind: type[np.generic]) -> Array:
             with library.File(path, "r") as file:
                 values = file["store_list"][()]
         array = np.array(values, kind)
-    except Exception as error:  # what a damaged file raises is the library's affair
+    except Exception as error:  # for a damaged file these libraries raise anything
         raise InvalidInput(f"{path} is not a list of {kind.__name__}: {error}") from error
     if array.ndim != 1:
         raise InvalidInput(f"{path} must be a plain list, got shape {array.shape}")

@@ -1,4 +1,4 @@
-"""Embeddings in files: features that some network made, with their labels."""
+"""Embeddings in files: features that a network computed, with their labels."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from safetensors import SafetensorError, safe_open
 
 from kalstream.core._checks import LARGEST_FLOAT64 as LARGEST
 from kalstream.errors import InvalidInput, MissingFile
-from kalstream.streams import _files
-from kalstream.streams._base import CLASSIFICATION, Array, Batch, Stream, as_targets, check_task
-from kalstream.streams._fingerprint import of_files
+from kalstream.streams.base import CLASSIFICATION, Array, Batch, Stream, as_targets, check_task
+from kalstream.streams.files import check_choice, load_npy, tasks, unreadable
+from kalstream.streams.fingerprint import of_files
 
 EMBEDDINGS = (".npy", ".npz", ".safetensors")
-# of safetensors, those that numpy has
+# types of safetensors that numpy has
 _TYPES = {"BOOL": "?", "U8": "u1", "I8": "i1"} | {
     f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "FIU" for size in (2, 4, 8)
 }
@@ -30,19 +30,20 @@ class EmbeddingStream(Stream):
     Parameters
     ----------
     path : path
-        ``X.npy`` with features (n, d), or ``X.safetensors`` or ``X.npz`` with them and labels.
+        ``X.npy`` with features (n, d), or ``X.safetensors`` or ``X.npz`` with features and labels.
         An ``.npz`` is read into memory. Pickled objects are refused.
     labels : path, optional
-        An ``.npy`` with labels (n,), by default what ``path`` holds, or ``X-labels.npy`` or
-        ``X.labels.npy`` beside it. Times (n,) are found likewise, if there are any.
+        An ``.npy`` with labels (n,). By default the labels in ``path``, or else ``X-labels.npy``
+        or ``X.labels.npy`` beside it. Times (n,) are found in the same way, if there are any.
     order : "as-is", "shuffled" or "tasks"
-        As in the file; or all rows shuffled; or the classes in a random order, cut into
-        ``n_tasks``, rows shuffled within each. Only "as-is" keeps times.
+        "as-is" is the order of the file. "shuffled" shuffles all rows. "tasks" divides the classes
+        at random into ``n_tasks`` tasks and shuffles the rows within each task. Only "as-is" keeps
+        times.
     seed : int
-        Of that order.
+        Seed of the shuffling.
     n_tasks : int
     names : 3 strings
-        What features, labels and times are called in a ``.safetensors`` or ``.npz``.
+        Names of features, labels and times in a ``.safetensors`` or ``.npz``.
     task : "classification" or "regression"
     batch_size : int
 
@@ -50,13 +51,11 @@ class EmbeddingStream(Stream):
     ----------
     boundaries : tuple of int
         Rows where a task starts; (0,) unless the order is "tasks".
-    timed : bool
-        Whether rows come with times.
 
     Notes
     -----
-    Numbers of any type, float16 included, become float64 a batch at a time. A row that is not
-    finite, or holds a number beyond 1e100, is an error when it comes.
+    Numbers of any type, float16 included, become float64 one batch at a time. A row with a number
+    that is not finite, or is beyond 1e100, raises an error when it is read.
 
     Examples
     --------
@@ -82,30 +81,30 @@ class EmbeddingStream(Stream):
         batch_size: int = 4096,
     ) -> None:
         self.path = Path(path)
-        self.order = _files.check_choice("order", order, ("as-is", "shuffled", "tasks"))
+        self.order = check_choice("order", order, ("as-is", "shuffled", "tasks"))
         self.task, self.name, self.seed = check_task(task), self.path.stem, seed
         self.batch_size = batch_size
-        found = _read(self.path, names)
-        self._paths = [self.path]
-        self._features = features = _checked(self.path, found.get(names[0]), names[0])
-        targets = self._beside(found.get(names[1]), "labels", labels)
+        arrays = _read(self.path, names)
+        self.files = [self.path]
+        self._features = features = _checked(self.path, arrays.get(names[0]), names[0])
+        targets = self._beside(arrays.get(names[1]), "labels", labels)
         if targets is None:
             raise MissingFile(
-                f"no labels for {self.path}: neither {names[1]} in it nor "
-                f"{self.path.stem}-labels.npy beside it; give a file as labels="
+                f"no labels for {self.path}: it holds no {names[1]}, and there is no "
+                f"{self.path.stem}-labels.npy beside it; save the labels there"
             )
         self._labels = targets
         self._rows: Array | None = None
         self.boundaries: tuple[int, ...] = (0,)
         self._times: Array | None = None
         if order == "as-is":
-            self._times = self._beside(found.get(names[2]), "times", None)
+            self._times = self._beside(arrays.get(names[2]), "times", None)
             self._check_times()
         elif order == "tasks" and task != CLASSIFICATION:
-            raise InvalidInput(f'order "tasks" goes by classes, and the task is {task}')
+            raise InvalidInput(f'order="tasks" needs classes, and the task is {task}')
         else:
             n_tasks = n_tasks if order == "tasks" else 1
-            self._rows, self.boundaries = _files.tasks(targets, n_tasks, seed)
+            self._rows, self.boundaries = tasks(targets, n_tasks, seed)
         self.timed = self._times is not None
         self.n_rows = len(features)
         self.columns = tuple(f"x{k}" for k in range(features.shape[1]))
@@ -130,17 +129,17 @@ class EmbeddingStream(Stream):
             yield Batch(first, rows, targets, times)
 
     def _check(self, what: str, first: int, good: Array) -> None:
-        """Refuse a row of a batch, numbers that cannot be learned, by its place in the file."""
+        """Refuse a batch with numbers that cannot be learned; name the row of the file."""
         if not good.all():
             row = first + int(good.argmin())
             place = row if self._rows is None else self._rows[row]
             raise InvalidInput(
                 f"{self.path}: {what} of row {place} (row {row} of the stream) are not finite, or "
-                f"beyond {LARGEST:g}; make them again in float32, or leave such rows out"
+                f"beyond {LARGEST:g}; compute them again in float32, or leave such rows out"
             )
 
     def _check_times(self) -> None:
-        """Refuse times that are missing or go back."""
+        """Refuse times that are missing or decrease."""
         if self._times is None:
             return
         with np.errstate(invalid="ignore"):
@@ -150,7 +149,7 @@ class EmbeddingStream(Stream):
         if not good.all():
             row = int(good.argmin())
             raise InvalidInput(
-                f"{self.path}: times must be numbers that never go back, and that of row {row} is "
+                f"{self.path}: times must be numbers that never decrease, and that of row {row} is "
                 f"{times[row]:.15g}; sort the rows by time"
             )
 
@@ -164,7 +163,7 @@ class EmbeddingStream(Stream):
             "seed": self.seed,
             "n_tasks": len(self.boundaries),
             "time": "times" if self.timed else None,
-            "fingerprint": of_files(self._paths),
+            "fingerprint": of_files(self.files),
         }
 
     def _beside(self, array: Array | None, what: str, given: str | Path | None) -> Array | None:
@@ -174,12 +173,12 @@ class EmbeddingStream(Stream):
             beside = (self.path.with_name(f"{self.path.stem}{dot}{what}.npy") for dot in "-.")
             path = next((p for p in beside if p.is_file()), None)
         if path is not None:
-            array = _files.load_npy(path)
-            self._paths.append(path)
+            array = load_npy(path)
+            self.files = [*self.files, path]
         if array is not None and array.shape != (len(self._features),):
             raise InvalidInput(
-                f"{path or self.path}: {what} must be ({len(self._features)},), one of each row of "
-                f"features, got {array.shape}"
+                f"{path or self.path}: {what} must be ({len(self._features)},), one for each row "
+                f"of features, got {array.shape}"
             )
         if array is not None:
             _check_kind(path or self.path, what, array, self.task)
@@ -187,7 +186,7 @@ class EmbeddingStream(Stream):
 
 
 def _check_kind(path: Path, what: str, array: Array, task: str) -> None:
-    """Refuse labels or times of a type, or with values, that nothing can be made of."""
+    """Refuse labels or times of a type, or with values, that cannot be used."""
     text = what == "labels" and task == CLASSIFICATION
     if array.dtype.kind not in ("biufU" if text else "biuf"):
         raise InvalidInput(
@@ -195,15 +194,15 @@ def _check_kind(path: Path, what: str, array: Array, task: str) -> None:
             f"{', or as text of numpy type U' if text else ''}"
         )
     if text and array.dtype.kind == "f" and np.isinf(array).any():
-        raise InvalidInput(f"{path}: an infinite number is no label; save labels as whole numbers")
+        raise InvalidInput(f"{path}: a label is infinite; save labels as whole numbers")
     if array.dtype.kind == "U" and array.dtype.itemsize:
         letters = np.array(array, f"=U{array.dtype.itemsize // 4}").view(np.uint32)
         if letters.max() > sys.maxunicode:
-            raise InvalidInput(f"{path}: {what} are not Unicode; it is damaged: write it again")
+            raise InvalidInput(f"{path}: {what} are not Unicode; write the file again")
 
 
 def read_features(path: str | Path, name: str = "features") -> Array:
-    """Features (n, d) of an embedding file alone, its labels or not."""
+    """Features (n, d) of an embedding file, which may lack labels."""
     path = Path(path)
     return _checked(path, _read(path, (name,)).get(name), name)
 
@@ -212,8 +211,7 @@ def _checked(path: Path, features: Array | None, name: str) -> Array:
     if features is None or features.ndim != 2 or features.dtype.kind not in "fiu":
         got = "none" if features is None else f"{features.shape} of {features.dtype}"
         raise InvalidInput(
-            f"{path}: {name} must be (n, d) numbers, got {got}; give what they are called in it "
-            "as names=(features, labels, times)"
+            f"{path}: {name} must be (n, d) numbers, got {got}; save them under that name"
         )
     if 0 in features.shape:
         raise InvalidInput(f"{path}: {name} is empty, {features.shape}")
@@ -221,32 +219,32 @@ def _checked(path: Path, features: Array | None, name: str) -> Array:
 
 
 def _read(path: Path, names: tuple[str, ...]) -> dict[str, Array]:
-    """The arrays of a file that have one of the names."""
+    """Those arrays of a file that have one of these names."""
     suffix = path.suffix.lower()
     if suffix == ".safetensors":
         return _map_safetensors(path, names)
     if suffix == ".npy":
-        return {names[0]: _files.load_npy(path)}
+        return {names[0]: load_npy(path)}
     if suffix != ".npz":
         raise InvalidInput(f"{path} must be .npy, .npz or .safetensors")
     try:
-        with path.open("rb") as file, np.lib.npyio.NpzFile(file) as found:
-            return {name: found[name] for name in names if name in found}
-    except Exception as error:  # of zip, of its compressions, of numpy: many kinds
-        raise _files.unreadable(path, "plain arrays, as np.savez writes", error) from error
+        with path.open("rb") as file, np.lib.npyio.NpzFile(file) as arrays:
+            return {name: arrays[name] for name in names if name in arrays}
+    except Exception as error:  # zip, its compressions and numpy raise many kinds
+        raise unreadable(path, "plain arrays, as np.savez writes them", error) from error
 
 
 def _map_safetensors(path: Path, names: tuple[str, ...]) -> dict[str, Array]:
-    """Arrays by name, mapped; `safe_open` cannot read rows in another order than the file's."""
+    """Arrays by name, memory-mapped: `safe_open` reads rows in the order of the file only."""
     try:
         with safe_open(path, framework="numpy"):
             pass  # the header is sound
     except (SafetensorError, OSError) as error:
-        raise _files.unreadable(path, "tensors of safetensors", error) from error
+        raise unreadable(path, "safetensors", error) from error
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for name in names:
         if name not in header:
             continue
@@ -256,5 +254,5 @@ def _map_safetensors(path: Path, names: tuple[str, ...]) -> dict[str, Array]:
         if 0 in shape:
             raise InvalidInput(f"{path}: {name} is empty, {shape}")
         offset = 8 + size + header[name]["data_offsets"][0]
-        found[name] = np.memmap(path, _TYPES[kind], "r", offset, shape)
-    return found
+        arrays[name] = np.memmap(path, _TYPES[kind], "r", offset, shape)
+    return arrays

@@ -1,4 +1,4 @@
-"""The data sets that kalstream knows by name, and the files of those it brings along."""
+"""Data sets that kalstream knows by name, and the files of those that come with it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from kalstream.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A data set that has a name.
+    """A data set with a name.
 
     Attributes
     ----------
     name, description : str
     rows, classes : int or None
-        None where it depends on the file, or where there are no classes.
+        None if it depends on the file, or if there are no classes.
     features : str
-        What a row is.
+        Content of a row.
     source : str
-        Where the data come from.
+        Origin of the data.
     layout : str
-        How to get them, and where the reader looks for them.
+        How to get the data, and the files that the reader needs.
     target : str or None
-        Of a packaged table, the column with the labels.
+        Column with the labels, for a packaged table.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Known:
 
     @property
     def packaged(self) -> bool:
-        """Whether the data come with kalstream, as a file that `path_of` finds."""
+        """Whether the data come with kalstream; `path_of` then gives their file."""
         return self.target is not None
 
 
@@ -51,7 +51,7 @@ KNOWN: dict[str, Known] = {
     for known in (
         Known(
             "elec2",
-            "is electricity dearer than its mean of the last day, every half hour",
+            "is the price of electricity above its mean of the last day, every half hour",
             45_312,
             2,
             "6 numbers",
@@ -76,20 +76,20 @@ KNOWN: dict[str, Known] = {
             None,
             "the constant 1",
             "the paper, appendix C",
-            "made from a seed: time_series(seed)",
+            "generated from a seed: time_series(seed)",
         ),
         Known(
             "cifar100",
-            "small pictures of 100 kinds of things, shuffled or in 10 tasks of 10 classes",
+            "small pictures of 100 classes, shuffled or in 10 tasks of 10 classes",
             50_000,
             100,
             "32 x 32 x 3 pixels",
             "Krizhevsky 2009, https://www.cs.toronto.edu/~kriz/cifar.html",
-            "cifar-100-python.tar.gz as it is, or what it unpacks to",
+            "cifar-100-python.tar.gz, or the folder that it unpacks to",
         ),
         Known(
             "cloc",
-            "where was this photograph taken, nine years of photographs in time order",
+            "where was this photograph taken, nine years in time order",
             38_003_083,
             713,
             "photographs",
@@ -108,10 +108,10 @@ KNOWN: dict[str, Known] = {
         ),
         Known(
             "embeddings",
-            "features of a network of your own, with labels",
+            "features that a network of yours computed, with labels",
             None,
             None,
-            "as many numbers as the file has",
+            "numbers, as many as the file has",
             "your own",
             "X.npy and X-labels.npy, or X.safetensors or X.npz with `features` and `labels`",
         ),
@@ -120,7 +120,7 @@ KNOWN: dict[str, Known] = {
 
 
 def path_of(name: str) -> Path:
-    """The packaged file of a data set: comma-separated with a header, compressed by gzip.
+    """Path of a packaged data set: CSV with a header, compressed by gzip.
 
     Parameters
     ----------
@@ -135,13 +135,13 @@ def path_of(name: str) -> Path:
     known = KNOWN.get(name)
     if known is None or not known.packaged:
         packaged = ", ".join(each.name for each in KNOWN.values() if each.packaged)
-        how = "it is not a known data set" if known is None else f"get it as: {known.layout}"
-        raise InvalidInput(f"{name!r} does not come with kalstream ({how}); packaged: {packaged}")
+        reason = "it is not a known data set" if known is None else f"it needs: {known.layout}"
+        raise InvalidInput(f"{name!r} does not come with kalstream ({reason}); use: {packaged}")
     return _data() / f"{name}.csv.gz"
 
 
 def attribution() -> str:
-    """Where the packaged data come from, and the licence that asks for this text.
+    """Origin and licence of the packaged data; the licence requires this text.
 
     Examples
     --------

@@ -1,10 +1,10 @@
-"""The paper's artificial time series (figures 1 and 4, appendix C)."""
+"""The artificial time series of the paper (figures 1 and 4, appendix C)."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from kalstream.streams._base import REGRESSION, ArrayStream
+from kalstream.streams.base import REGRESSION, ArrayStream
 
 MEANS = (1.3, 1.0, 1.3, 0.95, 0.6, 0.25, 0.8, 0.5)
 CHANGES = (451, 709, 958, 1547, 2147, 2769, 2957)  # the first row of each mean but the first
@@ -13,19 +13,19 @@ NOISE_VAR = 0.01
 
 
 def time_series(seed: int = 0) -> ArrayStream:
-    """Numbers around a mean that jumps seven times: 3058 rows for regression.
+    """Noisy numbers whose mean jumps seven times: 3058 rows for regression.
 
-    A row is the constant 1, a target is the current mean plus Gaussian noise of variance 0.01.
+    A row is the constant 1. A target is the current mean plus Gaussian noise of variance 0.01.
 
     Parameters
     ----------
     seed : int
-        Of the noise, the only random part: means and change points are the paper's.
+        Seed of the noise. Means and change points are those of the paper.
 
     Notes
     -----
-    Two things are not in the paper: its noise, and whether its steps count from 0 or 1. Here
-    `CHANGES` count from 0: row 451 is the first of the second mean.
+    The paper does not give its noise, nor whether its steps count from 0 or 1. Here `CHANGES`
+    count from 0: row 451 is the first of the second mean.
 
     Examples
     --------

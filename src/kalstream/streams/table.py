@@ -17,10 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from kalstream._printable import quoted
-from kalstream.errors import InvalidInput, MissingFile, Unreadable
-from kalstream.streams._base import Array, Batch, Stream
+from kalstream.errors import InvalidInput, MissingFile
 from kalstream.streams._columns import Bad, Columns, as_text, check_known, convert, listed
-from kalstream.streams._fingerprint import of_files
 from kalstream.streams._parquet import MAGIC, ParquetPart
 from kalstream.streams._rows import BadRow, Block, Part, damaged
 from kalstream.streams._text import (
@@ -31,65 +29,65 @@ from kalstream.streams._text import (
     pieces_of_file,
     pieces_of_pipe,
 )
+from kalstream.streams.base import Array, Batch, Stream
+from kalstream.streams.files import forbidden
+from kalstream.streams.fingerprint import of_files
 
 __all__ = ["BadRow", "Columns", "TableStream"]
 
 STOP, SKIP = "stop", "skip"
 STANDARD_INPUT = "-"
-FIRST_ROWS = 10_000  # by which the kinds are decided, unless they take more than
+FIRST_ROWS = 10_000  # from which the kinds of columns are decided, if they take less than
 FIRST_BYTES = 1 << 26
-LIVE_ROOMS = 16  # for each category of standard input
+LIVE_SLOTS = 16  # columns of each category of standard input
 _BATCH_ROWS = 8192
 _BATCH_NUMBERS = 1 << 20
-_EXAMPLES = 5  # of rows that are left out
+_EXAMPLES = 5  # skipped rows whose reason is kept
+_FIRST_TIMES = 11  # of standard input, from which the unit of time is guessed
 _PARQUET = (".parquet", ".pq")
-_TEXT = (".csv", ".tsv", ".jsonl", ".ndjson")  # of a folder; one file is known by its content
+_TEXT = (".csv", ".tsv", ".jsonl", ".ndjson")  # in a folder; the content decides for one file
 _TABLES = _PARQUET + tuple(text + end for text in _TEXT for end in ("", ".gz", ".zst"))
 
 
 class TableStream(Stream):
     r"""A table as a stream: CSV, JSON lines, Parquet, a folder of them, or standard input.
 
-    Text may be compressed by gzip or zstd. The table may be larger than memory. What a column is,
-    number, boolean, category or date, is decided by the first 10,000 rows, for standard input
-    by the first row. An infinite number stays one: `Batch.without_infinities`. A number beyond
-    1e100 is a bad row.
+    Text may be compressed by gzip or zstd. The table may be larger than memory. The first 10,000
+    rows decide whether a column is a number, boolean, category or date; for standard input the
+    first row decides. Infinities are kept; see `Batch.without_infinities`. A row with a number
+    beyond 1e100 is a bad row.
 
     Parameters
     ----------
     source : str, path or file
-        A file; a folder, whose files are taken in the order of their names, 2 before 10; or "-" or
-        an open file, of which rows are handed on as they come.
+        A file; a folder, whose files are read in the order of their names, 2 before 10; or "-" or
+        an open file, whose rows are passed on as they arrive.
     target : str, optional
-        The column to predict. May be left out if ``columns`` is given.
+        The column to predict. Needed unless ``columns`` is given.
     task : "classification" or "regression", optional
         Guessed from the target if not given; `guess` says how.
     time : str, optional
-        A column of numbers or dates that never goes back, which becomes `Batch.times`.
+        A column of numbers or dates that never decrease, which becomes `Batch.times`.
     ignore : names
         Columns to leave out.
     categorical : names
         Columns of codes that look like numbers.
     bad_rows : "stop" or "skip"
-        What to do with a row that cannot be read: raise `BadRow` once the rows before it have been
-        handed on, or leave it out and count it.
+        For a row that cannot be read: raise `BadRow` after the rows before it, or leave it out and
+        count it.
     delimiter : str, optional
-        Of CSV; told from the header if not given.
+        Delimiter of CSV; guessed from the header if not given.
     name : str, optional
     columns : Columns, optional
-        As they were in a checkpoint, or frozen for prediction; decides about everything above
-        up to ``categorical``.
+        The encoder of a checkpoint, or a frozen one for prediction. It replaces the parameters
+        from ``target`` to ``categorical``.
 
     Attributes
     ----------
     encoder : Columns
-        What the columns are and which categories have been seen; belongs into checkpoints.
-    guess : str
-        Which task was guessed and why, or "".
+        Kinds of the columns and the categories seen so far.
     skipped, skipped_why : int, list of str
         Rows left out since the last call of `batches`, and what was wrong with the first of them.
-    approximate_rows : int or None
-        How many rows there may be, if `n_rows` is not known.
 
     Examples
     --------
@@ -121,20 +119,19 @@ class TableStream(Stream):
         self.bad_rows, self.delimiter = bad_rows, delimiter
         self.ignore, self.categorical = _names(ignore), _names(categorical)
         self.source = str(source) if isinstance(source, str | Path) else STANDARD_INPUT
-        self._paths: list[Path] = []
         self._arriving = _arriving(source)
         if self._arriving is None:
-            self._paths = _files(Path(self.source))
-            self._parts: list[Part] = [_part(path, delimiter) for path in self._paths]
+            self.files = _files(Path(self.source))
+            self._parts: list[Part] = [_part(path, delimiter) for path in self.files]
         else:
             self.repeatable = False
             self._parts = [TextPart("standard input", self._arriving, delimiter)]
-        self.name = name or (Path(self.source).name.split(".")[0] if self._paths else "stdin")
+        self.name = name or (Path(self.source).name.split(".")[0] if self.files else "stdin")
         self._check_names()
-        self.guess = ""
         if columns is None:
             columns, self.guess = self._decide(target, task, time)
-        self.encoder = _copy(columns, target, task, time)
+        self.encoder: Columns = _copy(columns, target, task, time)
+        self.timed = self.encoder.time is not None
         for part in self._parts:
             self.encoder.wanted(part.names, part.file)
         self.task, self.columns = self.encoder.task, self.encoder.names
@@ -150,8 +147,8 @@ class TableStream(Stream):
             differ = sorted(set(first.names) ^ set(part.names))
             if differ:
                 raise InvalidInput(
-                    f"{part.file}: its columns are not those of {first.file}; only one of the two "
-                    f"has {listed(differ)}; files of one folder must have the same columns"
+                    f"{part.file} and {first.file} have different columns: only one of the two has "
+                    f"{listed(differ)}; give all files of a folder the same columns"
                 )
 
     def _decide(
@@ -159,13 +156,13 @@ class TableStream(Stream):
     ) -> tuple[Columns, str]:
         names, file = self._parts[0].names, self._parts[0].file
         if target is None:
-            raise InvalidInput(f"say which column is the target; columns: {listed(names)}")
-        check_known([target], names, "target", file)
-        check_known([] if time is None else [time], names, "time", file)
-        check_known(self.ignore, names, "ignore", file)
+            raise InvalidInput(f"no target was given; name one of the columns: {listed(names)}")
+        check_known([target], names, option="target", file=file)
+        check_known([] if time is None else [time], names, option="time", file=file)
+        check_known(self.ignore, names, option="ignore", file=file)
         if target == time:
             raise InvalidInput(
-                f"{file}: {quoted(target)} is both target and time; name two columns"
+                f"{file}: {quoted(target)} is both target and time; name two different columns"
             )
         used = {target, time}
         table = self._first([n for n in names if n in used or n not in self.ignore])
@@ -176,11 +173,11 @@ class TableStream(Stream):
             time=time,
             categorical=self.categorical,
             as_written=any(part.as_written for part in self._parts),
-            rooms=LIVE_ROOMS if self._arriving else None,
+            n_slots=LIVE_SLOTS if self._arriving else None,
         )
 
     def _first(self, wanted: list[str]) -> pa.RecordBatch:
-        """The first rows, of all files if there are few."""
+        """The first rows, of several files if the first one has few."""
         pieces: list[pa.RecordBatch] = []
         rows, size, most = 0, 0, 1 if self._arriving else FIRST_ROWS
         error: InvalidInput | None = None
@@ -192,16 +189,16 @@ class TableStream(Stream):
                 rows, size = rows + pieces[-1].num_rows, size + pieces[-1].nbytes
                 if rows == most or size > FIRST_BYTES:
                     break
-        except InvalidInput as damage:  # met again once the rows before it have been handed on
+        except InvalidInput as damage:  # raised again after the rows before it
             error = error or damage
         if rows == 0:
-            raise error or InvalidInput(f"{self.source}: has a header but no rows")
+            raise error or InvalidInput(f"{self.source}: it has a header but no rows")
         arrays = [_joined([piece.column(name) for piece in pieces]) for name in wanted]
         return pa.RecordBatch.from_arrays(arrays, wanted)
 
     @property
     def approximate_rows(self) -> int | None:
-        """Rows by the size of the files and the mean length of the first rows."""
+        """Size of the files divided by the mean length of the first rows."""
         if self.n_rows is not None:
             return self.n_rows
         total = 0.0
@@ -212,29 +209,29 @@ class TableStream(Stream):
         mean = self._parts[0].row_bytes if isinstance(self._parts[0], TextPart) else 0.0
         return round(total / mean) if mean else None
 
-    def first_times(self, n: int = 11) -> Array | None:
-        """Times of the first ``n`` rows that have one, or of all if there are fewer.
+    def first_times(self) -> Array | None:
+        """Times of the first batch; of standard input those of the first 11 rows with a time.
 
-        Of standard input this waits until they have come; `batches` hands them on afterwards.
+        This waits until they have arrived; `batches` passes the rows on afterwards.
         """
         time = self.encoder.time
-        if time is None:
-            return None
+        if time is None or self.repeatable:
+            return super().first_times()
         times = np.empty(0)
         for _, _, block in self._blocks([time.name]):
-            found, _ = convert(block.batch.column(0), time.kind)
-            times = np.concatenate((times, found[np.isfinite(found)]))
-            if len(times) >= n:
+            values, _ = convert(block.batch.column(0), time.kind)
+            times = np.concatenate((times, values[np.isfinite(values)]))
+            if len(times) >= _FIRST_TIMES:
                 break
-        return times[:n]
+        return times[:_FIRST_TIMES]
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
-        """The rows from number ``start`` on; of standard input only once.
+        """The rows from number ``start`` on. Standard input can be read only once.
 
         Raises
         ------
         BadRow
-            With ``bad_rows="stop"``, after the rows before it.
+            If ``bad_rows="stop"``, after the rows before the bad one.
         """
         if self._arriving is not None:
             if self._started:
@@ -245,10 +242,10 @@ class TableStream(Stream):
         return self._batches(start)
 
     def _batches(self, start: int) -> Iterator[Batch]:
-        # Categories get their slots in the order of the rows, so rows not yet seen are encoded too.
+        # Categories get their slots in the order of rows, so rows not seen before are encoded too.
         begin = start if self.encoder.complete else min(start, self.encoder.seen)
         stopping = self.bad_rows == STOP
-        place = _Place(begin if stopping else 0)
+        place = _Position(begin if stopping else 0)
         for part, first, block in self._blocks(None, place.begin):
             if stopping:
                 place.row = first
@@ -257,7 +254,7 @@ class TableStream(Stream):
                     yield batch[max(0, start - batch.start) :]
 
     def _blocks(self, wanted: list[str] | None, skip: int = 0) -> Iterator[tuple[Part, int, Block]]:
-        """All blocks from row ``skip`` on or earlier, and how many records come before each."""
+        """The blocks from row ``skip`` or earlier on, and the number of records before each."""
         before = 0
         for part in self._parts:
             if part.n_rows is not None and before + part.n_rows <= skip:
@@ -270,8 +267,8 @@ class TableStream(Stream):
                 end = block.first + block.batch.num_rows + len(block.problems)
             before += end
 
-    def _rows(self, part: Part, block: Block, place: _Place) -> Iterator[Batch]:
-        """The rows of a block, up to each record that makes none."""
+    def _rows(self, part: Part, block: Block, place: _Position) -> Iterator[Batch]:
+        """The rows of a block, cut at each record that is no row."""
         done = 0
         for k, problem in enumerate(block.problems):
             yield from self._encoded(part, block, slice(done, problem.record - k), place)
@@ -281,7 +278,7 @@ class TableStream(Stream):
             self._skip(part, block, problem.record, problem.why)
         yield from self._encoded(part, block, slice(done, block.batch.num_rows), place)
 
-    def _encoded(self, part: Part, block: Block, rows: slice, place: _Place) -> Iterator[Batch]:
+    def _encoded(self, part: Part, block: Block, rows: slice, place: _Position) -> Iterator[Batch]:
         passed = min(max(0, place.begin - place.row), rows.stop - rows.start)
         place.row += passed
         for at in range(rows.start + passed, rows.stop, self._most):
@@ -308,16 +305,16 @@ class TableStream(Stream):
                 raise block.error(part.file, block.record(at + len(batch)), why, column, value)
 
     def _skip(self, part: Part, block: Block, record: int, *why: Any) -> None:
-        """Count a row that is left out; of the first ones it is kept why."""
+        """Count a row that is left out, and keep the reason for the first ones."""
         self.skipped += 1
         if len(self.skipped_why) < _EXAMPLES:
             message = str(block.error(part.file, record, *why))
-            self.skipped_why.append(message.rpartition("; correct it")[0])
+            self.skipped_why = [*self.skipped_why, message.rpartition("; correct it")[0]]
 
     def _check_order(
-        self, table: pa.RecordBatch, times: Array | None, bad: Bad, place: _Place
+        self, table: pa.RecordBatch, times: Array | None, bad: Bad, place: _Position
     ) -> None:
-        """Add the rows whose time is before that of an earlier good row to the bad ones."""
+        """Add rows whose time is before that of an earlier good row to the bad rows."""
         if times is None or self.encoder.time is None:
             return
         times = times.copy()
@@ -332,7 +329,7 @@ class TableStream(Stream):
             bad[row] = (name, value, f"is earlier than a row before it ({before})")
 
     def describe(self) -> dict[str, Any]:
-        """What was asked for, what was found, and a digest of the files (of a pipe None)."""
+        """Parameters, columns and a digest of the files (None for standard input)."""
         columns = self.encoder
         return {
             "name": self.name,
@@ -346,13 +343,13 @@ class TableStream(Stream):
             "delimiter": self.delimiter,
             "columns": [{"name": column.name, "kind": column.kind} for column in columns.features],
             "n_rows": self.n_rows,
-            "fingerprint": of_files(self._paths) if self._paths else None,
+            "fingerprint": of_files(self.files) if self.files else None,
         }
 
 
 @dataclass(slots=True)
-class _Place:
-    """How far one reading of a table has come."""
+class _Position:
+    """How far one pass over a table has come."""
 
     begin: int  # the first row that is encoded
     row: int = 0
@@ -360,7 +357,7 @@ class _Place:
 
 
 def _arriving(source: str | Path | IO[bytes] | IO[str]) -> Arriving | None:
-    """What is read as it comes: standard input, an open file, a named pipe."""
+    """A source that is read as it arrives: standard input, an open file or a named pipe."""
     if not isinstance(source, str | Path):
         return Arriving(pieces_as_they_come(source))
     if str(source) == STANDARD_INPUT:
@@ -369,33 +366,37 @@ def _arriving(source: str | Path | IO[bytes] | IO[str]) -> Arriving | None:
         if Path(source).is_fifo():
             return Arriving(pieces_of_pipe(Path(source)))
     except OSError:
-        pass  # told by what reads files
+        pass  # the reader of files raises the error
     return None
 
 
 def _files(path: Path) -> list[Path]:
-    """The file, or those of a folder that are tables by their names' ends."""
+    """The file, or those files of a folder whose suffix is that of a table."""
     try:
         if path.is_file():
             return [path]
         if path.is_dir():
-            found = [p for p in path.iterdir() if p.name.lower().endswith(_TABLES)]
-            found = [p for p in found if p.name[0] not in "._" and p.is_file()]
-            if not found:
+            tables = [p for p in path.iterdir() if p.name.lower().endswith(_TABLES)]
+            tables = [p for p in tables if p.name[0] not in "._" and p.is_file()]
+            if not tables:
                 raise InvalidInput(
-                    f"{path}: the folder holds no table; names must end in "
-                    f"{', '.join(_PARQUET + _TEXT)}, and .gz or .zst of the latter"
+                    f"{path}: the folder holds no table; names must end in {', '.join(_PARQUET)}, "
+                    f"or in {', '.join(_TEXT)}, perhaps with .gz or .zst"
                 )
-            return sorted(found, key=_natural)
+            return sorted(tables, key=_natural)
         near = get_close_matches(path.name, [p.name for p in path.parent.glob("*")], 1)
     except PermissionError:
-        raise Unreadable(f"{path}: may not be read by this user; change its permissions") from None
-    hint = f"did you mean {path.with_name(near[0])}?" if near else f"looked in {Path.cwd()}"
+        raise forbidden(path) from None
+    hint = (
+        f"did you mean {path.with_name(near[0])}?"
+        if near
+        else f"relative paths start from {Path.cwd()}"
+    )
     raise MissingFile(f"{path}: no such file or folder; {hint}")
 
 
 def _natural(path: Path) -> list[Any]:
-    """Sorts part-2 before part-10."""
+    """Key that sorts part-2 before part-10."""
     pieces = re.split(r"(\d+)", path.name)
     return [int(piece) if k % 2 else piece for k, piece in enumerate(pieces)]
 
@@ -410,7 +411,7 @@ def _part(path: Path, delimiter: str | None) -> Part:
     if start == MAGIC:
         return ParquetPart(file, path)
     if path.suffix.lower() in _PARQUET:
-        raise InvalidInput(f"{file}: is {'no Parquet file' if start else 'empty'}")
+        raise InvalidInput(f"{file} is {'not a Parquet file' if start else 'empty'}")
     if delimiter is None and ".tsv" in path.suffixes:
         delimiter = "\t"
     size = None if compression_of(start) else path.stat().st_size
@@ -422,7 +423,7 @@ def _names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _joined(arrays: list[pa.Array]) -> pa.Array:
-    """Arrays one after another, as text if their types have nothing in common."""
+    """Arrays concatenated, as text if their types differ too much."""
     arrays = [a.dictionary_decode() if pa.types.is_dictionary(a.type) else a for a in arrays]
     try:
         tables = [pa.table([array], ["x"]) for array in arrays]
@@ -432,16 +433,16 @@ def _joined(arrays: list[pa.Array]) -> pa.Array:
 
 
 def _copy(columns: Columns, target: str | None, task: str | None, time: str | None) -> Columns:
-    """A copy of the columns, if they are not for something else than is asked for."""
-    asked = {"target": target, "task": task, "time": time}
-    there = {
+    """A copy of the columns, or an error if they do not fit the parameters."""
+    given = {"target": target, "task": task, "time": time}
+    known = {
         "target": columns.target and columns.target.name,
         "task": columns.task,
         "time": columns.time and columns.time.name,
     }
-    for what, value in asked.items():
-        if value not in (None, there[what]):
+    for name, value in given.items():
+        if value not in (None, known[name]):
             raise InvalidInput(
-                f"{what} is {quoted(value)}, but columns was made for {quoted(there[what])}"
+                f"{name} is {quoted(value)}, but columns were made for {quoted(known[name])}"
             )
     return deepcopy(columns)

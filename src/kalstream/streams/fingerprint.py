@@ -1,8 +1,9 @@
-"""Digests that tell whether two runs saw the same data."""
+"""Digests of data, by which runs on the same data are recognised."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_PIECE = 1 << 20
+from kalstream._files import sha256_of
 
 
 def of_arrays(*arrays: NDArray[Any] | None) -> str:
@@ -29,15 +30,11 @@ def of_arrays(*arrays: NDArray[Any] | None) -> str:
 
 def of_file(path: Path) -> str:
     """Digest of a file's bytes."""
-    digest = sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return f"sha256:{digest.hexdigest()}"
+    return f"sha256:{sha256_of(path)}"
 
 
-def of_files(paths: list[Path]) -> str:
-    """Digest of several files, by name and content; of one, that of its content."""
+def of_files(paths: Sequence[Path]) -> str:
+    """Digest of the names and contents of several files; for one file, of its content."""
     if len(paths) == 1:
         return of_file(paths[0])
     digest = sha256()

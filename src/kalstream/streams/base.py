@@ -1,11 +1,12 @@
-"""What a stream is: batches of consecutive rows, from any row on, and a word about itself."""
+"""The interface of a stream: batches of consecutive rows, from any row on, and a description."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,6 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 from kalstream.core import _checks as check
 from kalstream.core import _reading as reading
 from kalstream.errors import InvalidInput
+from kalstream.streams.fingerprint import of_arrays
+
+if TYPE_CHECKING:
+    from kalstream.streams._columns import Columns
 
 Array = NDArray[Any]
 
@@ -29,12 +34,12 @@ class Batch:
     start : int
         Number of the first row in the stream, counted from 0.
     rows : (b, d)
-        float64, NaN where a value is missing, perhaps infinite; of images
-        (b, height, width, channels), uint8.
+        float64. NaN is a missing value; infinities are possible. Images are
+        (b, height, width, channels) of uint8.
     targets : (b,)
         Labels (objects, None where unknown) or numbers (float64, NaN where unknown).
     times : (b,) or None
-        When each row came: float64, of dates in seconds.
+        Time of each row, float64. Dates are in seconds.
     """
 
     start: int
@@ -51,15 +56,15 @@ class Batch:
         return self.start + len(self.rows)
 
     def __getitem__(self, rows: slice) -> Batch:
-        """Some of the rows, counted from the batch's first."""
+        """A slice of the rows, counted from the first of the batch."""
         first, _, step = rows.indices(len(self.rows))
         if step != 1:
-            raise InvalidInput(f"a batch is cut by plain slices, got a step of {step}")
+            raise InvalidInput(f"a batch can be sliced with step 1 only, got a step of {step}")
         times = None if self.times is None else self.times[rows]
         return Batch(self.start + first, self.rows[rows], self.targets[rows], times)
 
     def without_infinities(self) -> tuple[Batch, int]:
-        """The batch with infinite numbers as missing ones, and how many there were."""
+        """The batch with infinities replaced by NaN, and how many there were."""
         (rows, n), (targets, m) = map(_without_infinities, (self.rows, self.targets))
         return (Batch(self.start, rows, targets, self.times), n + m) if n + m else (self, 0)
 
@@ -73,22 +78,37 @@ def _without_infinities(numbers: Array) -> tuple[Array, int]:
 
 
 class Stream(ABC):
-    """Where labelled rows come from, in their order.
+    """Labelled rows in their order.
+
+    A subclass writes `batches` and `describe`, and sets those of the attributes below whose
+    default does not fit. A `Format` makes it known to `kalstream.streams.open`.
 
     Attributes
     ----------
     name : str
     task : "classification" or "regression"
     columns : tuple of str, or None
-        Names of the columns of `Batch.rows`; None if they have none, as images.
+        Names of the columns of `Batch.rows`. None if they have no names, as for images.
     n_rows : int or None
-        How many rows there are, if that is known.
+        Number of rows, if it is known.
+    approximate_rows : int or None
+        Estimate of the number of rows; `n_rows` if that is known.
     classes : list or None
-        All labels that can come, if they are known. Learners of ours do not need them.
+        All labels that can occur, if they are known. Learners of kalstream do not need them.
     attribution : str or None
-        Whose data they are, if they come with kalstream.
+        Origin of the data, if they come with kalstream.
     repeatable : bool
-        Whether `batches` may be called again.
+        Whether `batches` can be called more than once. A run is resumable only then.
+    timed : bool
+        Whether batches have times.
+    guess : str
+        Sentence that says which task was guessed and why; "" if nothing was guessed.
+    skipped, skipped_why : int, sequence of str
+        Rows that were left out so far, and the reasons for the first of them.
+    files : sequence of Path
+        Files that the rows are read from. A run checks whether they change while it reads them.
+    encoder : Columns or None
+        State of the encoding of columns that changes as rows are read. Checkpoints save it.
     """
 
     name: str
@@ -98,6 +118,25 @@ class Stream(ABC):
     classes: list[Any] | None = None
     attribution: str | None = None
     repeatable: bool = True
+    timed: bool = False
+    guess: str = ""
+    skipped: int = 0
+    skipped_why: Sequence[str] = ()
+    files: Sequence[Path] = ()
+    encoder: Columns | None = None
+
+    @property
+    def approximate_rows(self) -> int | None:
+        """Estimate of the number of rows; `n_rows` unless a subclass knows better."""
+        return self.n_rows
+
+    def first_times(self) -> Array | None:
+        """Times of some of the first rows, for guessing a unit of time; None without times.
+
+        Here those of the first batch. A stream that is not repeatable needs its own version.
+        """
+        first = next(self.batches(), None) if self.timed else None
+        return None if first is None else first.times
 
     @abstractmethod
     def batches(self, start: int = 0) -> Iterator[Batch]:
@@ -105,17 +144,17 @@ class Stream(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What is needed to have the same stream again, its fingerprint included, as JSON."""
+        """Everything that identifies the stream, as JSON: name, task, fingerprint and more."""
 
 
 class ArrayStream(Stream):
-    """Rows and targets that are in memory.
+    """Rows and targets in memory.
 
     Parameters
     ----------
     rows : (n, d) or (n, height, width, channels)
     targets : (n,)
-        Labels, or with task "regression" numbers.
+        Labels, or numbers if the task is "regression".
     times : (n,), optional
     task : "classification" or "regression"
     name : str
@@ -149,15 +188,15 @@ class ArrayStream(Stream):
         self.task, self.name, self.batch_size = check_task(task), name, batch_size
         self.targets = as_targets(targets, self.task)
         self.times = None if times is None else reading.times(times, len(self.rows))
-        for what, found in (("targets", self.targets), ("times", self.times)):
-            if found is not None and found.shape != (len(self.rows),):
+        for what, values in (("targets", self.targets), ("times", self.times)):
+            if values is not None and values.shape != (len(self.rows),):
                 raise InvalidInput(
-                    f"{what} must be ({len(self.rows)},) for as many rows, got {found.shape}"
+                    f"{what} must be ({len(self.rows)},), one for each row, got {values.shape}"
                 )
         if columns is None and self.rows.ndim == 2:
             columns = tuple(f"x{k}" for k in range(self.rows.shape[1]))
         self.columns = columns
-        self.n_rows = len(self.rows)
+        self.n_rows, self.timed = len(self.rows), self.times is not None
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
         """The rows from number ``start`` on."""
@@ -168,26 +207,23 @@ class ArrayStream(Stream):
 
     def describe(self) -> dict[str, Any]:
         """Name, task, size and a digest of the arrays."""
-        from kalstream.streams._fingerprint import of_arrays
-
-        fingerprint = of_arrays(self.rows, self.targets, self.times)
         return {
             "name": self.name,
             "task": self.task,
             "n_rows": self.n_rows,
-            "fingerprint": fingerprint,
+            "fingerprint": of_arrays(self.rows, self.targets, self.times),
         }
 
 
 def check_task(task: str) -> str:
-    """The task, if it is one."""
+    """The task, or an error if there is no such task."""
     if task not in (CLASSIFICATION, REGRESSION):
         raise InvalidInput(f'task must be "{CLASSIFICATION}" or "{REGRESSION}", got {task!r}')
     return task
 
 
 def as_targets(targets: ArrayLike, task: str) -> Array:
-    """Targets (n,) as batches hold them: plain labels in an array of objects, or float64."""
+    """Targets (n,) as a batch holds them: plain labels in an array of objects, or float64."""
     if task == REGRESSION:
         check.unmasked("targets", targets, "with NaN where a target is unknown")
         return check.numeric("targets", targets).astype(np.float64)

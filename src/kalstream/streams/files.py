@@ -1,4 +1,4 @@
-"""What the readers of data sets share: files, and the order of the rows."""
+"""Helpers of the readers of data sets: reading files, and dividing rows into tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kalstream.errors import InvalidInput, MissingFile, Unreadable
 
 
 def check_choice(what: str, value: str, choices: tuple[str, ...]) -> str:
-    """The value, if it is one of the choices."""
+    """The value, or an error if it is not one of the choices."""
     if value not in choices:
         raise InvalidInput(f"{what} must be one of {', '.join(choices)}, got {value!r}")
     return value
@@ -24,43 +24,49 @@ def load_npy(path: Path) -> NDArray[Any]:
     try:
         return np.lib.format.open_memmap(path, mode="r")
     except Exception as error:  # a damaged header can raise nearly anything
-        raise unreadable(path, "a plain array, as np.save writes", error) from error
+        raise unreadable(path, "a plain array, as np.save writes it", error) from error
 
 
 def unreadable(path: Path, what: str, error: Exception) -> InvalidInput:
-    """The error for a file that could not be read, and should hold something."""
+    """The error for a file that could not be read, or does not hold what it should."""
     if isinstance(error, FileNotFoundError):
         return MissingFile(f"no file {path}")
     if isinstance(error, PermissionError):
-        return Unreadable(f"{path}: may not be read by this user; change its permissions")
+        return forbidden(path)
     why = printable(error, 300) or type(error).__name__
     return InvalidInput(f"{path} must hold {what}: {why}")
+
+
+def forbidden(path: str | Path) -> Unreadable:
+    """The error for a file or folder that this user may not read."""
+    return Unreadable(f"{path}: this user may not read it; change its permissions")
 
 
 def tasks(
     labels: NDArray[Any], n_tasks: int, seed: int
 ) -> tuple[NDArray[np.int64], tuple[int, ...]]:
-    """Rows in tasks: classes in a random order, cut into tasks, rows shuffled within each.
+    """Divide the classes at random into tasks, and shuffle the rows within each task.
 
     Parameters
     ----------
     labels : (n,)
     n_tasks : int
-        At most as many as classes, the first of them with one class more if it does not divide;
-        1 is a plain shuffle.
+        At most the number of classes. If it does not divide that number, the first tasks get one
+        class more. 1 is a plain shuffle.
     seed : int
 
     Returns
     -------
     order : (n,)
-        Row numbers, task after task.
+        Row numbers, one task after another.
     boundaries : n_tasks numbers
         Where in `order` each task starts.
     """
     classes, codes = np.unique(labels, return_inverse=True)
     if not 1 <= n_tasks <= len(classes):
         raise InvalidInput(
-            f"n_tasks must be from 1 to the number of classes, {len(classes)}, got {n_tasks}"
+            f'order="tasks" makes {n_tasks} tasks, and there are {len(classes)} classes; make 1 to '
+            f'{len(classes)} tasks, or use order="shuffled"'
         )
     rng = np.random.default_rng(seed)
     task_of = np.empty(len(classes), np.int64)

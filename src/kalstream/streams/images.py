@@ -1,4 +1,4 @@
-"""Streams of pictures in files: a list of paths and labels, decoded a batch at a time."""
+"""Streams of pictures in files: a list of paths and labels, decoded one batch at a time."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from kalstream._optional import require
 from kalstream.errors import InvalidInput, MissingFile
-from kalstream.streams._base import CLASSIFICATION, Array, Batch, Stream, as_targets
-from kalstream.streams._files import check_choice
-from kalstream.streams._fingerprint import of_arrays
+from kalstream.streams.base import CLASSIFICATION, Array, Batch, Stream, as_targets
+from kalstream.streams.files import check_choice
+from kalstream.streams.fingerprint import of_arrays
 
 _BLOCK = 1024
 
 
 def decode(path: str | Path, size: int) -> NDArray[np.uint8]:
-    """A picture as (size, size, 3): the square in its middle, resized, red, green, blue.
+    """Read a picture as (size, size, 3): its middle square, resized; red, green, blue.
 
     Parameters
     ----------
@@ -33,21 +33,23 @@ def decode(path: str | Path, size: int) -> NDArray[np.uint8]:
         with image.open(path) as picture:
             fitted = ops.fit(picture.convert("RGB"), (size, size), image.Resampling.BILINEAR)
     except FileNotFoundError as error:
-        raise MissingFile(f"no picture {path}; missing='skip' leaves such rows out") from error
+        raise MissingFile(
+            f"no picture {path}; use missing='skip' to leave such rows out"
+        ) from error
     except (OSError, SyntaxError, ValueError, image.DecompressionBombError) as error:
         raise InvalidInput(
-            f"{path} cannot be decoded: {error}; remove it, and missing='skip' leaves its row out"
+            f"{path} cannot be decoded: {error}; remove it, and use missing='skip'"
         ) from error
     return np.asarray(fitted)
 
 
 class ImageStream(Stream):
-    """What streams of picture files share; a subclass reads the lists and describes itself.
+    """Base of streams of picture files; a subclass reads the lists and describes itself.
 
     Parameters
     ----------
     root : path
-        What the paths are relative to.
+        Folder that the paths are relative to.
     paths : n of str or bytes
     labels : (n,)
     times : (n,), optional
@@ -72,17 +74,13 @@ class ImageStream(Stream):
         if size < 1:
             raise InvalidInput(f"size must be a positive number of pixels, got {size}")
         self._paths, self._labels, self._times = paths, labels, times
-        self._there = array("q")  # with "skip": which of the paths looked at so far have a file
-        self._looked = 0
+        self.timed = times is not None
+        self._present = array("q")  # with "skip": which of the paths checked so far have a file
+        self._n_checked = 0
         self.n_rows = len(labels) if missing == "error" else None
 
-    @property
-    def skipped(self) -> int:
-        """How many missing pictures were left out so far."""
-        return self._looked - len(self._there)
-
     def batches(self, start: int = 0) -> Iterator[Batch]:
-        """The rows from ``start`` on; with missing="skip" this looks for the files before it."""
+        """The rows from ``start`` on. With missing="skip" this checks all files before it."""
         while len(listed := self._listed(start, start + self.batch_size)):
             rows = np.stack([decode(self._path(k), self.size) for k in listed])
             targets = as_targets(self._labels[listed], CLASSIFICATION)
@@ -105,24 +103,26 @@ class ImageStream(Stream):
         return os.path.join(self.root, os.fsdecode(self._paths[k]).strip().lstrip("/"))
 
     def _listed(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Places in the list of the rows from start to stop."""
+        """Positions in the lists of the rows from start to stop."""
         if self.missing == "error":
             return np.arange(start, min(stop, len(self._labels)))
-        while len(self._there) < stop and self._looked < len(self._labels):
-            self._look(self._looked + _BLOCK)
-        return np.array(self._there[start:stop], np.int64)
+        while len(self._present) < stop and self._n_checked < len(self._labels):
+            self._check_files(self._n_checked + _BLOCK)
+        return np.array(self._present[start:stop], np.int64)
 
     def _row(self, place: int) -> int:
-        """The row of a place in the list, or of the next place that has a picture."""
+        """The row of a position in the lists, or of the next position that has a picture."""
         if self.missing == "error":
             return place
-        self._look(place)
-        return int(np.searchsorted(self._there, place))
+        self._check_files(place)
+        return int(np.searchsorted(self._present, place))
 
-    def _look(self, stop: int) -> None:
+    def _check_files(self, stop: int) -> None:
+        """Find out which of the pictures before position ``stop`` exist."""
         stop = min(stop, len(self._labels))
-        there = (k for k in range(self._looked, stop) if os.path.isfile(self._path(k)))
-        self._there.extend(there)
-        self._looked = max(self._looked, stop)
-        if self._looked == len(self._labels):
-            self.n_rows = len(self._there)
+        present = (k for k in range(self._n_checked, stop) if os.path.isfile(self._path(k)))
+        self._present.extend(present)
+        self._n_checked = max(self._n_checked, stop)
+        self.skipped = self._n_checked - len(self._present)
+        if self._n_checked == len(self._labels):
+            self.n_rows = len(self._present)

@@ -1,0 +1,227 @@
+"""`kalstream run`: its parameters are made from the declarations of `Options`."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_origin
+
+import typer
+
+from kalstream.cli.console import app, err, escaped, out
+from kalstream.errors import InvalidOption
+from kalstream.runs.files import (
+    CHECKPOINT,
+    METRICS,
+    REPORT,
+    holds_run,
+    read_progress,
+    refuse_other_files,
+    refuse_run,
+)
+from kalstream.runs.options import Options, declared, typed
+
+if TYPE_CHECKING:
+    from kalstream.runs import Run
+
+_HELP: Final = """
+Predict and learn a stream row by row, and write a report.
+
+Every row is predicted before its target is learned. The report compares the learner with two
+simple predictors: one repeats the last label, the other predicts the most frequent one.
+
+[bold]Examples[/bold]
+
+  kalstream run                                      the packaged stream elec2
+
+  kalstream run data.csv --target label              a file whose rows are in time order
+
+  kalstream run data.csv.gz --target price --time date --ignore id
+
+  kalstream run parts/ --target y --limit 1000000    a folder of Parquet files
+
+  tail -f log.jsonl | kalstream run - --target ok    rows as they arrive
+
+  kalstream run --resume --out runs/data-1           resume after a stop, or kill -9
+
+  kalstream run data.csv --target y --learner sklearn.naive_bayes:GaussianNB
+"""
+
+
+def _parameters() -> list[inspect.Parameter]:
+    """The options of a run as parameters of a typer command."""
+    return [_parameter(name) for name in Options.model_fields]
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    field = Options.model_fields[name]
+    kind: Any = field.annotation
+    default = field.default
+    settings: dict[str, Any] = {"help": field.description}
+    for limit in field.metadata:
+        for bound, setting in (("ge", "min"), ("le", "max")):
+            if hasattr(limit, bound):
+                settings[setting] = getattr(limit, bound)
+    if declared(name)["argument"]:
+        info = typer.Argument(**settings)
+    else:
+        info = typer.Option(*filter(None, (typed(name), declared(name)["short"])), **settings)
+    if get_origin(kind) is list:
+        kind, default = kind | None, None
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+    )
+
+
+def _with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, which takes the options of a run as keywords, their parameters."""
+    own = inspect.signature(command, eval_str=True).parameters
+    context, *others = [p for p in own.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [context, *_parameters(), *others]
+    )
+    return command
+
+
+@app.command(help=_HELP)
+@_with_options
+def run(  # noqa: D103
+    context: typer.Context,
+    *,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder of the run.", show_default="runs/NAME-NUMBER"),
+    ] = None,
+    checkpoint_every: Annotated[
+        float, typer.Option(min=0.0, help="Seconds between checkpoints.")
+    ] = 30.0,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run in --out.")
+    ] = False,
+    **values: Any,
+) -> None:
+    options, given = _parsed(context, values)
+    if resume and folder is None:
+        raise InvalidOption("--resume needs --out, the folder of the run to resume")
+    if resume and overwrite:
+        raise InvalidOption(
+            "--resume continues a run and --overwrite replaces it; give one of them"
+        )
+    # A run that was killed before it wrote anything starts over, if the source is given.
+    if resume and folder is not None and ("source" not in given or holds_run(folder)):
+        changes = {name: getattr(options, name) for name in given}
+        job = _resumed(folder, changes, checkpoint_every)
+    else:
+        job = _new(folder, options, checkpoint_every, overwrite)
+    if job is not None:
+        _go(job)
+
+
+def _parsed(context: typer.Context, values: dict[str, Any]) -> tuple[Options, list[str]]:
+    """The options, checked, and the names of those that were typed."""
+    given = [name for name in values if _is_typed(context, name)]
+    for name, value in values.items():
+        if get_origin(Options.model_fields[name].annotation) is list:
+            values[name] = [part for each in value or () for part in each.split(",") if part]
+    return Options.of(**values), given
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _new(
+    folder: Path | None, options: Options, checkpoint_every: float, overwrite: bool
+) -> Run | None:
+    from kalstream.runs import Run
+
+    return Run(
+        _folder_for(folder, options.source, overwrite),
+        options,
+        command=shlex.join(["kalstream", *sys.argv[1:]]),
+        checkpoint_every=checkpoint_every,
+        overwrite=overwrite,
+    )
+
+
+def _folder_for(folder: Path | None, source: str, overwrite: bool) -> Path:
+    """The folder of a new run."""
+    if folder is None:
+        stem = "stdin" if source == "-" else Path(source).name.split(".")[0]
+        numbered = (Path("runs") / f"{stem}-{k}" for k in itertools.count(1))
+        return next(path for path in numbered if not path.exists())
+    if not overwrite:
+        refuse_run(folder)
+    if not holds_run(folder):
+        refuse_other_files(folder)
+    return folder
+
+
+def _resumed(folder: Path, changes: dict[str, Any], checkpoint_every: float) -> Run | None:
+    """A run that continues; None if nothing is left to do but perhaps its report."""
+    from kalstream.report import check_results, write_report
+    from kalstream.runs import Run, why_done
+
+    progress = read_progress(folder / CHECKPOINT)
+    if progress is not None:  # find damage before anything is learned, not in the report
+        check_results(folder, progress["sizes"][METRICS])
+    job = Run.resume(folder, changes, checkpoint_every=checkpoint_every)
+    if job is None:
+        out.print(escaped(why_done(folder, changes)))
+        if _report_is_outdated(folder):
+            out.print(f"report: {escaped(write_report(folder))}")
+    return job
+
+
+def _report_is_outdated(folder: Path) -> bool:
+    """Whether a run was killed between its last line and its report."""
+    report, metrics = folder / REPORT, folder / METRICS
+    return not report.exists() or report.stat().st_mtime_ns < metrics.stat().st_mtime_ns
+
+
+def _go(job: Run) -> None:
+    """Run to the end, write the report, and exit with the status of the run."""
+    from kalstream.cli.run_output import print_end, print_start, progress
+    from kalstream.report import write_report
+
+    print_start(job)
+    with _until_interrupted(job) as signal_number, progress(job) as watch:
+        end = job.go(watch, lambda: signal_number() > 0)
+    print_end(job, end, write_report(job.folder) if end["row"] else None)
+    if end["reason"] == "interrupted":
+        sys.exit(128 + signal_number())
+    if end["reason"] == "error":
+        sys.exit(1)
+
+
+@contextmanager
+def _until_interrupted(job: Run) -> Iterator[Callable[[], int]]:
+    """The number of the signal that asked for a stop, or 0; a second one ends the program."""
+    received: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def receive(number: int, frame: Any) -> None:
+        received.append(number)
+        restore()
+        if job.evaluation.waiting:  # for rows, perhaps for long: no chunk is half done
+            raise KeyboardInterrupt
+        err.print("stopping after this chunk (again: at once)")
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in before:
+        signal.signal(number, receive)
+    try:
+        yield lambda: received[0] if received else 0
+    finally:
+        restore()

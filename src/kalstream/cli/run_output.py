@@ -1,0 +1,164 @@
+"""What `kalstream run` prints: the start, the progress and the end of a run."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from kalstream.cli.console import err, escaped, out, print_error
+from kalstream.runs import Run
+from kalstream.runs.options import as_typed
+
+_SECONDS: Final = 5.0  # between lines where there is no terminal
+_SECONDS_ON_TERMINAL: Final = 0.2
+
+
+def print_start(job: Run) -> None:
+    """Print the stream, the learner and what the user should know about them."""
+    stream, config = job.stream, job.config
+    n = stream.approximate_rows
+    about = "" if stream.n_rows == n else "about "
+    rows = f", {about}{n:,} rows" if n else ""
+    columns = f", {len(stream.columns)} columns" if stream.columns else ""
+    out.print(f"[bold]{escaped(stream.name)}[/bold]: {stream.task}{columns}{rows}")
+    for note in (stream.guess, *job.notes):
+        if note:
+            out.print(f"  {escaped(as_typed(note))}")
+    params = config["learner"]["params"]
+    shown = ("forgetting", "features") if "forgetting" in params else ()
+    settings = ", ".join(f"{name}={params[name]!r}" for name in shown)
+    out.print(f"  {config['learner']['name']}({escaped(settings)}), window {job.evaluation.window}")
+    if stream.timed and "time_unit" in params:
+        out.print(f"  half-lives are in units of {params['time_unit']:g} (seconds for dates)")
+    if job.resumed_at is not None:
+        out.print(f"  resuming after row {job.resumed_at:,}")
+    out.print("  compiling (about 30 s on first use; cached afterwards)")
+
+
+@contextmanager
+def progress(job: Run) -> Iterator[Any]:
+    """A function that shows progress: a bar on a terminal, a line now and then elsewhere."""
+    if not out.is_terminal:
+        last = [time.monotonic()]
+
+        def print_line(evaluation: Any, record: Any) -> None:
+            if time.monotonic() - last[0] >= _SECONDS:
+                last[0] = time.monotonic()
+                print(f"row {evaluation.n_rows:>10,}  {_status(evaluation)}", flush=True)
+
+        yield print_line
+        return
+    columns = (
+        TextColumn("{task.completed:,} rows"),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[status]}"),
+    )
+    n, limit = job.stream.approximate_rows, job.options.limit
+    if limit is not None:
+        n = min(n or limit, limit)
+    with Progress(*columns, console=out, refresh_per_second=5) as bar:
+        task = bar.add_task("", total=n, status="", completed=job.resumed_at or 0)
+        drawn = [0.0]
+
+        def draw(evaluation: Any, record: Any) -> None:
+            if time.monotonic() - drawn[0] >= _SECONDS_ON_TERMINAL:
+                drawn[0] = time.monotonic()
+                bar.update(task, completed=evaluation.n_rows, status=_status(evaluation))
+
+        yield draw
+        bar.update(task, completed=job.evaluation.n_rows, status=_status(job.evaluation))
+
+
+def _status(evaluation: Any) -> str:
+    """The metrics of a run so far, in a line."""
+    line = evaluation.line()
+    names = {"accuracy": "accuracy", "log_loss": "log-loss"}
+    if "rmse" in line["total"]:
+        names = {"rmse": "RMSE", "nlpd": "NLPD"}
+    parts = []
+    for name, title in names.items():
+        total, recent = line["total"][name], line["window"][name]
+        if total is not None:
+            in_window = f" (recent {recent:.4g})" if recent is not None else ""
+            parts.append(f"{title} {total:.4g}{in_window}")
+    if line["half_life"] is not None:
+        parts.append(f"half-life {_half_life(line['half_life']['median'])}")
+    if evaluation.judge.codes:
+        parts.append(f"{len(evaluation.judge.codes)} classes")
+    speed = line["clock"]["rows_per_second"]
+    if speed:
+        parts.append(f"{speed:,.0f} rows/s")
+    return "  ".join(parts)
+
+
+def _half_life(value: float | str) -> str:
+    return "infinite" if math.isinf(float(value)) else f"{float(value):,.0f}"
+
+
+def print_end(job: Run, end: dict[str, Any], report: Path | None) -> None:
+    """Print the metrics, the path of the report, and how to resume a run that was stopped."""
+    if report is not None:
+        _print_metrics(job, end)
+        _print_data_problems(end)
+        _print_forgetting(job)
+        out.print(f"report: {escaped(report)}")
+    if end["reason"] == "interrupted":
+        again = f"; resume with: kalstream run --resume --out {shlex.quote(str(job.folder))}"
+        err.print(f"stopped{escaped(again) if job.can_be_resumed else ''}")
+    if end["reason"] == "error":
+        print_error(end["message"])
+        if job.has_checkpoint:
+            rows = _counted(end["row"], "row")
+            err.print(escaped(f"the model learned from the {rows} before it is in {job.folder}"))
+
+
+def _print_metrics(job: Run, end: dict[str, Any]) -> None:
+    table = Table(box=None, pad_edge=False, show_edge=False)
+    table.add_column("")
+    baselines = end["baselines"]
+    for name in (job.config["learner"]["name"], *(name.replace("_", "-") for name in baselines)):
+        table.add_column(name, justify="right")
+    for name, value in end["total"].items():
+        if value is not None:
+            cells = [value, *(each.get(name) for each in baselines.values())]
+            table.add_row(name, *("" if cell is None else f"{cell:,.4f}" for cell in cells))
+    out.print(table)
+    clock = end["clock"]
+    speed = f", {clock['rows_per_second']:,.0f} rows/s" if clock["rows_per_second"] else ""
+    out.print(
+        f"{_counted(end['row'], 'row')}, {clock['seconds']:.1f} s of predicting and learning"
+        f"{speed}, at most {clock['memory_mb']:,.0f} MB"
+    )
+
+
+def _print_data_problems(end: dict[str, Any]) -> None:
+    if end["skipped"]:
+        out.print(f"{_counted(end['skipped'], 'bad row')} left out")
+    if end["infinite"]:
+        out.print(f"{_counted(end['infinite'], 'infinity', 'infinities')} taken as missing")
+    for why in end["skipped_why"]:
+        out.print(f"  {escaped(why)}")
+    if end["data_changed"]:
+        out.print(escaped(end["data_changed"]))
+
+
+def _print_forgetting(job: Run) -> None:
+    watched, half_life = job.evaluation.watched, getattr(job.learner, "half_life_", None)
+    if half_life is not None:
+        alarms = _counted(watched.n_alarms, "drift alarm") if watched.drifts else "no drift alarm"
+        out.print(f"{alarms}, half-life at the end: {_half_life(half_life)}")
+
+
+def _counted(n: int, one: str, many: str | None = None) -> str:
+    """A number with its noun in the singular or plural."""
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
