@@ -77,6 +77,11 @@ class ImageStream(Stream):
         self.n_rows = len(labels) if missing == "error" else None
 
     @property
+    def n_listed(self) -> int:
+        """Number of pictures listed, those without a file included."""
+        return len(self._labels)
+
+    @property
     def skipped(self) -> int:
         """How many missing pictures were left out so far."""
         return self._looked - len(self._there)
