@@ -1,4 +1,4 @@
-"""Every example runs from the command line, and tells the story that it promises."""
+"""Every example runs from the command line and prints the numbers that it promises."""
 
 import re
 import subprocess
@@ -13,10 +13,10 @@ EXAMPLES = sorted(path.stem for path in ROOT.glob("examples/*.py"))
 
 
 def numbers(printed: str, start: str) -> list[float]:
-    """The numbers on the first line that starts so, behind that start."""
+    """Numbers after ``start`` on the first line that starts with it."""
     for line in printed.splitlines():
         if line.strip().startswith(start):
-            return [float(found) for found in re.findall(r"\d+(?:\.\d+)?", line.split(start, 1)[1])]
+            return [float(each) for each in re.findall(r"\d+(?:\.\d+)?", line.split(start, 1)[1])]
     raise AssertionError(f"no line starts with {start!r} in\n{printed}")
 
 
@@ -24,7 +24,7 @@ def tabular_drift(printed: str) -> None:
     ours = numbers(printed, "kalstream, linear features")
     fixed = numbers(printed, "kalstream, nothing forgotten")
     sgd = numbers(printed, "SGD, default rate")
-    assert ours[0] > 0.85  # the best there can be is 0.907
+    assert ours[0] > 0.85  # the best possible accuracy is 0.907
     assert ours[4] > fixed[4] + 0.1
     assert ours[4] > sgd[4] - 0.01
     assert ours[5] < min(fixed[5], sgd[5]) - 0.1
@@ -79,7 +79,7 @@ def drift_alarm(printed: str) -> None:
     assert len(alarms) >= 2  # of 3
     _, other = re.search(r"slow turn: (\d+); other alarms: (\d+)", printed).groups()
     assert int(other) <= 2
-    false = re.search(r"a rule that stays: (\d+)", printed).group(1)
+    false = re.search(r"rows without drift: (\d+)", printed).group(1)
     assert int(false) <= 4
 
 
@@ -88,7 +88,7 @@ CHECKS: dict[str, tuple[Callable[[str], None], list[str]]] = {
     "new_classes": (new_classes, ["--rows", "500"]),
     "delayed_labels": (delayed_labels, ["--rows", "2000"]),
     "regression": (regression, ["--rows", "3000"]),
-    "drift_alarm": (drift_alarm, []),  # the alarm needs a thousand rows to know what is usual
+    "drift_alarm": (drift_alarm, []),  # the alarm first needs a thousand rows without drift
 }
 
 

@@ -361,7 +361,7 @@ def test_checkpoints_of_other_learners_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="OnlineSGD"):
         OnlineSGD(nn.Identity(), SoftmaxHead(2, 2)).restore(tmp_path / "kalman.pt")
     OnlineSGD(*network()).save(tmp_path / "sgd.pt")
-    with pytest.raises(CheckpointError, match="OnlineSGD, this is ExperienceReplay"):
+    with pytest.raises(CheckpointError, match="OnlineSGD, this learner is ExperienceReplay"):
         ExperienceReplay(*network()).restore(tmp_path / "sgd.pt")
     with pytest.raises(CheckpointError, match="replay"):
         OnlineSGD(*network(), replay=ReplayStreams()).restore(tmp_path / "sgd.pt")
@@ -450,8 +450,8 @@ def test_no_rows_are_refused(make: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (partial(OnlineSGD, replay=RecentMemory()), "OnlineSGD replays from ReplayStreams"),
-        (partial(ACE, replay=ReplayStreams()), "ACE replays from RecentMemory"),
+        (partial(OnlineSGD, replay=RecentMemory()), "replay of OnlineSGD must be ReplayStreams"),
+        (partial(ACE, replay=ReplayStreams()), "replay of ACE must be RecentMemory"),
         (partial(ExperienceReplay, n_steps=0), "n_steps must be 1 or more"),
         (partial(OnlineSGD, batch_norm="off"), "batch_norm"),
     ],

@@ -35,7 +35,7 @@ Array = NDArray[Any]
 _BOOL: Final = np.dtype(bool)
 # gamma = 0.08 keeps nothing worth having, and the gradient of delta, which vanishes with gamma,
 # still leads back: SGD that shot further would never return.
-_LARGEST_DELTA: Final = 5.0
+LARGEST_DELTA: Final = 5.0
 # exp(-1000) is 0 in float64, and times a gap of 0 it is still 1.
 _INFINITE_DELTA: Final = 2000.0
 
@@ -344,9 +344,9 @@ class Learned(_OneFilter):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "init", check.unit_interval("init", self.init))
-        if self.init < math.exp(-0.5 * _LARGEST_DELTA):
+        if self.init < math.exp(-0.5 * LARGEST_DELTA):
             raise InvalidInput(
-                f"init must be at least {math.exp(-0.5 * _LARGEST_DELTA):.3f}, got {self.init!r}: "
+                f"init must be at least {math.exp(-0.5 * LARGEST_DELTA):.3f}, got {self.init!r}: "
                 "from below, no gradient leads back"
             )
         object.__setattr__(self, "lr", check.positive("lr", self.lr))
@@ -401,7 +401,7 @@ class _Scanner:
             math.exp(-0.5 * self.delta),
             self.delta,
             self.lr,
-            _LARGEST_DELTA,
+            LARGEST_DELTA,
             self.alpha.log_mean,
             self.alpha.log_var,
             self.alpha_rule,
