@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from kalstream.core import _checks as check
 from kalstream.deep import Moments
+from kalstream.deep.head import check_labels, is_capturing
 from kalstream.errors import InvalidInput, NumericalError
 
 
@@ -64,8 +65,7 @@ class SoftmaxHead(nn.Linear):
                 "make SoftmaxHead with the n_features that the backbone returns"
             )
         logits = super().forward(features.to(self.weight.dtype))
-        capturing = logits.is_cuda and torch.cuda.is_current_stream_capturing()
-        if not capturing and not bool(torch.isfinite(logits).all()):
+        if not is_capturing(logits) and not bool(torch.isfinite(logits).all()):
             raise NumericalError(
                 "the softmax layer returned NaN or infinity: the network has diverged; restore a "
                 "checkpoint, and lower the learning rate of the optimizer"
@@ -88,19 +88,8 @@ class SoftmaxHead(nn.Linear):
 
     def checked(self, labels: Tensor, n: int) -> Tensor:
         """Check the labels of n rows; returns them as int64."""
-        if n < 1 or labels.shape != (n,) or labels.is_floating_point():
-            raise InvalidInput(
-                f"labels must be integers ({max(n, 1)},), got {tuple(labels.shape)} of "
-                f"{labels.dtype} for {n} rows"
-            )
-        if labels.is_cuda and torch.cuda.is_current_stream_capturing():
-            return labels  # they were checked before the capture
-        lowest, highest = torch.stack(labels.aminmax()).tolist()
-        if lowest < 0 or highest >= self.n_classes:
-            raise InvalidInput(
-                f"labels run from {lowest} to {highest}; the head has classes "
-                f"0 to {self.n_classes - 1}: make SoftmaxHead with n_classes for all of them"
-            )
+        remedy = "make SoftmaxHead with n_classes for all of them"
+        check_labels(labels, n, self.n_classes, remedy)
         return labels.long()
 
     @torch.no_grad()

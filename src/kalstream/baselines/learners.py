@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from kalstream.baselines.head import SoftmaxHead
 from kalstream.deep import Learner, RecentMemory, ReplayStreams
+from kalstream.deep.replay import check_images, mirrored
 from kalstream.errors import InvalidInput
 
 #: as in the public code of Ghunaim et al. (2023) for CIFAR; for CLOC they use lr=0.005
@@ -53,11 +54,8 @@ class _Baseline(Learner):
         self.flip, self.generator = flip, torch.Generator().manual_seed(seed)
 
     def _inputs(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        if self.flip and rows.ndim != 4:
-            raise InvalidInput(
-                f"flip=True mirrors images (b, c, h, w), got rows {tuple(rows.shape)}; use "
-                "flip=False, or a preprocess that returns images"
-            )
+        if self.flip:
+            check_images(rows)
         labels = self.head.checked(labels, len(rows))
         trained = [each for chunk in self._chunks(rows, labels) for each in self._flipped(*chunk)]
         return rows, labels, *trained
@@ -67,11 +65,7 @@ class _Baseline(Learner):
         """The chunks to train on, one gradient step each."""
 
     def _flipped(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        if not self.flip:
-            return rows, labels
-        mirrored = torch.rand(len(rows), generator=self.generator) < 0.5
-        mirrored = mirrored.to(rows.device)[:, None, None, None]
-        return torch.where(mirrored, rows.flip(3), rows), labels
+        return (mirrored(rows, self.generator) if self.flip else rows), labels
 
     def _train(self, rows: Tensor, labels: Tensor, *trained: Tensor) -> None:
         for chunk in zip(trained[::2], trained[1::2], strict=True):

@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
@@ -21,9 +23,12 @@ from kalstream import streams
 from kalstream._files import Lock, replacing, write_whole
 from kalstream.deep import backbones
 from kalstream.errors import InvalidInput, MissingFile
-from kalstream.streams import Stream
-from kalstream.streams._base import REGRESSION, Array, Batch
+from kalstream.streams import Batch, Stream
+from kalstream.streams._base import REGRESSION
 from kalstream.streams._images import ImageStream
+
+Array = NDArray[Any]
+Preprocess = Callable[[Array], torch.Tensor]
 
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 _TYPES = {"<f2": "F16", "<f4": "F32", "<f8": "F64", "<i8": "I64"}
@@ -91,7 +96,7 @@ def embed(
     size: int | None = None,
     device: str | torch.device = "cpu",
     dtype: str = "float16",
-    preprocess: Callable[[Array], torch.Tensor] | None = None,
+    preprocess: Preprocess | None = None,
     progress: Callable[[int, int | None], object] | None = None,
     resume: bool = True,
 ) -> Path:
@@ -163,23 +168,11 @@ def embed(
         raise InvalidInput(f"batch_size must be positive, got {batch_size}")
     if dtype not in ("float16", "float32"):
         raise InvalidInput(f'dtype must be "float16" or "float32", got {dtype!r}')
-    if preprocess is None:
-        prepared: Any = {
-            "mean": tuple(getattr(backbone, "mean", backbones.IMAGENET_MEAN)),
-            "std": tuple(getattr(backbone, "std", backbones.IMAGENET_STD)),
-            "size": size,
-        }
-        preprocess = partial(backbones.preprocess, device=device, **prepared)
-    elif size is not None:
-        raise InvalidInput(
-            f"size={size} works with the default preprocess only; resize in your preprocess"
-        )
-    else:
-        prepared = _plain(getattr(preprocess, "__qualname__", repr(preprocess)))
+    preprocess, preprocess_name = _preprocess(preprocess, backbone, size, device)
     identity = {
         "stream": stream.describe(),
         "backbone": digest(backbone),
-        "preprocess": prepared,
+        "preprocess": preprocess_name,
         "dtype": dtype,
     }
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -189,10 +182,7 @@ def embed(
         rows = _Rows(out, json.loads(json.dumps(identity, default=str)), resume)
         if rows.finished:
             return out
-        modes = [(module, module.training) for module in backbone.modules()]
-        try:
-            _move(backbone, device)
-            backbone.eval()
+        with _evaluating(backbone, device), closing(rows):
             for batch in _rebatched(stream.batches(rows.done), batch_size):
                 features = _features(batch, backbone, preprocess, device, dtype, stream.name)
                 rows.append(batch, features, stream.task == REGRESSION)
@@ -203,11 +193,41 @@ def embed(
                     f"the stream {stream.name!r} has no rows to embed; check its source"
                 )
             rows.finish(getattr(stream, "class_names", None))
-        finally:
-            rows.close()
-            for module, training in modes:
-                module.training = training
         return out
+
+
+def _preprocess(
+    preprocess: Preprocess | None,
+    backbone: nn.Module,
+    size: int | None,
+    device: str | torch.device,
+) -> tuple[Preprocess, Any]:
+    """The function that prepares images, and what identifies it in the file."""
+    if preprocess is None:
+        settings: dict[str, Any] = {
+            "mean": tuple(getattr(backbone, "mean", backbones.IMAGENET_MEAN)),
+            "std": tuple(getattr(backbone, "std", backbones.IMAGENET_STD)),
+            "size": size,
+        }
+        return partial(backbones.preprocess, device=device, **settings), settings
+    if size is not None:
+        raise InvalidInput(
+            f"size={size} works with the default preprocess only; resize in your preprocess"
+        )
+    return preprocess, _plain(getattr(preprocess, "__qualname__", repr(preprocess)))
+
+
+@contextmanager
+def _evaluating(backbone: nn.Module, device: str | torch.device) -> Iterator[None]:
+    """Move a network to the device and to evaluation mode; restore its modes afterwards."""
+    modes = [(module, module.training) for module in backbone.modules()]
+    try:
+        _move(backbone, device)
+        backbone.eval()
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def digest(backbone: nn.Module) -> str:
@@ -260,7 +280,7 @@ def _joined(batches: list[Batch]) -> Batch:
 def _features(
     batch: Batch,
     backbone: nn.Module,
-    preprocess: Callable[[Array], torch.Tensor],
+    preprocess: Preprocess,
     device: str | torch.device,
     dtype: str,
     name: str,

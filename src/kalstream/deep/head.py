@@ -373,31 +373,14 @@ class KalmanHead(nn.Module):
 
     def checked(self, labels: Tensor, n: int) -> Tensor:
         """Check the labels of n rows; returns them as int64."""
-        if not isinstance(labels, torch.Tensor):
-            raise InvalidInput(
-                f"labels must be a torch tensor, got {type(labels).__name__}; "
-                "convert it with torch.as_tensor"
-            )
-        if labels.shape != (n,) or labels.is_floating_point():
-            raise InvalidInput(
-                f"labels must be integers ({n},), got {tuple(labels.shape)} of {labels.dtype}"
-            )
+        check_labels(labels, n, self.n_classes, "add classes with add_classes")
         if labels.device != self.mean.device:
             raise InvalidInput(
                 f"labels are on {labels.device}, the head is on {self.mean.device}; "
                 "move them with labels.to(device)"
             )
-        if n == 0:
-            raise InvalidInput("the chunk has no rows; give 1 or more")
-        if labels.is_cuda and torch.cuda.is_current_stream_capturing():
+        if is_capturing(labels):
             return labels.clamp(0, self.n_classes - 1)  # `observe` checks them
-        lowest, highest = torch.stack(labels.aminmax()).tolist()
-        if lowest < 0 or highest >= self.n_classes:
-            raise InvalidInput(
-                f"labels run from {lowest} to {highest}; the head has classes 0 to "
-                f"{self.n_classes - 1}: "
-                + ("number the classes from 0" if lowest < 0 else "add classes with add_classes")
-            )
         return labels.long()
 
     # ---- state ---------------------------------------------------------------------------
@@ -447,6 +430,34 @@ def seen_before(seen: Tensor, labels: Tensor) -> Tensor:
     first = labels.new_full((len(seen),), len(labels))
     first = first.scatter_reduce(0, labels, rows, "amin")  # row in which a class first appears
     return (rows[:, None] > first) | seen
+
+
+def check_labels(labels: Tensor, n: int, n_classes: int, remedy: str) -> None:
+    """Refuse labels that are not n integers below ``n_classes``; the remedy is for larger ones."""
+    if not isinstance(labels, torch.Tensor):
+        raise InvalidInput(
+            f"labels must be a torch tensor, got {type(labels).__name__}; "
+            "convert it with torch.as_tensor"
+        )
+    if labels.shape != (n,) or labels.is_floating_point():
+        raise InvalidInput(
+            f"labels must be integers ({n},), got {tuple(labels.shape)} of {labels.dtype}"
+        )
+    if n == 0:
+        raise InvalidInput("the chunk has no rows; give 1 or more")
+    if is_capturing(labels):
+        return  # the host cannot read them
+    lowest, highest = torch.stack(labels.aminmax()).tolist()
+    if lowest < 0 or highest >= n_classes:
+        raise InvalidInput(
+            f"labels run from {lowest} to {highest}; the head has classes 0 to {n_classes - 1}: "
+            + ("number the classes from 0" if lowest < 0 else remedy)
+        )
+
+
+def is_capturing(tensor: Tensor) -> bool:
+    """Whether work on a tensor is being captured as a CUDA graph."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _clipped_sums(start: Tensor, steps: Tensor) -> Tensor:

@@ -11,6 +11,21 @@ from torch import Tensor
 from kalstream.errors import InvalidInput
 
 
+def check_images(rows: Tensor) -> None:
+    """Refuse rows that cannot be mirrored."""
+    if rows.ndim != 4:
+        raise InvalidInput(
+            f"flip=True mirrors images (b, c, h, w), got rows {tuple(rows.shape)}; use flip=False, "
+            "or a preprocess that returns images"
+        )
+
+
+def mirrored(rows: Tensor, generator: torch.Generator) -> Tensor:
+    """Images (b, c, h, w), each mirrored with probability 1/2."""
+    flips = torch.rand(len(rows), generator=generator) < 0.5
+    return torch.where(flips.to(rows.device)[:, None, None, None], rows.flip(3), rows)
+
+
 class RecentMemory:
     """The most recent rows, from which chunks are drawn uniformly with replacement (appendix D.4).
 
@@ -46,11 +61,8 @@ class RecentMemory:
 
     def add(self, rows: Tensor, labels: Tensor) -> None:
         """Add a chunk."""
-        if self.flip and rows.ndim != 4:
-            raise InvalidInput(
-                f"flip=True mirrors images (b, c, h, w), got rows {tuple(rows.shape)}; use "
-                "flip=False"
-            )
+        if self.flip:
+            check_images(rows)
         if self.rows is not None and self.labels is not None:
             rows = torch.cat([self.rows, rows])
             labels = torch.cat([self.labels, labels])
@@ -64,8 +76,7 @@ class RecentMemory:
         index = index.to(self.rows.device)
         rows = self.rows[index]
         if self.flip:
-            mirrored = torch.rand(self.draw, generator=self.generator) < 0.5
-            rows = torch.where(mirrored.to(rows.device)[:, None, None, None], rows.flip(3), rows)
+            rows = mirrored(rows, self.generator)
         return rows, self.labels[index]
 
     def state_dict(self) -> dict[str, Any]:
