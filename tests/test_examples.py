@@ -1,12 +1,15 @@
 """Every example runs from the command line and prints the numbers that it promises."""
 
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from kalstream.errors import MissingExtra
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(path.stem for path in ROOT.glob("examples/*.py"))
@@ -111,3 +114,16 @@ def test_example(name: str, tmp_path: Path) -> None:  # time_series: see test_do
     check(done.stdout)
     assert picture.exists() == ("--plot" in options)
     assert [path for path in tmp_path.iterdir() if path != picture] == []
+
+
+@pytest.mark.parametrize("name", ["drift_alarm", "regression", "time_series"])
+def test_a_figure_without_matplotlib_names_the_extra(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def missing(module: str) -> None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name="matplotlib")
+
+    monkeypatch.setattr("kalstream._optional.import_module", missing)
+    monkeypatch.setattr(sys, "argv", [name, "--plot", str(tmp_path / "figure.png")])
+    with pytest.raises(MissingExtra, match=r"pip install 'kalstream\[figures\]'"):
+        runpy.run_path(str(ROOT / f"examples/{name}.py"), run_name="__main__")
