@@ -1,4 +1,4 @@
-"""Every experiment of the paper in its quick version, and what its files must hold."""
+"""The quick version of every experiment of the paper, and the content of its files."""
 
 import importlib
 import json
@@ -25,19 +25,19 @@ torch.set_num_threads(1)
 def test_every_experiment_in_its_quick_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One test, so that the experiments run once: some take results from others."""
+    """One test, so that each experiment runs once; some use results of others."""
     monkeypatch.setattr("kalstream.paper.plan.QUICK_ROWS", 100)
     folder = tmp_path / "all"
     for name in paper.names():
         paper.reproduce(name, folder, quick=True, say=lambda line: None)
     for name in paper.names():
-        writes_what_it_found(folder, name)
+        files_are_complete(folder, name)
     is_not_run_again(folder)
     (tmp_path / "touched").mkdir()
-    is_found_out_if_touched(folder, tmp_path / "touched")
+    changes_are_detected(folder, tmp_path / "touched")
 
 
-def writes_what_it_found(folder: Path, name: str) -> None:
+def files_are_complete(folder: Path, name: str) -> None:
     plan = Plan.read(name)
     page = (folder / f"{name}.md").read_text()
     assert page.startswith(f"# {plan.title}")
@@ -68,7 +68,7 @@ def is_not_run_again(folder: Path) -> None:
     assert json.loads(before)["runs"] == json.loads((folder / "table1.json").read_bytes())["runs"]
 
 
-def is_found_out_if_touched(folder: Path, tmp_path: Path) -> None:
+def changes_are_detected(folder: Path, tmp_path: Path) -> None:
     content = json.loads((folder / "table1.json").read_text())
 
     def message(change: Any) -> str:
@@ -180,7 +180,7 @@ def test_the_missing_extra_is_named_before_the_work_begins(
 # ---- the parts ----------------------------------------------------------------------------
 
 
-def test_a_race_is_its_learners_alone() -> None:
+def test_a_race_equals_its_learners_alone() -> None:
     plan = Plan.read("table1").quick()
     data = images.Images.synthetic(120, "cpu")
     cells = [(m, s) for m, s in plan.cells() if m.group in ("tuned", "baselines")][::3]
@@ -236,7 +236,7 @@ def test_the_grid_is_the_papers_and_candidates_are_its_points() -> None:
 
 
 def cifar_in(folder: Path, each: int = 5) -> tuple[Any, Any]:
-    """Noise in the layout of CIFAR-100, so many pictures of each class."""
+    """Noise images in the layout of CIFAR-100, ``each`` per class."""
     (folder / "cifar-100-python").mkdir()
     labels = np.repeat(np.arange(100), each)
     pixels = np.random.default_rng(0).integers(0, 256, (len(labels), 3072), np.uint8)
@@ -252,7 +252,7 @@ def without_times(found: Any) -> Any:
     return [without_times(each) for each in found] if isinstance(found, list) else found
 
 
-def test_processes_find_what_one_finds(tmp_path: Path) -> None:
+def test_several_processes_give_the_same_results_as_one(tmp_path: Path) -> None:
     cifar_in(tmp_path, 1)
     options: dict[str, Any] = {"data": tmp_path, "quick": True, "only": "frozen: gamma = 1"}
     found = []
@@ -265,7 +265,7 @@ def test_processes_find_what_one_finds(tmp_path: Path) -> None:
     assert found[1]["seconds"] > 0.0
 
 
-def test_what_was_left_of_a_stopped_command_is_taken_over(tmp_path: Path) -> None:
+def test_parts_of_a_stopped_command_are_merged(tmp_path: Path) -> None:
     cifar_in(tmp_path, 1)
     options: dict[str, Any] = {"data": tmp_path, "quick": True}
     lines: list[str] = []
@@ -346,7 +346,7 @@ def test_streams_do_not_depend_on_how_rows_are_stored(tmp_path: Path) -> None:
     torch.testing.assert_close(one.chunk("tasks", 3, 40, 10), two.chunk("tasks", 3, 40, 10))
 
 
-def test_a_quick_run_has_pictures_of_all_classes(tmp_path: Path) -> None:
+def test_a_quick_run_has_images_of_all_classes(tmp_path: Path) -> None:
     pixels, labels = cifar_in(tmp_path)
     some = images.Images.cifar100(tmp_path, "cpu", 200)
     assert np.bincount(some.classes).tolist() == [2] * 100
@@ -377,7 +377,7 @@ def test_the_stand_in_drifts_gradually() -> None:
     assert np.abs(np.diff(gains, axis=0)).max() < 0.15
 
 
-def test_cloc_is_read_as_it_comes(tmp_path: Path) -> None:
+def test_cloc_is_read_in_the_order_of_time(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     (tmp_path / "release/dataset/images").mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -408,7 +408,7 @@ def test_cloc_is_read_as_it_comes(tmp_path: Path) -> None:
     assert [each.rows for each in race.passes] == [39] * 4
 
 
-def test_the_page_shows_what_the_result_files_say() -> None:
+def test_the_page_agrees_with_the_result_files() -> None:
     docs = Path(__file__).parents[2] / "docs"
     page = (docs / "paper.md").read_text(encoding="utf-8")
     tables = ("table1", "figure3", "figure5", "figure6", "figure7", "ablations", "initialisation")
