@@ -101,7 +101,7 @@ clean:
 
 $(PEERS_STAMP): pyproject.toml constraints.txt benchmarks/peers/requirements.txt
 	$(PYTHON) -m venv --clear $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet --constraint constraints.txt --editable . \
+	$(PEERS)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[figures]' \
 	    --requirement benchmarks/peers/requirements.txt
 	@touch $@
 

@@ -1,13 +1,13 @@
-"""Labels that arrive late, or never.
+"""Late and missing labels.
 
-Rows are predicted as they come; the label of each arrives `--delay` rows later. So x waits in a
-deque and is learned with its own y when that arrives. Prints what the delay costs on a rule that
-keeps turning, and what two mistakes cost: to forget nothing, and to learn a late label with the row
-that is there when it arrives.
+Each row is predicted when it arrives. Its label arrives `--delay` rows later. Until then the row
+waits in a deque; it is learned together with its own label. The rule keeps turning. The example
+prints the accuracy with and without delay, and with two mistakes: to forget nothing, and to learn a
+late label with the row that is current when it arrives.
 
-Then labels fail to come for a while. The model should know that it knows less: either pass None in
-their place, which lets time pass and teaches nothing, or give `time=` wherever the model learns or
-predicts, and leave those rows out. Leaving them out without a clock is the third mistake.
+Then labels are missing for a while, and the uncertainty should grow. There are two ways. Pass None
+as the label, which lets time pass and learns nothing. Or pass `time=` whenever the model learns or
+predicts, and leave out rows without a label. Leaving them out without `time=` is a third mistake.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kalstream import KalmanClassifier
 
 
 def stream(rows: int, seed: int):
-    """Rows (n, 6) and labels (n,) whose rule turns once in 4000 rows."""
+    """Rows (n, 6) and labels (n,) of a rule that makes one turn in 4000 rows."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(rows, 6))
     angle = 2.0 * np.pi * np.arange(rows) / 4000.0
@@ -30,10 +30,10 @@ def stream(rows: int, seed: int):
 
 
 def run(model, X, y, delay=0, *, clock=False, leave_out=False, wrong_row=False):
-    """Predict every row when it comes, learn it when its label arrives; (n,) whether right."""
+    """Predict each row on arrival, learn it with its label; returns which were right (n,)."""
     model.partial_fit(X[:1], y[:1], classes=["down", "up"], **({"time": [0]} if clock else {}))
     right = np.zeros(len(y), bool)
-    waiting = deque()  # (when the label arrives, x, y): no longer than the delay
+    waiting = deque()  # (when the label arrives, x, y); at most `delay` entries
     for now in range(1, len(y)):
         x = X[now : now + 1]
         time = {"time": [now]} if clock else {}
@@ -55,9 +55,9 @@ def main() -> None:
 
     X, y = stream(options.rows, options.seed)
 
-    def accuracy(delay, forgetting="mixture", **how) -> float:
+    def accuracy(delay, forgetting="mixture", **settings) -> float:
         model = KalmanClassifier(forgetting, features="scaled")
-        return run(model, X, y, delay, **how)[2 * options.delay :].mean()
+        return run(model, X, y, delay, **settings)[2 * options.delay :].mean()
 
     print(f"accuracy, labels {options.delay} rows late")
     print(f"  no delay, for comparison       {accuracy(0):.3f}")
@@ -66,17 +66,17 @@ def main() -> None:
     print(f"  learned with the wrong row      {accuracy(options.delay, wrong_row=True):.3f}")
 
     half, probe = options.rows // 2, np.random.default_rng(1).normal(size=(200, 6))
-    gone = np.concatenate([y[:half], np.full(half, None, object)])
+    missing = np.concatenate([y[:half], np.full(half, None, object)])
     print(f"uncertainty before and after {half} rows without a label")
-    for name, how in {
+    for name, settings in {
         "None passed": {},
         "left out, time given": {"clock": True, "leave_out": True},
         "left out, no time (wrong)": {"leave_out": True},
     }.items():
         model, levels = KalmanClassifier(features="scaled"), []
-        for labels in (y[:half], gone):
-            run(model.reset(), X[: len(labels)], labels, **how)
-            now = {"time": [len(labels)] * len(probe)} if "clock" in how else {}
+        for labels in (y[:half], missing):
+            run(model.reset(), X[: len(labels)], labels, **settings)
+            now = {"time": [len(labels)] * len(probe)} if "clock" in settings else {}
             levels.append(model.uncertainty(probe, **now).mean())
         print(f"  {name:28} {levels[0]:.4f}   {levels[1]:.4f}")
 

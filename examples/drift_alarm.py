@@ -1,9 +1,10 @@
-"""An alarm for drift: poll `drift()` after every chunk, and look at the half-life posterior.
+"""Drift alarms: call `drift()` after every chunk.
 
-The rule jumps three times, and later turns slowly for a thousand rows. At a jump the model comes
-to believe in a short memory, and that is the alarm. Prints every alarm beside the jumps, the
-alarms on as many rows of a rule that stays, and the accuracy just after each jump. The model needs
-no alarm to adapt: it is for those who look after it. `--plot FILE` draws it all.
+The rule jumps three times, and later turns slowly for a thousand rows. After a jump the model gives
+more weight to short half-lives, which raises the alarm. The example prints the alarm after each
+jump and the accuracy around it, then the alarms on as many rows of a rule that does not change. The
+model adapts without an alarm; the alarm informs the people who run it. `--plot FILE` draws a figure
+(pip install 'kalstream[figures]').
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import numpy as np
 
 from kalstream import KalmanClassifier
+from kalstream._optional import require
 
 JUMPS = (0.2, 0.35, 0.6)  # as shares of the rows
 SLOW = (0.8, 0.9)
@@ -34,7 +36,7 @@ def stream(rows: int, seed: int, *, drifts: bool = True):
 
 
 def watch(X, y):
-    """Whether each row was predicted rightly (n,), alarms, and what was seen at every chunk."""
+    """Correct predictions (n,), alarms, and confidence and half-life weights of each chunk."""
     model = KalmanClassifier(random_state=0).partial_fit(X[:CHUNK], y[:CHUNK])
     right, alarms, confidence, posterior = np.zeros(len(y), bool), [], [], []
     for start in range(CHUNK, len(y), CHUNK):
@@ -42,7 +44,7 @@ def watch(X, y):
         right[chunk] = model.predict(X[chunk]) == y[chunk]
         model.partial_fit(X[chunk], y[chunk])
         drift = model.drift()
-        if drift and drift.since not in alarms:  # an alarm that has just begun
+        if drift and drift.since not in alarms:  # a new alarm
             alarms.append(drift.since)
         confidence.append(drift.confidence)
         posterior.append(model.half_life_weights_)
@@ -55,41 +57,37 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot", metavar="FILE", help="also draw the figure")
     options = parser.parse_args()
+    if options.plot:
+        require("matplotlib", "figures")  # fail now if it is missing, not after the work
 
     rows = options.rows
     jumps = [round(share * rows) for share in JUMPS]
     right, alarms, confidence, posterior = watch(*stream(rows, options.seed))
     for jump in jumps:
-        after = [alarm - jump for alarm in alarms if 0 <= alarm - jump < 200]
-        told = f"alarm {after[0]} rows later" if after else "no alarm"
+        after = [row - jump for row in alarms if 0 <= row - jump < 200]
+        alarm = f"alarm {after[0]} rows later" if after else "no alarm"
         shares = [right[jump + a : jump + b].mean() for a, b in ((-300, 0), (0, 100), (200, 500))]
-        print(f"jump at row {jump}: {told}")
+        print(f"jump at row {jump}: {alarm}")
         print("  accuracy of 300 rows before {:.2f}, 100 after {:.2f}, then {:.2f}".format(*shares))
-    slow = [alarm for alarm in alarms if SLOW[0] <= alarm / rows < SLOW[1]]
+    slow = [row for row in alarms if SLOW[0] <= row / rows < SLOW[1]]
     other = [a for a in alarms if a not in slow and not any(0 <= a - j < 200 for j in jumps)]
     print(f"alarms during the slow turn: {len(slow)}; other alarms: {len(other)}")
     _, false, highest, _ = watch(*stream(rows, options.seed, drifts=False))
-    print(f"alarms in {rows} rows of a rule that stays: {len(false)}", end="")
+    print(f"alarms in {rows} rows without drift: {len(false)}", end="")
     print(f" (highest confidence {highest.max():.2f})")
     if options.plot:
         plot(options.plot, right, jumps, alarms, confidence, posterior)
 
 
 def plot(path, right, jumps, alarms, confidence, posterior) -> None:
-    """Draw windowed accuracy, the posterior over half-lives, and the alarm's confidence."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    """Draw accuracy of recent rows, the weights of half-lives, and the alarm's confidence."""
+    figure = require("matplotlib.figure", "figures").Figure((8.5, 6), layout="constrained")
+    top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=(2, 2, 1.5))
     rows, window = len(right), 200
-    figure, (top, middle, bottom) = plt.subplots(
-        3, 1, figsize=(8.5, 6), sharex=True, height_ratios=(2, 2, 1.5), layout="constrained"
-    )
     share = np.convolve(right, np.ones(window) / window, "valid")
     top.plot(np.arange(window, rows + 1), share, color="tab:orange")
     top.set_ylabel(f"accuracy,\nlast {window} rows")
-    weights = np.array([list(seen.values()) for seen in posterior]).T
+    weights = np.array([list(each.values()) for each in posterior]).T
     names = ["never" if np.isinf(h) else f"{h:,.0f}" for h in posterior[0]]
     edges = np.arange(1, weights.shape[1] + 2) * CHUNK
     heat = middle.pcolormesh(

@@ -1,10 +1,10 @@
-"""Embeddings whose classes come one after another, unannounced, and one that is retired.
+"""New classes that appear one after another, and one that is retired.
 
-The stream starts with the digits 0 to 3, and then another joins in every phase. The embedding is a
-fixed random layer over scikit-learn's bundled digits, shifted sideways by up to a pixel; images
-held out are never learned. Shown a digit that is yet to come, the model cannot name it, but it
-knows less about it (`uncertainty`) and often declines to answer (`predict` with `abstain_below`).
-`is_novel` is for rows that are unlike all that was learned: here, digits as a negative.
+The stream starts with the digits 0 to 3. One more digit appears in each phase, without notice. The
+embedding is a fixed random layer over scikit-learn's digits, shifted sideways by up to one pixel.
+Held-out images are never learned. A digit that has not appeared yet cannot be named, but the model
+is more uncertain about it (`uncertainty`) and often abstains (`predict` with `abstain_below`).
+`is_novel` detects rows unlike all rows learned so far; here these are negatives of the images.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from sklearn.datasets import load_digits
 from kalstream import KalmanClassifier
 
 CHUNK = 10
-FIRST = 4  # digits that are there from the start
+FIRST = 4  # digits in the first phase
 
 
 def images_of_digits(seed: int):
-    """Images (n, 8, 8) from 0 to 1, their digits (n,), and which ones are held out (n,)."""
+    """Images (n, 8, 8) from 0 to 1, their digits (n,), and which are held out (n,)."""
     images, digits = load_digits(return_X_y=True)
     held_out = np.random.default_rng(seed).random(len(digits)) < 0.3
     return images.reshape(-1, 8, 8) / 16.0, digits, held_out
 
 
 def embed(images):
-    """A random layer of rectifiers (n, 200), each row with a mean square of 1."""
+    """A random layer of rectified units (n, 200); each row has a mean square of 1."""
     weights = np.random.default_rng(0).normal(size=(64, 200))
     layer = np.maximum((images.reshape(-1, 64) - 0.3) @ weights, 0.0)
     return layer / np.sqrt(np.mean(layer**2, axis=1, keepdims=True))
 
 
 def undecided(model, X) -> float:
-    """Share of rows to which the model gives no label, being less than 80% sure of any."""
+    """Share of rows for which the model abstains, as no class has a probability of 80%."""
     return np.mean([label is None for label in model.predict(X, abstain_below=0.8)])
 
 
@@ -51,8 +51,8 @@ def main() -> None:
     one = np.flatnonzero(~held_out & (digits < FIRST))[:1]
     model.partial_fit(embed(images[one]), digits[one])
 
-    print("accuracy: in the stream, before learning; of the newest digit, held out. Then the next")
-    print("digit, not yet seen, against known ones, held out: uncertainty, share left undecided")
+    print("accuracy in the stream, predicted before learned, and of the newest digit, held out;")
+    print("the next digit, not seen yet: its uncertainty relative to known digits, share undecided")
     print("  known      stream   newest   uncertainty   undecided (known)")
     for n_known in range(FIRST, 11):
         rows = rng.choice(np.flatnonzero(~held_out & (digits < n_known)), options.rows)
@@ -62,11 +62,11 @@ def main() -> None:
         for start in range(0, options.rows, CHUNK):
             chunk = slice(start, start + CHUNK)
             right += np.sum(model.predict(X[chunk]) == y[chunk])
-            model.partial_fit(X[chunk], y[chunk])  # a label never seen before is a new class
+            model.partial_fit(X[chunk], y[chunk])  # a new label becomes a new class
         known = embed(images[held_out & (digits < n_known)])
         newest, coming = (embed(images[held_out & (digits == n_known - k)]) for k in (1, 0))
-        found = np.mean(model.predict(newest) == n_known - 1)
-        line = f"  0 to {n_known - 1}   {right / options.rows:9.3f}{found:9.3f}"
+        accuracy = np.mean(model.predict(newest) == n_known - 1)
+        line = f"  0 to {n_known - 1}   {right / options.rows:9.3f}{accuracy:9.3f}"
         if len(coming):
             more = model.uncertainty(coming).mean() / model.uncertainty(known).mean()
             line += f"{more:12.1f}x{undecided(model, coming):12.2f}"
@@ -75,7 +75,7 @@ def main() -> None:
 
     as_usual, negative = embed(images[held_out]), embed(1.0 - images[held_out])
     usual, unusual = model.is_novel(as_usual).mean(), model.is_novel(negative).mean()
-    print(f"is_novel: {usual:.2f} of the images held out, {unusual:.2f} of their negatives")
+    print(f"is_novel: {usual:.2f} of the held-out images, {unusual:.2f} of their negatives")
 
     rest, zero = held_out & (digits > 0), embed(images[held_out & (digits == 0)])
     before = np.mean(model.predict(embed(images[rest])) == digits[rest]), undecided(model, zero)

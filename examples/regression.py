@@ -1,9 +1,10 @@
-"""Regression with uncertainty: do the intervals hold when the function changes, then the noise?
+"""Regression with uncertainty: do the intervals hold after a change?
 
-A curve of two columns is learned row by row, each predicted before it is learned. A third of the
-way the curve changes; at two thirds the noise trebles. Prints, just after each change and later,
-the error and the share of targets within the intervals of 68% and 95%, for the regressor with
-nothing tuned and for one that forgets nothing. `--plot FILE` draws it.
+A function of two columns is learned online; every row is predicted before it is learned. After a
+third of the rows the function changes, after two thirds the noise triples. The example prints the
+error and the share of targets inside the 68% and 95% intervals, just after each change and later,
+for the regressor with default settings and for one that forgets nothing. `--plot FILE` draws a
+figure (pip install 'kalstream[figures]').
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import numpy as np
 
 from kalstream import KalmanRegressor
+from kalstream._optional import require
 
 NOISE = (0.2, 0.6)  # standard deviation, before and after it changes
 SOON = 200  # rows that count as "just after"
@@ -31,7 +33,7 @@ def stream(rows: int, seed: int):
 
 
 def test_then_train(model, X, y):
-    """Mean and standard deviation (n,) of every row before it was learned; NaN in chunk one."""
+    """Mean and standard deviation (n,) of each row before it is learned; NaN in the first chunk."""
     mean, std = np.full((2, len(y)), np.nan)
     for start in range(0, len(y), CHUNK):
         chunk = slice(start, start + CHUNK)
@@ -47,6 +49,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot", metavar="FILE", help="also draw the figure")
     options = parser.parse_args()
+    if options.plot:
+        require("matplotlib", "figures")  # fail now if it is missing, not after the work
 
     X, y = stream(options.rows, options.seed)
     third = options.rows // 3
@@ -54,39 +58,35 @@ def main() -> None:
     for name, at in (("new curve", third), ("new noise", 2 * third)):
         parts[f"{name}, first {SOON} rows"] = slice(at, at + SOON)
         parts[f"{name}, later"] = slice(at + SOON, at + third)
-    found = {}
+    predictions = {}
     for title, forgetting in (("nothing tuned", "mixture"), ("nothing forgotten", 1.0)):
         model = KalmanRegressor(forgetting, random_state=0)
-        mean, std = found[title] = test_then_train(model, X, y)
-        print(f"{title:28}   error   std told   in 68%   in 95%")
+        mean, std = predictions[title] = test_then_train(model, X, y)
+        print(f"{title:28}   error   predicted std   in 68%   in 95%")
         for name, part in parts.items():
             error = np.abs(y[part] - mean[part])
             inside = [np.mean(error < width * std[part]) for width in (0.994, 1.96)]
             print(
-                f"  {name:26}{np.sqrt(np.mean(error**2)):8.3f}{std[part].mean():11.3f}"
+                f"  {name:26}{np.sqrt(np.mean(error**2)):8.3f}{std[part].mean():16.3f}"
                 f"{inside[0]:9.2f}{inside[1]:9.2f}"
             )
-        print(f"  noise: std {np.sqrt(model.noise_var_):.3f}, in truth {NOISE[1]} by now")
+        print(f"  noise: std {np.sqrt(model.noise_var_):.3f}, true value {NOISE[1]}")
     if options.plot:
-        plot(options.plot, y, found, (third, 2 * third))
+        plot(options.plot, y, predictions, (third, 2 * third))
 
 
-def plot(path, y, found, changes) -> None:
-    """Draw errors with the interval that was told, and the share of targets within it."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(3, 1, figsize=(8.5, 6), sharex=True, layout="constrained")
+def plot(path, y, predictions, changes) -> None:
+    """Draw errors with the predicted interval, and the share of targets inside it."""
+    figure = require("matplotlib.figure", "figures").Figure((8.5, 6), layout="constrained")
+    axes = figure.subplots(3, 1, sharex=True)
     steps, window = np.arange(len(y)), 200
     for axis, (title, (mean, std)), color in zip(
-        axes, found.items(), ("tab:orange", "tab:blue"), strict=False
+        axes, predictions.items(), ("tab:orange", "tab:blue"), strict=False
     ):
         axis.fill_between(steps, -1.96 * std, 1.96 * std, color=color, alpha=0.5, lw=0)
         axis.plot(steps, y - mean, ",", color="0.2")
         axis.set(ylabel="error", ylim=(-3.0, 3.0))
-        axis.set_title(f"{title}: errors, and the interval of 95% told beforehand", fontsize=9)
+        axis.set_title(f"{title}: errors and the predicted 95% interval", fontsize=9)
         inside = np.abs(y - mean)[CHUNK:] < 1.96 * std[CHUNK:]
         share = np.convolve(inside, np.ones(window) / window, "valid")
         axes[2].plot(steps[CHUNK + window - 1 :], share, color=color, label=title)

@@ -1,8 +1,8 @@
-"""Rows of a table whose rule drifts: it stays, jumps, turns slowly, and comes back.
+"""Tabular data with drift: the rule stays, jumps, turns slowly, and returns.
 
-Every chunk is predicted before it is learned. Prints accuracy in each phase, and overall log-loss:
-of the classifier with its own forgetting, on linear and on its default features; of the same made
-to forget nothing; and of scikit-learn's SGDClassifier, at its default and at a constant rate.
+Every chunk is predicted before it is learned. The example prints the accuracy in each phase, and
+overall accuracy and log-loss. It compares the classifier with linear and with default features, the
+same without forgetting, and scikit-learn's SGDClassifier with its default and a constant rate.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from sklearn.preprocessing import StandardScaler
 
 from kalstream import KalmanClassifier
 
-PHASES = ("stays", "jumped", "turns", "is back")
+PHASES = ("stays", "jumped", "turns", "returned")
 CLASSES = ("buys", "leaves")
 COLUMNS = 12
 CHUNK = 10
 
 
 def stream(rows: int, seed: int):
-    """Columns of very different sizes (n, 12), labels (n,), and the phase of every row (n,)."""
+    """Columns of very different scales (n, 12), labels (n,), and the phase of each row (n,)."""
     rng = np.random.default_rng(seed)
     first, second, third = np.linalg.qr(rng.normal(size=(COLUMNS, 3)))[0].T
     phase = np.arange(rows) * len(PHASES) // rows
@@ -36,7 +36,7 @@ def stream(rows: int, seed: int):
 
 
 class StandardisedSGD:
-    """SGDClassifier on columns that are standardised as they pass."""
+    """SGDClassifier on columns that are standardised online."""
 
     def __init__(self, **settings):
         self.scaler = StandardScaler()
@@ -50,15 +50,15 @@ class StandardisedSGD:
 
 
 def test_then_train(model, X, y):
-    """Probability of the right label (n,) of each row before it was learned; NaN in chunk one."""
-    found = np.full(len(y), np.nan)
+    """Probability of each row's label (n,) before it is learned; NaN in the first chunk."""
+    probability = np.full(len(y), np.nan)
     for start in range(0, len(y), CHUNK):
         chunk = slice(start, start + CHUNK)
         if start:
             column = np.searchsorted(CLASSES, y[chunk])
-            found[chunk] = model.predict_proba(X[chunk])[np.arange(len(column)), column]
+            probability[chunk] = model.predict_proba(X[chunk])[np.arange(len(column)), column]
         model.partial_fit(X[chunk], y[chunk], classes=CLASSES)
-    return found
+    return probability
 
 
 def main() -> None:
@@ -78,10 +78,10 @@ def main() -> None:
     print(f"{options.rows} rows, predicted before they are learned: accuracy while the rule ...")
     print(" " * 30 + "".join(f"{name:>9}" for name in (*PHASES, "overall", "log-loss")))
     for name, model in models.items():
-        found = test_then_train(model, X, y)[CHUNK:]
-        right = found > 0.5
+        probability = test_then_train(model, X, y)[CHUNK:]
+        right = probability > 0.5
         columns = [right[phase[CHUNK:] == p].mean() for p in range(len(PHASES))]
-        columns += [right.mean(), -np.log(np.maximum(found, 1e-15)).mean()]
+        columns += [right.mean(), -np.log(np.maximum(probability, 1e-15)).mean()]
         print(f"{name:30}" + "".join(f"{value:9.3f}" for value in columns))
 
 

@@ -1,7 +1,8 @@
-"""The paper's time-series example (figure 1, appendix C): a mean that jumps seven times.
+"""The paper's time series (figure 1, appendix C), whose mean jumps seven times.
 
-Prints the mean log predictive density of the filter that learns its forgetting, of the mixture of
-half-lives, and of the filter that never forgets; `--plot FILE` draws the figure.
+The example prints the mean log predictive density of a filter with a learned gamma, of the mixture
+of half-lives, and of a filter that forgets nothing. `--plot FILE` draws the figure
+(pip install 'kalstream[figures]').
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import numpy as np
 from numpy.typing import NDArray
 
+from kalstream._optional import require
 from kalstream.core import Fixed, Learned, Mixture, gaussian_log_density
 from kalstream.streams import time_series
 from kalstream.streams.series import CHANGES, LENGTH
@@ -19,7 +21,7 @@ NOISE_VAR, PRIOR_VAR = 0.05, 0.01  # of the filter, appendix C
 
 
 def run(policy: Fixed | Learned | Mixture, y: NDArray[np.float64]):
-    """Log predictive density of every point, and what the policy reported."""
+    """Log predictive density of every point, and the step of the policy."""
     state = policy.start(1, 1, prior_var=PRIOR_VAR)
     ones = np.ones((len(y), 1))
     _, step = policy.step_chunk(
@@ -35,6 +37,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot", metavar="FILE", help="also draw the figure")
     options = parser.parse_args()
+    if options.plot:
+        require("matplotlib", "figures")  # fail now if it is missing, not after the work
 
     y = time_series(options.seed).targets
     learned_density, learned = run(Learned(init=1.0, lr=1.0), y)
@@ -54,19 +58,13 @@ def main() -> None:
 
 def plot(path, y, learned, mixture, fixed, learned_density, fixed_density) -> None:
     """Draw data and predictions, gamma, and the running log density."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    figure = require("matplotlib.figure", "figures").Figure((8.5, 6), layout="constrained")
+    top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=(3, 1.4, 1.4))
     steps = np.arange(1, LENGTH + 1)
-    figure, (top, middle, bottom) = plt.subplots(
-        3, 1, figsize=(8.5, 6), sharex=True, height_ratios=(3, 1.4, 1.4), layout="constrained"
-    )
     mean = learned.logit_mean[:, 0]
     sd = np.sqrt(learned.logit_var + NOISE_VAR)
     top.plot(steps, y, ".", color="0.7", markersize=2, label="stream")
-    top.plot(steps, mean, color="tab:orange", label="kalstream, predicted before seen")
+    top.plot(steps, mean, color="tab:orange", label="kalstream, predicted before learned")
     top.fill_between(steps, mean - 2 * sd, mean + 2 * sd, color="tab:orange", alpha=0.15)
     top.plot(steps, fixed.logit_mean[:, 0], "--", color="tab:blue", lw=1, label="no forgetting")
     top.legend(loc="upper right", fontsize=8, frameon=False)

@@ -10,6 +10,7 @@ _EXTRAS: Final = {
     "torch": "torch",
     "river": "river",
     "PIL": "images",
+    "matplotlib": "figures",
     "h5py": "hdf5",
     "timm": "timm",
     "torchvision": "torchvision",

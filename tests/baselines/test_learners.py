@@ -361,7 +361,7 @@ def test_checkpoints_of_other_learners_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="OnlineSGD"):
         OnlineSGD(nn.Identity(), SoftmaxHead(2, 2)).restore(tmp_path / "kalman.pt")
     OnlineSGD(*network()).save(tmp_path / "sgd.pt")
-    with pytest.raises(CheckpointError, match="OnlineSGD, this is ExperienceReplay"):
+    with pytest.raises(CheckpointError, match="OnlineSGD, this learner is ExperienceReplay"):
         ExperienceReplay(*network()).restore(tmp_path / "sgd.pt")
     with pytest.raises(CheckpointError, match="replay"):
         OnlineSGD(*network(), replay=ReplayStreams()).restore(tmp_path / "sgd.pt")
@@ -405,8 +405,9 @@ def test_labels_out_of_range_change_nothing(make: Any, wrong: int) -> None:
     rows, labels = chunks(1, 1)[0]
     labels = labels.clone()
     labels[2] = wrong
+    remedy = "number the classes from 0" if wrong < 0 else "n_classes"
     for learn in (learner.step, lambda x, y: learner.partial_fit(x.numpy(), y.numpy())):
-        with pytest.raises(InvalidInput, match=rf"{wrong}.*classes 0 to {K - 1}.*n_classes"):
+        with pytest.raises(InvalidInput, match=rf"{wrong}.*classes 0 to {K - 1}.*{remedy}"):
             learn(rows, labels)
     assert same(before, learner.state_dict())
     learner.step(*chunks(1, 1)[0])
@@ -442,7 +443,7 @@ def test_a_network_that_diverged_says_so() -> None:
 def test_no_rows_are_refused(make: Any) -> None:
     learner = learned(make)
     before = copy.deepcopy(learner.state_dict())
-    with pytest.raises(InvalidInput, match="for 0 rows"):
+    with pytest.raises(InvalidInput, match="the chunk has no rows"):
         learner.partial_fit(np.zeros((0, D)), np.zeros(0, int))
     assert same(before, learner.state_dict())
 
@@ -450,8 +451,8 @@ def test_no_rows_are_refused(make: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (partial(OnlineSGD, replay=RecentMemory()), "OnlineSGD replays from ReplayStreams"),
-        (partial(ACE, replay=ReplayStreams()), "ACE replays from RecentMemory"),
+        (partial(OnlineSGD, replay=RecentMemory()), "replay of OnlineSGD must be ReplayStreams"),
+        (partial(ACE, replay=ReplayStreams()), "replay of ACE must be RecentMemory"),
         (partial(ExperienceReplay, n_steps=0), "n_steps must be 1 or more"),
         (partial(OnlineSGD, batch_norm="off"), "batch_norm"),
     ],

@@ -260,7 +260,7 @@ class Evil:
 def test_files_that_are_no_weights(tmp_path: Path) -> None:
     path = tmp_path / "w.pth"
     for content, words in (
-        ({"epoch": 3, "state_dict": tiny().state_dict()}, "got epoch, state_dict.*save it alone"),
+        ({"epoch": 3, "state_dict": tiny().state_dict()}, "got epoch, state_dict.*save only that"),
         ([torch.zeros(1)], "got list"),
         (Evil(), "without running code"),
     ):
@@ -377,7 +377,7 @@ def test_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backbone(images(2)).shape == (2, backbone.n_features) == (2, 6)
     assert (backbone.mean, backbone.std) == ((0.5,) * 3, (0.25,) * 3)
     backbone.model.head = nn.Linear(3, 5)
-    with pytest.raises(InvalidInput, match=r"timm's tiny.in1k must give \(b, 6\), got \(2, 5\)"):
+    with pytest.raises(InvalidInput, match=r"timm's tiny.in1k must return \(b, 6\), got \(2, 5\)"):
         backbone(images(2))
 
 
@@ -434,12 +434,12 @@ def test_torchvision_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [("resnet18", "DEFAULT")]
     with pytest.raises(InvalidInput, match="Like has no linear layer"):
         from_torchvision(TorchvisionLike("classifier", nn.Conv1d(8, 10, 1)))
-    with pytest.raises(InvalidInput, match="'DEFAULT' and a model"):
+    with pytest.raises(InvalidInput, match="'DEFAULT' need the name"):
         from_torchvision(get_model("resnet18", None), "DEFAULT")
 
 
 class TransformersLike(nn.Module):
-    """Gives back what it was told to, and remembers what it was called with."""
+    """Returns a fixed value and records its arguments."""
 
     def __init__(self, hidden: Any, **config: Any) -> None:
         super().__init__()
@@ -469,7 +469,7 @@ def test_transformers_pooling() -> None:
     backbone = from_transformers(convnext, "mean")
     torch.testing.assert_close(backbone(images(2)), maps.mean((2, 3)))
     for model, pooling, words in (
-        (convnext, "cls", 'maps, no tokens; give pooling="mean"'),
+        (convnext, "cls", 'maps and no tokens; pass pooling="mean"'),
         (TransformersLike(None, hidden_size=4), "cls", "no last_hidden_state"),
     ):
         with pytest.raises(InvalidInput, match=words):

@@ -67,7 +67,7 @@ class Filled(nn.Module):
 def test_what_is_written_is_what_the_network_gives(tmp_path: Path, dtype: str) -> None:
     times = np.arange(N) * 2.0
     backbone = network().train()
-    told: list[tuple[int, int | None]] = []
+    calls: list[tuple[int, int | None]] = []
     out = embed(
         images(times=times),
         backbone,
@@ -75,9 +75,9 @@ def test_what_is_written_is_what_the_network_gives(tmp_path: Path, dtype: str) -
         batch_size=10,
         size=12,
         dtype=dtype,
-        progress=lambda *done: told.append(done),
+        progress=lambda *done: calls.append(done),
     )
-    assert told == [(10, N), (20, N), (23, N)]
+    assert calls == [(10, N), (20, N), (23, N)]
     assert all(m.training for m in backbone.modules())
     assert [path.name for path in out.parent.iterdir()] == ["out.safetensors"]
     with torch.no_grad():
@@ -133,7 +133,7 @@ def test_moments_of_the_backbone_are_used(tmp_path: Path) -> None:
     np.testing.assert_allclose(load_file(out)["features"], expected, rtol=1e-5, atol=1e-6)
     other = embed(images(), backbone, tmp_path / "b.safetensors", preprocess=own, dtype="float32")
     assert np.array_equal(load_file(other)["features"], load_file(out)["features"])
-    with pytest.raises(InvalidInput, match="size=9 is for the default"):
+    with pytest.raises(InvalidInput, match="size=9 works with the default"):
         embed(images(), backbone, tmp_path / "c.safetensors", preprocess=own, size=9)
 
 
@@ -157,15 +157,15 @@ def test_a_killed_run_goes_on(
     embed(stream, network(), whole, batch_size=4, progress=copy)
     assert len(left) == 6
     for k, folder in enumerate(left):
-        told: list[int] = []
+        calls: list[int] = []
         embed(
             images(batch_size=5, times=np.arange(N)),
             network(),
             folder / "out.safetensors",
             batch_size=4,
-            progress=lambda done, _, told=told: told.append(done),
+            progress=lambda done, _, calls=calls: calls.append(done),
         )
-        assert told == [4, 8, 12, 16, 20, 23][0 if seconds else k + 1 :]
+        assert calls == [4, 8, 12, 16, 20, 23][0 if seconds else k + 1 :]
         assert (folder / "out.safetensors").read_bytes() == whole.read_bytes()
         assert len(list(folder.iterdir())) == 1
 
@@ -183,9 +183,9 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     assert not out.exists()
     with (tmp_path / "out.safetensors.part").open("ab") as part:
         part.write(b"half a row")  # of a write that broke off
-    told: list[int] = []
-    embed(images(), backbone, out, batch_size=4, progress=lambda done, _: told.append(done))
-    assert told == [16, 20, 23]
+    calls: list[int] = []
+    embed(images(), backbone, out, batch_size=4, progress=lambda done, _: calls.append(done))
+    assert calls == [16, 20, 23]
     whole = embed(images(), backbone, tmp_path / "whole.safetensors", batch_size=4)
     assert whole.read_bytes() == out.read_bytes()
 
@@ -207,9 +207,9 @@ embed(stream, resnet18("cifar", 2), sys.argv[1], batch_size=4, progress=die)
 """
     out = tmp_path / "out.safetensors"
     assert subprocess.run([sys.executable, "-c", script, str(out)], check=False).returncode == 9
-    told: list[int] = []
-    embed(images(), network(), out, batch_size=4, progress=lambda done, _: told.append(done))
-    assert told == [12, 16, 20, 23]
+    calls: list[int] = []
+    embed(images(), network(), out, batch_size=4, progress=lambda done, _: calls.append(done))
+    assert calls == [12, 16, 20, 23]
     whole = embed(images(), network(), tmp_path / "whole.safetensors", batch_size=4)
     assert whole.read_bytes() == out.read_bytes()
 
@@ -217,27 +217,27 @@ embed(stream, resnet18("cifar", 2), sys.argv[1], batch_size=4, progress=die)
 def test_a_finished_file_is_left_alone(tmp_path: Path) -> None:
     out = embed(images(), network(), tmp_path / "out.safetensors")
     before = out.stat().st_mtime_ns
-    told: list[int] = []
-    again = functools.partial(embed, images(), network(), out, progress=lambda *d: told.append(d))
+    calls: list[int] = []
+    again = functools.partial(embed, images(), network(), out, progress=lambda *d: calls.append(d))
     assert again() == out
-    assert (told, out.stat().st_mtime_ns) == ([], before)
+    assert (calls, out.stat().st_mtime_ns) == ([], before)
     again(resume=False)
-    assert told
+    assert calls
     assert out.stat().st_mtime_ns != before
 
 
 @pytest.mark.skipif(os.name != "posix", reason="locks of POSIX")
 def test_one_process_at_a_time_writes_a_file(tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
-    told: list[int] = []
+    calls: list[int] = []
 
     def meanwhile(done: int, n: int | None) -> None:
-        told.append(done)
+        calls.append(done)
         with pytest.raises(InUse, match=rf"out\.safetensors is in use by process {os.getpid()} "):
             embed(images(), network(), out)
 
     embed(images(), network(), out, progress=meanwhile)
-    assert told
+    assert calls
     assert [path.name for path in tmp_path.iterdir()] == ["out.safetensors"]
 
 
@@ -279,7 +279,7 @@ def test_something_else_is_refused(tmp_path: Path, finished: bool) -> None:
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     out.write_bytes(b"something of mine")
-    with pytest.raises(InvalidInput, match=r"there and no embedding file.*resume=False"):
+    with pytest.raises(InvalidInput, match=r"exists and is not an embedding file.*resume=False"):
         embed(images(), network(), out)
     assert out.read_bytes() == b"something of mine"
     out.unlink()
@@ -323,9 +323,9 @@ def test_digest() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (float("nan"), "are not finite; look at its image"),
+        (float("nan"), "are not finite; check its image"),
         (float("-inf"), "are not finite"),
-        (1e5, r"reach 1e\+05, more than float16 holds; give dtype=\"float32\""),
+        (1e5, r"reach 1e\+05, beyond the range of float16; give dtype=\"float32\""),
     ],
 )
 def test_features_that_are_not_finite(tmp_path: Path, value: float, words: str) -> None:
@@ -353,7 +353,9 @@ def test_memory_that_runs_out(tmp_path: Path) -> None:
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
     ):
         Large.error = error
-        with pytest.raises(InvalidInput, match=r"for batch_size=20 .*smaller one, such as 5"):
+        with pytest.raises(
+            InvalidInput, match=r"for batch_size=20 .*smaller batch_size, such as 5"
+        ):
             embed(images(), Large(), tmp_path / "out.safetensors", batch_size=20)
     Large.error = RuntimeError("something else")
     with pytest.raises(RuntimeError, match=r"^something else$"):
@@ -369,7 +371,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         (images(), network(), {"batch_size": 0}, "batch_size must be positive, got 0"),
         (images(), network(), {"dtype": "int8"}, "got 'int8'"),
         (images(), network(), {"device": "cuda:77"}, "device 'cuda:77' cannot be used"),
-        (images(), nn.Identity(), {}, r"must give \(b, n_features\), got \(23, 3, 8, 8\)"),
+        (images(), nn.Identity(), {}, r"must return \(b, n_features\), got \(23, 3, 8, 8\)"),
         (images(none), network(), {}, "label of row 5 is None"),
         (images(mixed), network(), {}, "label of row 6 is 3; .* all ints or all strings"),
         (rows, network(), {}, r"uint8, got \(3, 2\) of float64"),
@@ -378,7 +380,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match=words):
             embed(stream, backbone, out, **options)
         assert not list(tmp_path.iterdir())
-    with pytest.raises(InvalidInput, match=r"must be a .safetensors, got .*out.npy"):
+    with pytest.raises(InvalidInput, match=r"must be a .safetensors file, got .*out.npy"):
         embed(images(), network(), tmp_path / "out.npy")
 
 
@@ -417,5 +419,5 @@ def test_folder(tmp_path: Path) -> None:
 
     with pytest.raises(MissingFile, match=r"no folder .*none"):
         ImageFolderStream(tmp_path / "none")
-    with pytest.raises(MissingFile, match=r"no pictures .*\.png.*each class needs a subfolder"):
+    with pytest.raises(MissingFile, match=r"no images .*\.png.*each class into a subfolder"):
         ImageFolderStream(root / "ant")

@@ -36,9 +36,9 @@ def test_a_graph_is_the_cpu(size: tuple[int, int, int], lr: float, transition: s
     # Derivatives of the integral are good to 1e-7, and a learning rate of 0.5 makes the most of it.
     close = {"atol": 1e-12, "rtol": 0.0} if lr == 0.0 else {"atol": 1e-6, "rtol": 1e-5}
     for features, labels in chunks(6, b, m, k):
-        told, same = cpu.observe(features, labels), gpu.observe(features.cuda(), labels.cuda())
-        torch.testing.assert_close(same.logit_mean.cpu(), told.logit_mean, **close)
-        torch.testing.assert_close(same.logit_var.cpu(), told.logit_var, **close)
+        ours, same = cpu.observe(features, labels), gpu.observe(features.cuda(), labels.cuda())
+        torch.testing.assert_close(same.logit_mean.cpu(), ours.logit_mean, **close)
+        torch.testing.assert_close(same.logit_var.cpu(), ours.logit_var, **close)
     for name, value in gpu.state_dict().items():
         torch.testing.assert_close(value.cpu(), cpu.state_dict()[name], **close)
     assert gpu._graphs

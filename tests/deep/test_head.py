@@ -48,9 +48,9 @@ def test_fixed_gamma_is_the_core(size, gamma, noise_var, prior_var, transition, 
     for _ in range(3):
         X, y = rows(rng, b, m, k)
         state, step = step_chunk(state, X, y, gamma=gamma, transition=transition, **how)
-        told = head.observe(torch.from_numpy(X), torch.from_numpy(y))
-        np.testing.assert_allclose(told.logit_mean, step.logit_mean, atol=1e-10)
-        np.testing.assert_allclose(told.logit_var, step.logit_var, atol=1e-10)
+        ours = head.observe(torch.from_numpy(X), torch.from_numpy(y))
+        np.testing.assert_allclose(ours.logit_mean, step.logit_mean, atol=1e-10)
+        np.testing.assert_allclose(ours.logit_var, step.logit_var, atol=1e-10)
     np.testing.assert_allclose(head.mean, state.mean, atol=1e-10)
     np.testing.assert_allclose(head.cov, state.cov, atol=1e-10)
     assert head.n_seen == 3 * b
@@ -71,11 +71,11 @@ def test_learned_gamma_is_the_core(size: Any, gamma: float, lr: float, transitio
         X = rng.standard_normal((b, m))
         y = (X @ weights * (1 if turn < 2 else -1) + 0.3 * rng.standard_normal((b, k))).argmax(1)
         state, step = policy.step_chunk(state, X, y, transition=transition, **how)
-        told = head.observe(torch.from_numpy(X), torch.from_numpy(y))
+        ours = head.observe(torch.from_numpy(X), torch.from_numpy(y))
         # Rounding of the integral's derivatives grows with the learning rate.
-        np.testing.assert_allclose(told.gamma, step.gamma, atol=1e-8)
-        np.testing.assert_allclose(told.logit_mean, step.logit_mean, atol=1e-7)
-        np.testing.assert_allclose(told.logit_var, step.logit_var, atol=1e-7)
+        np.testing.assert_allclose(ours.gamma, step.gamma, atol=1e-8)
+        np.testing.assert_allclose(ours.logit_mean, step.logit_mean, atol=1e-7)
+        np.testing.assert_allclose(ours.logit_var, step.logit_var, atol=1e-7)
     assert head.gamma == pytest.approx(state.gamma, abs=1e-8)
     np.testing.assert_allclose(head.mean, state.posterior.mean, atol=1e-7)
 
@@ -98,8 +98,8 @@ def test_late_and_missing_classes_are_those_of_the_core(sizes: Any, transition: 
         first += b
         state, step = policy.step_chunk(state, X[part], y[part], transition=transition, **how)
         rows = torch.from_numpy(X[part]), torch.from_numpy(y[part])
-        told, same = ten.observe(*rows), hundred.observe(*rows)
-        np.testing.assert_allclose(told.gamma, step.gamma, atol=1e-8)
+        ours, same = ten.observe(*rows), hundred.observe(*rows)
+        np.testing.assert_allclose(ours.gamma, step.gamma, atol=1e-8)
         np.testing.assert_allclose(same.gamma, step.gamma, atol=1e-8)
         np.testing.assert_array_equal(ten.seen, state.seen)
     assert 1 < state.seen.sum() <= 7
@@ -265,8 +265,8 @@ def test_float32_keeps_its_type() -> None:
         (torch.zeros(2, 4), torch.tensor([0, 1]), r"features must be \(b, 3\), got \(2, 4\)"),
         (torch.zeros(2, 3), torch.tensor([0, 2]), "labels run from 0 to 2; the head has classes"),
         (torch.zeros(2, 3), torch.tensor([0, -1]), "labels run from -1 to 0"),
-        (torch.zeros(2, 3), torch.tensor([0]), r"labels must be \(2,\) whole numbers"),
-        (torch.zeros(2, 3), torch.tensor([0.0, 1.0]), "whole numbers"),
+        (torch.zeros(2, 3), torch.tensor([0]), r"labels must be integers \(2,\)"),
+        (torch.zeros(2, 3), torch.tensor([0.0, 1.0]), "labels must be integers"),
         (torch.tensor([[0.0] * 3, [math.nan] * 3]), torch.tensor([0, 1]), "infinity in row 1"),
         (torch.zeros(2, 3, device="meta"), torch.tensor([0, 1]), "features are on meta"),
     ],
@@ -295,7 +295,7 @@ def test_a_broken_precision_is_an_error_and_changes_nothing() -> None:
     [
         ({"n_features": 0}, "n_features must be"),
         ({"gamma": 1.5}, "gamma"),
-        ({"gamma": 0.0, "gamma_lr": 0.1}, "gamma above 0"),
+        ({"gamma": 0.0, "gamma_lr": 0.1}, "0 if gamma is 0"),
         ({"transition": "row"}, "transition"),
         ({"predictive": "plug-in"}, "predictive"),
         ({"dtype": torch.float16}, "dtype must be"),

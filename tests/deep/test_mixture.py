@@ -39,10 +39,10 @@ def test_weights_follow_the_rows(transition: str) -> None:
         p = sum(w * h.probabilities(rows).numpy() for w, h in zip(weights, alone, strict=True))
         np.testing.assert_allclose(mixture.probabilities(rows), p, atol=1e-12)
         np.testing.assert_allclose(mixture.scores(rows).detach(), p, atol=0.06)
-        told = [head.observe(rows, labels) for head in alone]
+        steps = [head.observe(rows, labels) for head in alone]
         for i, label in enumerate(labels.tolist()):
             if label in seen:
-                moments = ((each.logit_mean[i, seen], each.logit_var[i]) for each in told)
+                moments = ((each.logit_mean[i, seen], each.logit_var[i]) for each in steps)
                 own = seen.index(label)
                 terms = (label_log_prob(*each, own, calibration=2.0) for each in moments)
                 weights *= np.exp([float(each.log_prob) for each in terms])
@@ -88,10 +88,10 @@ def test_a_mixture_is_that_of_the_core(m: int, k: int, sizes: Any, share: float)
         rows, labels = torch.from_numpy(X[part]), torch.from_numpy(y[part])
         p = policy.class_probabilities(state, X[part], prior_var=0.7)
         np.testing.assert_allclose(head.probabilities(rows), p, atol=1e-10)
-        told = head.observe(rows, labels)
+        steps = head.observe(rows, labels)
         state, step = policy.step_chunk(state, X[part], y[part], **how)
         np.testing.assert_allclose(
-            np.stack([each.logit_mean for each in told]), step.logit_mean, atol=1e-9
+            np.stack([each.logit_mean for each in steps]), step.logit_mean, atol=1e-9
         )
         # The core deals its share out before a row, the head after it.
         expected = policy.predict(state, X[:1], prior_var=0.7).half_life_weights[0]

@@ -38,14 +38,14 @@ def made(seed: int, batch_norm: bool = False) -> list[Any]:
 def run(learners: list[Any], sizes: tuple[int, ...] = SIZES) -> list[Any]:
     """Log-probabilities chunk by chunk, then the states."""
     rng = torch.Generator().manual_seed(1)
-    told = []
+    log_probs = []
     for n in sizes:
         rows = torch.randn(n, 4, generator=rng, dtype=torch.float64)
         labels = (rows[:, 0] > 0).long() + (rows[:, 1] > 0)
-        told += [learner.step(rows, labels).log_prob for learner in learners]
+        log_probs += [learner.step(rows, labels).log_prob for learner in learners]
     states = [[*each.backbone.state_dict().values()] for each in learners]
     heads = [[*each.head.state_dict().values()] for each in learners]
-    return [told, states, heads]
+    return [log_probs, states, heads]
 
 
 def process(rank: int, folder: str) -> None:

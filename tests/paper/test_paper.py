@@ -1,7 +1,9 @@
-"""Every experiment of the paper in its quick version, and what its files must hold."""
+"""The quick version of every experiment of the paper, and the content of its files."""
 
+import importlib
 import json
 import pickle
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ import torch
 
 from kalstream import paper
 from kalstream.errors import InvalidInput, MissingFile
-from kalstream.paper import Plan, images, pages, run
-from kalstream.paper.passes import Race
+from kalstream.paper import Plan, images, tables
+from kalstream.paper.race import Race
+from kalstream.paper.results import Results
+from kalstream.paper.search import search
 
 torch.set_num_threads(1)
 
@@ -21,19 +25,19 @@ torch.set_num_threads(1)
 def test_every_experiment_in_its_quick_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One test, so that the experiments run once: some take results from others."""
+    """One test, so that each experiment runs once; some use results of others."""
     monkeypatch.setattr("kalstream.paper.plan.QUICK_ROWS", 100)
     folder = tmp_path / "all"
     for name in paper.names():
         paper.reproduce(name, folder, quick=True, say=lambda line: None)
     for name in paper.names():
-        writes_what_it_found(folder, name)
+        files_are_complete(folder, name)
     is_not_run_again(folder)
     (tmp_path / "touched").mkdir()
-    is_found_out_if_touched(folder, tmp_path / "touched")
+    changes_are_detected(folder, tmp_path / "touched")
 
 
-def writes_what_it_found(folder: Path, name: str) -> None:
+def files_are_complete(folder: Path, name: str) -> None:
     plan = Plan.read(name)
     page = (folder / f"{name}.md").read_text()
     assert page.startswith(f"# {plan.title}")
@@ -54,20 +58,20 @@ def writes_what_it_found(folder: Path, name: str) -> None:
 
 def is_not_run_again(folder: Path) -> None:
     before = (folder / "table1.json").read_bytes()
-    said: list[str] = []
-    paper.reproduce("table1", folder, quick=True, say=said.append)
-    assert said == []
+    lines: list[str] = []
+    paper.reproduce("table1", folder, quick=True, say=lines.append)
+    assert lines == []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kalstream.paper.plan.QUICK_ROWS", 120)
         with pytest.raises(InvalidInput, match="give --out another folder"):
-            paper.reproduce("table1", folder, quick=True, say=said.append)
+            paper.reproduce("table1", folder, quick=True, say=lines.append)
     assert json.loads(before)["runs"] == json.loads((folder / "table1.json").read_bytes())["runs"]
 
 
-def is_found_out_if_touched(folder: Path, tmp_path: Path) -> None:
+def changes_are_detected(folder: Path, tmp_path: Path) -> None:
     content = json.loads((folder / "table1.json").read_text())
 
-    def told(change: Any) -> str:
+    def message(change: Any) -> str:
         touched = json.loads(json.dumps(content))
         change(touched)
         (tmp_path / "table1.json").write_text(json.dumps(touched))
@@ -75,14 +79,14 @@ def is_found_out_if_touched(folder: Path, tmp_path: Path) -> None:
             paper.shown("table1", tmp_path)
         return str(caught.value)
 
-    def better(found: Any) -> None:
-        found["runs"][3]["accuracy"] += 5.0
+    def better(content: Any) -> None:
+        content["runs"][3]["accuracy"] += 5.0
 
-    def same_seed(found: Any) -> None:
-        found["runs"][0]["seed"] = 100
+    def same_seed(content: Any) -> None:
+        content["runs"][0]["seed"] = 100
 
-    def another(found: Any) -> None:
-        search = next(each for each in found["searches"] if "lr" in each["chosen"])
+    def another(content: Any) -> None:
+        search = next(each for each in content["searches"] if "lr" in each["chosen"])
         stage = search["stages"][-1]
         stage["chosen"] = search["chosen"] = next(
             {name: each[name] for name in stage["chosen"]}
@@ -90,34 +94,36 @@ def is_found_out_if_touched(folder: Path, tmp_path: Path) -> None:
             if not stage["chosen"].items() <= each.items()
         )
 
-    def not_as_chosen(found: Any) -> None:
-        found["runs"][0]["options"]["lr"] *= 3.0
+    def not_as_chosen(content: Any) -> None:
+        content["runs"][0]["options"]["lr"] *= 3.0
 
-    def another_seed(found: Any) -> None:
-        found["runs"][0]["seed"] = 7
+    def another_seed(content: Any) -> None:
+        content["runs"][0]["seed"] = 7
 
-    assert "was not run with" in told(not_as_chosen)
-    assert "not the seeds" in told(another_seed)
-    assert "was counted" in told(better)
-    assert "seed of the search" in told(same_seed)
-    assert "not the best was chosen" in told(another)
+    assert "was not run with" in message(not_as_chosen)
+    assert "not the seeds" in message(another_seed)
+    assert "was counted" in message(better)
+    assert "seed of the search" in message(same_seed)
+    assert "the best candidate was not chosen" in message(another)
     (tmp_path / "table1.json").write_text(json.dumps(content))
     (tmp_path / "table1.md").write_text("# Table 1\n\n| method | 99.9 |\n")
-    with pytest.raises(InvalidInput, match="is not what"):
+    with pytest.raises(InvalidInput, match="does not match"):
         paper.shown("table1", tmp_path)
     (tmp_path / "table1.md").unlink()
-    with pytest.raises(InvalidInput, match="is not what"):
+    with pytest.raises(InvalidInput, match="does not match"):
         paper.shown("table1", tmp_path)
     part = {**content, "runs": [run for run in content["runs"] if run["stream"] == "tasks"]}
     (tmp_path / "table1.json").write_text(json.dumps(part))
-    table = pages.table(Plan.read("table1"), run.Results(tmp_path / "table1.json"))
-    assert f"not run yet: {len(content['runs']) - len(part['runs'])} cells" in table
+    table = tables.table(Plan.read("table1"), Results(tmp_path / "table1.json"))
+    assert f"not run yet: {len(content['runs']) - len(part['runs'])} cells" in " ".join(
+        table.split()
+    )
 
 
 def test_errors_name_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="there is no experiment 'table9'; there are ablations"):
+    with pytest.raises(InvalidInput, match="no experiment 'table9'; use one of ablations"):
         paper.reproduce("table9", tmp_path)
-    with pytest.raises(InvalidInput, match="table1 needs CIFAR-100: --data"):
+    with pytest.raises(InvalidInput, match="table1 needs CIFAR-100: pass --data"):
         paper.reproduce("table1", tmp_path)
     with pytest.raises(MissingFile, match=r"figure2 needs table1\.json"):
         paper.reproduce("figure2", tmp_path)
@@ -136,12 +142,47 @@ def test_errors_name_the_remedy(tmp_path: Path) -> None:
         )
 
 
+@pytest.fixture
+def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    find = importlib.import_module
+
+    def blocked(name: str, package: str | None = None) -> Any:
+        if name.partition(".")[0] == "matplotlib":
+            raise ModuleNotFoundError(f"No module named {name!r}", name="matplotlib")
+        return find(name, package)
+
+    monkeypatch.setattr("kalstream._optional.import_module", blocked)
+
+
+@pytest.mark.usefixtures("no_matplotlib")
+def test_without_matplotlib_there_is_a_table_and_the_figure_is_skipped(tmp_path: Path) -> None:
+    lines: list[str] = []
+    files = paper.reproduce("figure1", tmp_path, say=lines.append)
+    assert [path.name for path in files] == ["figure1.json", "figure1.md"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["figure1.json", "figure1.md"]
+    assert len(lines) == 1
+    assert lines[0].startswith("figure1.png will not be drawn")
+    assert "pip install 'kalstream[figures]'" in lines[0]
+    assert paper.shown("figure1", tmp_path)
+
+
+def test_the_missing_extra_is_named_before_the_work_begins(
+    tmp_path: Path, no_matplotlib: None
+) -> None:
+    lines: list[str] = []
+    with pytest.raises(InvalidInput, match="figure3 needs CIFAR-100"):
+        paper.reproduce("figure3", tmp_path, say=lines.append)
+    assert "kalstream[figures]" in lines[0]
+
+
 # ---- the parts ----------------------------------------------------------------------------
 
 
-def test_a_race_is_its_learners_alone() -> None:
+def test_a_race_equals_its_learners_alone() -> None:
     plan = Plan.read("table1").quick()
-    data = images.Images.made(120, "cpu")
+    data = images.Images.synthetic(120, "cpu")
     cells = [(m, s) for m, s in plan.cells() if m.group in ("tuned", "baselines")][::3]
     setups = [plan.setup(m, s, 0).having(lr=0.05) for m, s in cells]
     setups = [
@@ -168,18 +209,18 @@ def test_the_search_takes_the_highest_log_probability() -> None:
     rungs = {"rows": 60, "rungs": [(20, 3), (30, 2)], "candidates": 4}
     plan = replace(plan, search={**plan.search, **rungs})
     method = next(each for each in plan.methods if each.key == "tuned: gamma = 0.999")
-    data = images.Images.made(300, "cpu")
-    found = run._search(plan, method, "tasks", {}, data, "cpu")
-    first, second = found["stages"]
+    data = images.Images.synthetic(300, "cpu")
+    entry = search(plan, method, "tasks", {}, data, "cpu")
+    first, second = entry["stages"]
     for stage in (first, second):
         assert sorted(each["rows"] for each in stage["candidates"]) == [20, 30, 60, 60]
         best = max(each["log_prob"] for each in stage["candidates"] if each["rows"] == 60)
         chosen = next(e for e in stage["candidates"] if (e["log_prob"], e["rows"]) == (best, 60))
         assert stage["chosen"].items() <= chosen.items()
     assert first["chosen"].keys() == {"lr", "beta"}
-    assert found["chosen"] == second["chosen"]
-    assert found["chosen"].items() > first["chosen"].items()
-    assert found["log_prob"] == second["log_prob"]
+    assert entry["chosen"] == second["chosen"]
+    assert entry["chosen"].items() > first["chosen"].items()
+    assert entry["log_prob"] == second["log_prob"]
 
 
 def test_the_grid_is_the_papers_and_candidates_are_its_points() -> None:
@@ -195,7 +236,7 @@ def test_the_grid_is_the_papers_and_candidates_are_its_points() -> None:
 
 
 def cifar_in(folder: Path, each: int = 5) -> tuple[Any, Any]:
-    """Noise in the layout of CIFAR-100, so many pictures of each class."""
+    """Noise images in the layout of CIFAR-100, ``each`` per class."""
     (folder / "cifar-100-python").mkdir()
     labels = np.repeat(np.arange(100), each)
     pixels = np.random.default_rng(0).integers(0, 256, (len(labels), 3072), np.uint8)
@@ -211,12 +252,12 @@ def without_times(found: Any) -> Any:
     return [without_times(each) for each in found] if isinstance(found, list) else found
 
 
-def test_processes_find_what_one_finds(tmp_path: Path) -> None:
+def test_several_processes_give_the_same_results_as_one(tmp_path: Path) -> None:
     cifar_in(tmp_path, 1)
-    how: dict[str, Any] = {"data": tmp_path, "quick": True, "only": "frozen: gamma = 1"}
+    options: dict[str, Any] = {"data": tmp_path, "quick": True, "only": "frozen: gamma = 1"}
     found = []
     for folder, jobs in ((tmp_path / "one", 1), (tmp_path / "two", 2)):
-        paper.reproduce("table1", folder, **how, jobs=jobs, say=lambda line: None)
+        paper.reproduce("table1", folder, **options, jobs=jobs, say=lambda line: None)
         found.append(json.loads((folder / "table1.json").read_text()))
         assert sorted(each.name for each in folder.iterdir()) == ["table1.json", "table1.md"]
     for key in ("runs", "searches"):
@@ -224,24 +265,28 @@ def test_processes_find_what_one_finds(tmp_path: Path) -> None:
     assert found[1]["seconds"] > 0.0
 
 
-def test_what_was_left_of_a_stopped_command_is_taken_over(tmp_path: Path) -> None:
+def test_parts_of_a_stopped_command_are_merged(tmp_path: Path) -> None:
     cifar_in(tmp_path, 1)
-    how: dict[str, Any] = {"data": tmp_path, "quick": True}
-    said: list[str] = []
+    options: dict[str, Any] = {"data": tmp_path, "quick": True}
+    lines: list[str] = []
     whole, part = tmp_path / "table1.json", tmp_path / "table1.frozen.tasks.json"
-    paper.reproduce("table1", tmp_path, **how, only="frozen: gamma = 1, tasks", say=said.append)
+    paper.reproduce(
+        "table1", tmp_path, **options, only="frozen: gamma = 1, tasks", say=lines.append
+    )
     whole.rename(part)
-    paper.reproduce("table1", tmp_path, **how, only="frozen: gamma = 0.999, tasks", say=said.append)
+    paper.reproduce(
+        "table1", tmp_path, **options, only="frozen: gamma = 0.999, tasks", say=lines.append
+    )
     assert not part.exists()
     kept = json.loads(whole.read_text())
     assert [each["method"] for each in kept["runs"]] == [
         "frozen: gamma = 1",
         "frozen: gamma = 0.999",
     ]
-    assert len(said) == 4  # a search and a run each
-    paper.reproduce("table1", tmp_path, **how, only="frozen: gamma = ", say=said.append)
-    assert len(said) == 8  # the other stream
-    paper.reproduce("table1", tmp_path, **how, only="frozen: learned gamma", jobs=2)
+    assert len(lines) == 4  # a search and a run each
+    paper.reproduce("table1", tmp_path, **options, only="frozen: gamma = ", say=lines.append)
+    assert len(lines) == 8  # the other stream
+    paper.reproduce("table1", tmp_path, **options, only="frozen: learned gamma", jobs=2)
     found = json.loads(whole.read_text())
     assert {(each["method"], each["stream"]) for each in found["runs"]} == {
         (f"frozen: {name}", stream)
@@ -252,24 +297,24 @@ def test_what_was_left_of_a_stopped_command_is_taken_over(tmp_path: Path) -> Non
 
 def test_a_search_follows_its_plan(tmp_path: Path) -> None:
     cifar_in(tmp_path, 1)
-    how: dict[str, Any] = {"data": tmp_path, "quick": True, "only": "frozen: gamma = 1, tasks"}
-    said: list[str] = []
-    paper.reproduce("table1", tmp_path, **how, say=said.append)
-    paper.reproduce("table1", tmp_path, **how, say=said.append)
-    assert len(said) == 2
+    options: dict[str, Any] = {"data": tmp_path, "quick": True, "only": "frozen: gamma = 1, tasks"}
+    lines: list[str] = []
+    paper.reproduce("table1", tmp_path, **options, say=lines.append)
+    paper.reproduce("table1", tmp_path, **options, say=lines.append)
+    assert len(lines) == 2
     path = tmp_path / "table1.json"
     content = json.loads(path.read_text())
     content["searches"][0]["how"]["options"]["calibration"] = 1.0
     content["runs"][0]["options"]["calibration"] = 1.0
     path.write_text(json.dumps(content))
-    paper.reproduce("table1", tmp_path, **how, say=said.append)
-    assert len(said) == 4
+    paper.reproduce("table1", tmp_path, **options, say=lines.append)
+    assert len(lines) == 4
     again = json.loads(path.read_text())
     assert len(again["searches"]) == len(again["runs"]) == 1
     assert again["runs"][0]["options"]["calibration"] == 10.0
     path.write_text(path.read_text()[:-30])
     with pytest.raises(InvalidInput, match=r"is damaged .*; move it away"):
-        paper.reproduce("table1", tmp_path, **how, say=said.append)
+        paper.reproduce("table1", tmp_path, **options, say=lines.append)
     path.write_text(json.dumps({**again, "experiment": "figure6"}))
     with pytest.raises(InvalidInput, match="is not a result file of table1"):
         paper.shown("figure2", tmp_path)
@@ -277,7 +322,7 @@ def test_a_search_follows_its_plan(tmp_path: Path) -> None:
 
 def test_samples_do_not_depend_on_what_ran_before() -> None:
     plan = Plan.read("ablations").quick()
-    data = images.Images.made(60, "cpu")
+    data = images.Images.synthetic(60, "cpu")
     method = next(each for each in plan.methods if each.name == "S = 1")
     options = {key: value for key, value in method.options.items() if key != "use"}
     setup = plan.setup(replace(method, options=options), "tasks", 0)
@@ -301,7 +346,7 @@ def test_streams_do_not_depend_on_how_rows_are_stored(tmp_path: Path) -> None:
     torch.testing.assert_close(one.chunk("tasks", 3, 40, 10), two.chunk("tasks", 3, 40, 10))
 
 
-def test_a_quick_run_has_pictures_of_all_classes(tmp_path: Path) -> None:
+def test_a_quick_run_has_images_of_all_classes(tmp_path: Path) -> None:
     pixels, labels = cifar_in(tmp_path)
     some = images.Images.cifar100(tmp_path, "cpu", 200)
     assert np.bincount(some.classes).tolist() == [2] * 100
@@ -332,7 +377,7 @@ def test_the_stand_in_drifts_gradually() -> None:
     assert np.abs(np.diff(gains, axis=0)).max() < 0.15
 
 
-def test_cloc_is_read_as_it_comes(tmp_path: Path) -> None:
+def test_cloc_is_read_in_the_order_of_time(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     (tmp_path / "release/dataset/images").mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -363,7 +408,7 @@ def test_cloc_is_read_as_it_comes(tmp_path: Path) -> None:
     assert [each.rows for each in race.passes] == [39] * 4
 
 
-def test_the_page_shows_what_the_result_files_say() -> None:
+def test_the_page_agrees_with_the_result_files() -> None:
     docs = Path(__file__).parents[2] / "docs"
     page = (docs / "paper.md").read_text(encoding="utf-8")
     tables = ("table1", "figure3", "figure5", "figure6", "figure7", "ablations", "initialisation")

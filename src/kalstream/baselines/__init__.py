@@ -1,4 +1,4 @@
-"""What a network trained by gradients alone does under the same protocol: SGD, ER, ER++, ACE."""
+"""Baselines: networks trained online by gradients alone (SGD, ER, ER++, ACE)."""
 
 from kalstream._optional import require
 

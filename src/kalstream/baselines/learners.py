@@ -1,4 +1,4 @@
-"""Networks trained online by gradients: the baselines of the paper."""
+"""The paper's baselines: networks trained online by gradients."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ from functools import partial
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from kalstream.baselines.head import SoftmaxHead
 from kalstream.deep import Learner, RecentMemory, ReplayStreams
+from kalstream.deep.replay import check_images, mirrored
 from kalstream.errors import InvalidInput
 
-Tensor = Any
-
-#: as in the public code of Ghunaim et al. (2023) on CIFAR; they use lr=0.005 on CLOC
+#: as in the public code of Ghunaim et al. (2023) for CIFAR; for CLOC they use lr=0.005
 SGD: Final = partial(torch.optim.SGD, lr=0.001, momentum=0.9, weight_decay=1e-4)
 
 
 class _Baseline(Learner):
     """A backbone and a softmax layer, trained by gradients alone.
 
-    A gradient step is taken whole or not at all. Where a chunk takes several, those before the
-    one that failed have been taken; the chunk is then neither counted nor remembered.
+    A gradient step that fails changes nothing. If a chunk takes several steps, those before the
+    failed one remain; the chunk is then neither counted nor added to the replay memory.
     """
 
-    replays: Any
+    replays: type[RecentMemory] | type[ReplayStreams]
     head: SoftmaxHead
 
     def __init__(
@@ -36,8 +35,8 @@ class _Baseline(Learner):
         backbone: nn.Module,
         head: SoftmaxHead,
         *,
-        optimizer: Callable[[list[Any]], Any] = SGD,
-        replay: Any = None,
+        optimizer: Callable[[list[Any]], torch.optim.Optimizer] = SGD,
+        replay: RecentMemory | ReplayStreams | None = None,
         flip: bool = False,
         seed: int = 0,
         **shared: Any,
@@ -46,7 +45,8 @@ class _Baseline(Learner):
             raise InvalidInput(f"head must be a SoftmaxHead, got {type(head).__name__}")
         if not isinstance(replay, self.replays | None):
             raise InvalidInput(
-                f"{type(self).__name__} replays from {self.replays.__name__}, got {replay!r}"
+                f"replay of {type(self).__name__} must be {self.replays.__name__}, got "
+                f"{type(replay).__name__}"
             )
         super().__init__(backbone, head, replay=replay, **shared)
         trained = [p for part in (backbone, head) for p in part.parameters() if p.requires_grad]
@@ -54,32 +54,25 @@ class _Baseline(Learner):
         self.flip, self.generator = flip, torch.Generator().manual_seed(seed)
 
     def _inputs(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        if self.flip and rows.ndim != 4:
-            raise InvalidInput(
-                f"flip=True mirrors images (b, c, h, w), got rows {tuple(rows.shape)}; use "
-                "flip=False, or a preprocess that returns images"
-            )
+        if self.flip:
+            check_images(rows)
         labels = self.head.checked(labels, len(rows))
         trained = [each for chunk in self._chunks(rows, labels) for each in self._flipped(*chunk)]
         return rows, labels, *trained
 
     @abstractmethod
     def _chunks(self, rows: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """What is trained on, chunk after chunk."""
+        """The chunks to train on, one gradient step each."""
 
     def _flipped(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        if not self.flip:
-            return rows, labels
-        mirrored = torch.rand(len(rows), generator=self.generator) < 0.5
-        mirrored = mirrored.to(rows.device)[:, None, None, None]
-        return torch.where(mirrored, rows.flip(3), rows), labels
+        return (mirrored(rows, self.generator) if self.flip else rows), labels
 
     def _train(self, rows: Tensor, labels: Tensor, *trained: Tensor) -> None:
         for chunk in zip(trained[::2], trained[1::2], strict=True):
             self._descend(self._cross_entropy, *chunk)
 
     def _logits(self, rows: Tensor) -> Tensor:
-        """Logits (b, K) to be trained; batch norm with the averages of these rows."""
+        """Logits (b, K) for a gradient step; batch norm uses the averages of these rows."""
         return self.head(self._features(rows, grad=self.tunes)).mean
 
     def _cross_entropy(self, rows: Tensor, labels: Tensor) -> Tensor:
@@ -90,7 +83,7 @@ class _Baseline(Learner):
         return lambda: None
 
     def state_dict(self) -> dict[str, Any]:
-        """As of `OnlineLearner`, and the random numbers of the flips."""
+        """As `Learner.state_dict`, with the random generator of the flips."""
         return super().state_dict() | {"flip_rng": self.generator.get_state()}
 
     def _load(self, state: dict[str, Any]) -> None:
@@ -102,32 +95,32 @@ class OnlineSGD(_Baseline):
     """Online SGD: one gradient step per chunk, on the mean cross-entropy.
 
     With replay streams, one more step per stream follows, each on a past chunk (Bornschein et al.,
-    2022, without averaging weights); none for the first chunk, which has no past.
+    2022, without averaging of weights). The first chunk has no past, so it takes one step.
 
     Parameters
     ----------
     backbone : nn.Module
-        From rows, as `preprocess` returns them, to features (b, n_features). Parameters that do
-        not require gradients stay as they are.
+        Maps rows, as `preprocess` returns them, to features (b, n_features). Parameters that do not
+        require gradients are not trained.
     head : SoftmaxHead
     optimizer : function from a list of parameters to an optimizer
         SGD with lr 0.001, momentum 0.9 and weight decay 1e-4 by default.
     replay : ReplayStreams, optional
     flip : bool
-        Mirror each image that is trained on, new or replayed, with probability 1/2; they are
-        predicted and remembered as they came.
+        Mirror each training image, new or replayed, with probability 1/2. Images are predicted and
+        added to the replay memory without mirroring.
     seed : int
-        Of the flips.
+        Seed of the flips.
     batch_norm, preprocess, device, autocast, capture
-        As of `OnlineLearner`: with batch_norm="eval" rows are predicted with the running averages,
-        and trained on with their own.
+        As for `OnlineLearner`. With batch_norm="eval" rows are predicted with the running averages
+        and trained with those of the chunk.
 
     Attributes
     ----------
     classes_ : (K,)
         0 to K - 1.
     n_seen_ : int
-        Rows learned, replayed ones not counted.
+        Rows learned, without replayed ones.
 
     Examples
     --------
@@ -151,7 +144,10 @@ class OnlineSGD(_Baseline):
 
 
 class _Replayed(_Baseline):
-    """Steps on a chunk and, but for the first chunk, rows drawn from a memory for each step."""
+    """Gradient steps on the chunk together with rows drawn from a memory.
+
+    The first chunk has no drawn rows.
+    """
 
     replays = RecentMemory
 
@@ -182,24 +178,24 @@ class _Replayed(_Baseline):
     def _beside(
         self, rows: Tensor, labels: Tensor, past_rows: Tensor, past_labels: Tensor
     ) -> list[tuple[Tensor, Tensor]]:
-        """What passes through the network in a step on new and replayed rows."""
+        """The passes through the network of one step on new and replayed rows."""
 
 
 class ExperienceReplay(_Replayed):
     """ER: one gradient step on the mean cross-entropy of new and replayed rows together.
 
-    They go through the network in one pass, so batch norm averages over both. With n_steps > 1 it
-    is ER++: the same new rows in each step, with a fresh draw from the memory.
+    Both go through the network in one pass, so batch norm averages over both. With n_steps > 1 this
+    is ER++: each step uses the same new rows and a new draw from the memory.
 
     Parameters
     ----------
     backbone, head, optimizer, flip, seed, batch_norm, preprocess, device, autocast
-        As of `OnlineSGD`.
+        As for `OnlineSGD`.
     n_steps : int
         Gradient steps per chunk.
     replay : RecentMemory, optional
-        Of the 100 most recent rows, 10 drawn with replacement, by default. A chunk is added once
-        it has been learned: the first has no replay.
+        By default 10 rows are drawn, with replacement, from the 100 most recent ones. A chunk is
+        added after it was learned, so the first chunk has no replay.
 
     Examples
     --------
@@ -216,18 +212,18 @@ class ExperienceReplay(_Replayed):
 
 
 class ACE(_Replayed):
-    """ER with an asymmetric cross-entropy (Caccia et al., 2022), which spares classes gone by.
+    """ER with an asymmetric cross-entropy (Caccia et al., 2022), which protects past classes.
 
-    The loss is L_new + L_past, the network being run twice, and batch norm averaging over each
-    part on its own. L_past is the mean cross-entropy of the replayed rows. L_new is that of the
-    new rows, with the logits of classes that came in an earlier chunk and are not in this one set
-    to minus infinity: the softmax is over the chunk's own classes and those that never came. For
-    the first chunk the loss is the plain mean cross-entropy.
+    The loss is L_new + L_past. The network runs once for each part, so batch norm averages over
+    each separately. L_past is the mean cross-entropy of the replayed rows. L_new is that of the new
+    rows, where the logits of past classes (seen in an earlier chunk, absent from this one) are set
+    to minus infinity: the softmax covers the classes of the chunk and those never seen. For the
+    first chunk the loss is the plain mean cross-entropy.
 
     Parameters
     ----------
     backbone, head, n_steps, optimizer, replay, flip, seed, batch_norm, preprocess, device, autocast
-        As of `ExperienceReplay`.
+        As for `ExperienceReplay`.
 
     Examples
     --------
@@ -250,6 +246,6 @@ class ACE(_Replayed):
 
     def _loss(self, rows: Tensor, labels: Tensor, past_rows: Tensor, past_labels: Tensor) -> Tensor:
         present = torch.zeros_like(self.head.seen).index_fill(0, labels, True)
-        gone = self.head.seen & ~present  # (K,)
-        new = cross_entropy(self._logits(rows).masked_fill(gone, -torch.inf), labels)
+        past = self.head.seen & ~present  # (K,)
+        new = cross_entropy(self._logits(rows).masked_fill(past, -torch.inf), labels)
         return new + self._cross_entropy(past_rows, past_labels)

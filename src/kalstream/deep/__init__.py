@@ -1,4 +1,4 @@
-"""The representation learns too: a Kalman head on any torch network, fine-tuned as rows pass."""
+"""A Kalman filter as the last layer of a torch network, which is fine-tuned online."""
 
 from kalstream._optional import require
 

@@ -1,4 +1,4 @@
-"""CUDA graphs: `KalmanHead.observe` and a learner's training step, launched as a whole."""
+"""CUDA graphs of `KalmanHead.observe`, mixture weights and a learner's training step."""
 
 from __future__ import annotations
 
@@ -6,25 +6,30 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from kalstream.deep.filter import Chunk, Told, update_
+from kalstream.deep.filter import Chunk, Step, update_
 from kalstream.deep.head import seen_before
 
-Tensor = Any
+if TYPE_CHECKING:
+    from kalstream.deep.base import Learner
+    from kalstream.deep.head import KalmanHead
+    from kalstream.deep.mixture import MixtureHead
 
-# Rounds of learned coefficients in a graph: at least, at most, the number of chunks for which one
-# round fewer must have sufficed before it is dropped, and what a last round may still change.
-_FEWEST, _MOST, _PATIENCE, _LEFT = 2, 6, 8, 1e-10
+# Rounds of learned coefficients in a graph: fewest and most. One round is dropped after it was not
+# needed for _PATIENCE chunks in a row. The last round may change a delta by _TOLERANCE at most.
+_FEWEST, _MOST, _PATIENCE, _TOLERANCE = 2, 6, 8, 1e-10
 
 
 class Captured:
-    """A head and a chunk size, captured; valid while the head's buffers stay where they are.
+    """`KalmanHead.observe` for one chunk size; valid while the head's buffers are not replaced.
 
-    One graph does it all: products, rounds, and the update, which a gate on the device lets through
-    if the rounds have sufficed and all is sound. The host looks once, afterwards.
+    One graph computes products, rounds and the update. The update happens only if the rounds have
+    converged and all numbers are finite, which the device itself decides. The host reads the result
+    once, afterwards.
 
     Parameters
     ----------
@@ -32,17 +37,17 @@ class Captured:
         On a CUDA device.
     n_rows : int
     dtype : torch.dtype
-        Of the features.
+        Data type of the features.
     """
 
-    def __init__(self, head: Any, n_rows: int, dtype: Any) -> None:
+    def __init__(self, head: KalmanHead, n_rows: int, dtype: torch.dtype) -> None:
         from kalstream.deep._kernels import Rounds
 
         self.head, self.where = head, places(head)
         device = head.mean.device
         self.features = torch.zeros(n_rows, head.n_features, dtype=dtype, device=device)
         self.labels = torch.zeros(n_rows, dtype=torch.int64, device=device)
-        # What one graph leaves for another must stay in one place.
+        # Buffers that several graphs share.
         n, k, own = n_rows, head.n_classes, head.mean.dtype
 
         def new(*shape: int) -> Tensor:
@@ -51,55 +56,56 @@ class Captured:
         self.chunk = Chunk.empty(head.mean, n)
         self.seen, self.good = new(n, k).to(torch.uint8), new().bool()
         self.known = torch.zeros_like(self.labels)
-        self.told = Told(new(n, k), new(n), new(n), new(n, k))
+        self.step = Step(new(n, k), new(n), new(n), new(n, k))
         self.factor, self.kept = new(n, n), new(n)
-        # Whether all is sound, and what each round has changed; the same where the host sees it.
-        self.look = torch.zeros(1 + _MOST, dtype=torch.float64, device=device)
-        self.shown = torch.zeros(1 + _MOST, dtype=torch.float64, pin_memory=True)
+        # Whether all numbers are finite, then the change of each round; and a copy for the host.
+        self.status = torch.zeros(1 + _MOST, dtype=torch.float64, device=device)
+        self.host_status = torch.zeros(1 + _MOST, dtype=torch.float64, pin_memory=True)
         self.rounds, self.learns = Rounds(head, n_rows), head.gamma_lr > 0.0
-        self.n_rounds, self.too_many = (_FEWEST, 0) if self.learns else (1, 0)
+        self.n_rounds, self.n_unneeded = (_FEWEST, 0) if self.learns else (1, 0)
         self.graphs: dict[Any, Any] = {}
         self.event = torch.cuda.Event()
 
     def begin(self, features: Tensor, labels: Tensor) -> None:
-        """Start to observe a chunk."""
+        """Start observing a chunk."""
         self.features.copy_(features)
         self.labels.copy_(labels)
-        self._replay(self.n_rounds, partial(self._whole, self.n_rounds))
+        self._replay(self.n_rounds, partial(self._observe, self.n_rounds))
 
-    def end(self) -> Told | None:
-        """Wait for it; None if the plain way must do it, and nothing has been changed.
+    def end(self) -> Step | None:
+        """Wait for the chunk; returns the step, or None if nothing was changed.
 
-        That is where rounds have not sufficed, delta has reached its upper bound, precision its
-        end, or there is something wrong with the chunk. What is told lasts until the next chunk.
+        None means that the chunk must be observed without a graph: the rounds did not converge,
+        delta reached its upper bound, a number is not finite, or a label is invalid. The step is
+        valid until the next chunk.
         """
-        sound, left = self._looked()
-        enough = [each <= _LEFT for each in left[-self.n_rounds :]]
+        sound, left = self._read_status()
+        enough = [each <= _TOLERANCE for each in left[-self.n_rounds :]]
         needed = enough.index(True) + 1 if True in enough else self.n_rounds
         late = sound and not enough[-1]
-        while sound and _LEFT < left[-1] < 1e300 and needed <= len(self.labels):
-            self._replay("again", self._again)
-            sound, left = self._looked()
+        while sound and _TOLERANCE < left[-1] < 1e300 and needed <= len(self.labels):
+            self._replay("round", self._last_round)
+            sound, left = self._read_status()
             needed += 1
-        if not sound or not left[-1] <= _LEFT:
+        if not sound or not left[-1] <= _TOLERANCE:
             return None
         if late:
-            self._replay("finish", self._finish)
+            self._replay("update", self._update)
         self._adapt(needed)
-        return self.told
+        return self.step
 
-    def _looked(self) -> tuple[bool, list[float]]:
+    def _read_status(self) -> tuple[bool, list[float]]:
         self.event.synchronize()
-        sound, *left = self.shown.tolist()
+        sound, *left = self.host_status.tolist()
         return bool(sound), left
 
     def _adapt(self, needed: int) -> None:
-        """Have as many rounds in the graph as chunks need: a surplus costs, and more so a lack."""
-        self.too_many = self.too_many + 1 if needed < self.n_rounds else 0
+        """Adjust the rounds in the graph: unneeded rounds cost time, missing ones cost more."""
+        self.n_unneeded = self.n_unneeded + 1 if needed < self.n_rounds else 0
         if needed > self.n_rounds:
             self.n_rounds = min(needed, _MOST)
-        elif self.too_many == _PATIENCE and self.n_rounds > _FEWEST:
-            self.n_rounds, self.too_many = self.n_rounds - 1, 0
+        elif self.n_unneeded == _PATIENCE and self.n_rounds > _FEWEST:
+            self.n_rounds, self.n_unneeded = self.n_rounds - 1, 0
 
     def _replay(self, key: Any, part: Callable[[], Any]) -> None:
         graph = self.graphs.get(key)
@@ -109,13 +115,14 @@ class Captured:
         self.event.record()
 
     def _state(self) -> list[Tensor]:
-        """What a run of a part may change and capturing must not."""
+        """Tensors that running a part changes; they are restored after capturing."""
         head, rounds = self.head, self.rounds
-        told = [*vars(self.told).values(), self.factor, self.kept, self.look]
+        outputs = [*vars(self.step).values(), self.factor, self.kept, self.status]
         own = [head.mean, head.cov, head.delta, head.seen, head.count]
-        return own + told + [rounds.deltas, rounds.gamma, rounds.log_kept, rounds.left]
+        return own + outputs + [rounds.deltas, rounds.gamma, rounds.log_kept, rounds.left]
 
-    def _whole(self, n_rounds: int) -> None:
+    def _observe(self, n_rounds: int) -> None:
+        """Products, rounds and update of the chunk."""
         head = self.head
         self.chunk.features.copy_(head.prepare(self.features))
         self.chunk.fill_(head.mean, head.cov)
@@ -127,12 +134,12 @@ class Captured:
         self.rounds.deltas.copy_(head.delta.expand(len(self.labels)))
         for left in range(n_rounds, 1, -1):
             self.rounds.round(self.chunk, self.known, self.seen)
-            self.look[-left].copy_(self.rounds.left)
-        sound = self._again()
-        self._finish(sound & (self.look[-1] <= _LEFT))
+            self.status[-left].copy_(self.rounds.left)
+        sound = self._last_round()
+        self._update(sound & (self.status[-1] <= _TOLERANCE))
 
-    def _again(self) -> Tensor:
-        """Another round, and what the host looks at: whether all is sound, and what is left."""
+    def _last_round(self) -> Tensor:
+        """One more round, and the status for the host; returns whether all is finite ()."""
         rounds, chunk, labels = self.rounds, self.chunk, self.known
         if self.learns:
             factor, scaled = rounds.round(chunk, labels, self.seen)
@@ -143,24 +150,24 @@ class Captured:
             targets = torch.nn.functional.one_hot(labels, self.head.n_classes)
             mean = targets - deviation[:, None] * scaled
             var = deviation.square() - self.head.noise_var
-        made = Told(mean, var, rounds.gamma, scaled)
-        for mine, each in zip(vars(self.told).values(), vars(made).values(), strict=True):
+        made = Step(mean, var, rounds.gamma, scaled)
+        for mine, each in zip(vars(self.step).values(), vars(made).values(), strict=True):
             mine.copy_(each)
         self.factor.copy_(factor)
         self.kept.copy_(rounds.log_kept.exp())
         sound = self.good & torch.isfinite(factor.diagonal()).all()
-        sound = sound & torch.isfinite(scaled[-1]).all()  # which depends on all rows before
-        self.look[0].copy_(sound)
-        self.look[-1].copy_(rounds.left)
-        self.shown.copy_(self.look, non_blocking=True)
+        sound = sound & torch.isfinite(scaled[-1]).all()  # it depends on all rows before
+        self.status[0].copy_(sound)
+        self.status[-1].copy_(rounds.left)
+        self.host_status.copy_(self.status, non_blocking=True)
         return sound
 
-    def _finish(self, gate: Tensor | None = None) -> None:
-        """The update, if the gate () is open."""
+    def _update(self, gate: Tensor | None = None) -> None:
+        """Update the head, if the gate () is true."""
         head = self.head
         gate = torch.ones_like(self.good) if gate is None else gate
-        how = self.chunk, self.told, self.factor, self.kept, head.prior_var
-        update_(head.mean, head.cov, *how, gate)
+        arrays = self.chunk, self.step, self.factor, self.kept
+        update_(head.mean, head.cov, *arrays, head.prior_var, gate)
         if self.learns:
             head.delta.copy_(self.rounds.deltas[-1].where(gate, head.delta))
         head.seen.logical_or_(torch.zeros_like(head.seen).index_fill_(0, self.known, True) & gate)
@@ -170,13 +177,13 @@ class Captured:
 class CapturedWeights:
     """`MixtureHead._weigh_rows`, captured for inputs of given shapes."""
 
-    def __init__(self, mixture: Any, inputs: tuple[Tensor, ...]) -> None:
+    def __init__(self, mixture: MixtureHead, inputs: tuple[Tensor, ...]) -> None:
         self.inputs = tuple(each.clone() for each in inputs)
         part = partial(mixture._weigh_rows, *self.inputs)
         self.graph = captured(part, [mixture.log_weights])
 
     def __call__(self, *inputs: Tensor) -> None:
-        """Weigh the heads by what they said of the rows."""
+        """Update the weights of the heads."""
         for mine, given in zip(self.inputs, inputs, strict=True):
             mine.copy_(given)
         self.graph.replay()
@@ -189,10 +196,10 @@ class CapturedStep:
     ----------
     learner : Learner
     inputs : tuple of tensors
-        What `Learner._train` takes; first the rows and labels that are predicted.
+        Arguments of `Learner._train`; the first two are rows and labels to predict.
     """
 
-    def __init__(self, learner: Any, inputs: tuple[Tensor, ...]) -> None:
+    def __init__(self, learner: Learner, inputs: tuple[Tensor, ...]) -> None:
         self.learner, self.inputs = learner, tuple(each.clone() for each in inputs)
         learner.optimizer.zero_grad(set_to_none=True)
         learner._capturing = True
@@ -202,23 +209,23 @@ class CapturedStep:
             learner._capturing = False
 
     def _step(self) -> None:
-        self.said = self.learner._predict(*self.inputs[:2])
+        self.predicted = self.learner._predict(*self.inputs[:2])
         self.features = self.learner._train(*self.inputs)
 
-    def __call__(self, inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """What was predicted, and what `Learner._train` returned, which the next chunk replaces."""
+    def __call__(self, inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+        """The prediction, and the features of `Learner._train`, valid until the next chunk."""
         for mine, given in zip(self.inputs, inputs, strict=True):
             mine.copy_(given)
         self.graph.replay()
-        log_prob, predicted = self.said
+        log_prob, predicted = self.predicted
         return (log_prob.clone(), predicted.clone()), self.features
 
 
-def captured(part: Callable[[], Any], state: list[Tensor] | None = None) -> Any:
-    """A graph of what ``part`` does, not run yet.
+def captured(part: Callable[[], Any], state: list[Tensor] | None = None) -> torch.cuda.CUDAGraph:
+    """Capture what ``part`` does as a graph, without running it.
 
-    With ``state``, tensors that it changes, it is run before to set up what it needs, and they are
-    put back.
+    With ``state``, the tensors that it changes, it is run twice first, which initialises its
+    buffers; then the tensors are restored.
     """
     now = torch.cuda.current_stream()
     side = torch.cuda.Stream() if now == torch.cuda.default_stream() else now
@@ -229,8 +236,8 @@ def captured(part: Callable[[], Any], state: list[Tensor] | None = None) -> Any:
             for _ in range(2):
                 part()
         graph = torch.cuda.CUDAGraph()
-        # A stream of its own, so that graphs which run side by side share no BLAS workspace.
-        # (`torch.cuda.graph` would collect garbage and empty caches, half a second each time.)
+        # Its own stream, so that graphs which run side by side do not share a BLAS workspace.
+        # (`torch.cuda.graph` would collect garbage and empty caches, which takes 0.5 s each time.)
         side.synchronize()
         with _no_collection():
             graph.capture_begin()
@@ -247,7 +254,7 @@ def captured(part: Callable[[], Any], state: list[Tensor] | None = None) -> Any:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keep the collector from freeing some other graph while one is being captured."""
+    """Disable garbage collection, which must not free another graph during a capture."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -257,6 +264,6 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def places(head: Any) -> tuple[int, ...]:
-    """Where the head's buffers are."""
+def places(head: KalmanHead) -> tuple[int, ...]:
+    """Addresses of the head's buffers."""
     return tuple(each.data_ptr() for each in (head.mean, head.cov, head.delta, head.seen))

@@ -1,32 +1,38 @@
-"""Learned forgetting on a GPU, in fused kernels (Triton).
+"""Fused kernels (Triton) for learned forgetting on a GPU.
 
-The mathematics is that of `core._softmax_integral.label_terms`: classes are spread onto a lattice,
-and all sums over classes become correlations with the lattice's own log F and rho.
-`predictive.slopes` calls this where there is CUDA and Triton; its plain version is the reference.
+The mathematics is that of `core._kernels.softmax_integral.label_terms`: classes are spread onto a
+lattice, and all sums over classes become correlations with the lattice's log F and rho.
+`predictive.slopes` uses these kernels if there are CUDA and Triton. Its plain version is the
+reference.
 """
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from kalstream._optional import require
 from kalstream.core._kernels import softmax_integral as lattice
 from kalstream.core.single import LARGEST_DELTA
 
+if TYPE_CHECKING:
+    from kalstream.deep.filter import Chunk
+    from kalstream.deep.head import KalmanHead
+
 triton: Any = require("triton", "torch")
 tl: Any = require("triton.language", "torch")
 
-Tensor = Any
+Tables = tuple[Tensor, Tensor]  # of the lattice, for all std
 
 _LIMIT = 256
 _SPAN = _LIMIT + lattice.POINTS
 _NODES = (lattice.LATTICE - 1) // 2
-_WIDTH = lattice.LATTICE + _SPAN  # of a row of the lattice, with zeros behind
-# Triton takes a Python number for a float32, so that those which are none travel in an array.
+_WIDTH = lattice.LATTICE + _SPAN  # of a row of the lattice, padded with zeros
+# Triton treats a Python number as float32, so float64 constants are passed in an array.
 _STEP, _STD_UNIT, _STD_STEP, _LEAST, _SHIFT, _CHANGE, _PRIOR, _NOISE, _RATE = (
     tl.constexpr(k) for k in range(9)
 )
@@ -51,7 +57,7 @@ def _far(gap, var):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _locate(gap, per_step, var, least, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where a class lies that is ``gap`` below the top: offset, fraction, log of its factor."""
+    """Place of a class ``gap`` below the top one: offset, fraction, logarithm of its factor."""
     steps = gap * per_step
     near = steps < LIMIT
     offset = tl.where(near, tl.floor(steps), LIMIT * 1.0)
@@ -65,7 +71,7 @@ def _spread_kernel(  # type: ignore[no-untyped-def]
     mean_ptr, known_ptr, top_ptr, var_ptr, label_ptr, out_ptr, c_ptr, n_classes,
     LIMIT: tl.constexpr, SPAN: tl.constexpr, KAPPA: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add the rules of known classes but the label to (2, SPAN) of the row: ones, and lifts."""
+    """Spread the known classes except the label onto the row's (2, SPAN): ones, and lifts."""
     row = tl.program_id(0)
     k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     label = tl.load(label_ptr + row)
@@ -94,11 +100,15 @@ def _slopes_kernel(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr, LEFT: tl.constexpr, KAPPA: tl.constexpr, STD_MAX: tl.constexpr,
     WIDE: tl.constexpr, Q: tl.constexpr,
 ):  # fmt: skip
-    """One row: its lattice, E at the nodes, and the two derivatives."""
+    """One row: its lattice, E at the nodes, and the two derivatives.
+
+    Longer than other functions: cut into several kernels, each part would have to pass the row's
+    vectors through global memory.
+    """
     row = tl.program_id(0)
     var = tl.load(var_ptr + row)
     std = tl.sqrt(tl.maximum(var, tl.load(c_ptr + _LEAST)))
-    # log F and rho of this std on the lattice, with zeros behind, into the row's scratch.
+    # Store log F and rho of this std on the lattice, padded with zeros, in the row's scratch.
     r = tl.minimum(std, STD_MAX) / tl.load(c_ptr + _STD_UNIT)
     place = tl.log(r + tl.sqrt(r * r + 1.0)) / tl.load(c_ptr + _STD_STEP)
     first = tl.floor(place)
@@ -170,7 +180,7 @@ def _slopes_kernel(  # type: ignore[no-untyped-def]
     value = 0.5 * per_logit * per_logit * var_sum / safe_mass
     tl.store(by_var_ptr + row, tl.where(ok, value, 0.0))
     if WHOLE:
-        # For the gradient by every mean: the correlation of w and rho, where classes are read off.
+        # For the gradient by every mean: correlate w and rho at the places of the classes.
         tl.store(log_p_ptr + row, tl.minimum(tl.log(2.0 * step * mass) + log_factor, 0.0))
         tl.store(scratch + q, -per_logit * w / safe_mass, mask=is_node)
         tl.debug_barrier()
@@ -189,7 +199,7 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     mean_ptr, top_ptr, var_ptr, label_ptr, spread_ptr, out_ptr, c_ptr, n_classes,
     LIMIT: tl.constexpr, SPAN: tl.constexpr, KAPPA: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Derivatives by the means of all classes but the label, 0 for it."""
+    """Derivatives by the means of all classes; 0 for the label."""
     row = tl.program_id(0)
     k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = k < n_classes
@@ -211,7 +221,7 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
 def _begin_kernel(  # type: ignore[no-untyped-def]
     deltas_ptr, gamma_ptr, log_kept_ptr, n, ALL_MOVE: tl.constexpr, B: tl.constexpr
 ):
-    """Coefficients of the rows, and the logarithms of their running products."""
+    """Forgetting coefficients of the rows, and logarithms of their running products."""
     i = tl.arange(0, B)
     inside = i < n
     moves = inside & (ALL_MOVE | (i == n - 1))
@@ -224,7 +234,7 @@ def _begin_kernel(  # type: ignore[no-untyped-def]
 def _joint_kernel(  # type: ignore[no-untyped-def]
     gram_cov_ptr, gram_eye_ptr, log_kept_ptr, joint_ptr, c_ptr, n, B: tl.constexpr
 ):
-    """A row of the joint covariance of the rows' targets."""
+    """One row of the joint covariance of the targets."""
     prior_var, noise_var = tl.load(c_ptr + _PRIOR), tl.load(c_ptr + _NOISE)
     row = tl.program_id(0)
     col = tl.arange(0, B)
@@ -245,7 +255,7 @@ def _joint_kernel(  # type: ignore[no-untyped-def]
 def _expected_kernel(  # type: ignore[no-untyped-def]
     base_ptr, label_ptr, log_kept_ptr, out_ptr, n_classes, B: tl.constexpr
 ):
-    """A row's target less its prior mean."""
+    """Target of one row minus its prior mean."""
     row = tl.program_id(0)
     k = tl.arange(0, B)
     inside = k < n_classes
@@ -261,13 +271,13 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
     mean_ptr, var_ptr, top_ptr, there_ptr, spread_ptr, c_ptr, n, n_classes,
     COLUMNS: tl.constexpr, ALL_MOVE: tl.constexpr, SPAN2: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """Moments of a row, predicted with the delta before it; clears its part of the lattice."""
+    """Moments of a row, predicted with the delta before it; also clears its lattice."""
     prior_var, noise_var = tl.load(c_ptr + _PRIOR), tl.load(c_ptr + _NOISE)
     row = tl.program_id(0)
     k = tl.arange(0, B)
     inside = k < n_classes
     label = tl.load(label_ptr + row)
-    # A triangular solve leaves its result column by column.
+    # The result of a triangular solve is stored column by column.
     at = row + k * n if COLUMNS else row * n_classes + k
     scaled = tl.load(scaled_ptr + at, mask=inside, other=0.0).to(tl.float64)
     deviation = tl.load(factor_ptr + row * (n + 1)).to(tl.float64)
@@ -301,7 +311,7 @@ def _end_kernel(  # type: ignore[no-untyped-def]
     along_ptr, by_var_ptr, gram_eye_ptr, var_ptr, start_ptr, deltas_ptr, left_ptr, c_ptr, n,
     LARGEST: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """The deltas that the slopes lead to, held above 0, and how far they are from the last ones."""
+    """New deltas from the slopes, clipped at 0, and their distance from the last ones."""
     prior_var, rate = tl.load(c_ptr + _PRIOR), tl.load(c_ptr + _RATE)
     i = tl.arange(0, B)
     inside = i < n
@@ -326,7 +336,7 @@ def _least(a, b):  # type: ignore[no-untyped-def]
 
 
 class Rounds:
-    """One round of `KalmanHead._rounds` for learned coefficients, with buffers of its own.
+    """One round of `KalmanHead._rounds` for learned coefficients, with its own buffers.
 
     Parameters
     ----------
@@ -336,16 +346,16 @@ class Rounds:
     Attributes
     ----------
     deltas : (b,)
-        To be set to the delta before the chunk; each round brings them closer to the right ones.
+        Set them to the delta before the chunk; each round brings them closer to the solution.
     left : ()
-        How far the last round moved them.
+        Relative change in the last round.
     """
 
-    def __init__(self, head: Any, n_rows: int) -> None:
+    def __init__(self, head: KalmanHead, n_rows: int) -> None:
         k, device, dtype = head.n_classes, head.mean.device, head.mean.dtype
         self.head, self.n, self.k = head, n_rows, k
 
-        def new(*shape: int, dtype: Any = torch.float64) -> Tensor:
+        def new(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.deltas, self.gamma, self.log_kept = new(n_rows), new(n_rows), new(n_rows)
@@ -354,11 +364,12 @@ class Rounds:
         self.joint, self.expected = new(n_rows, n_rows, dtype=dtype), new(n_rows, k, dtype=dtype)
         self.mean, self.spread = new(n_rows, k), new(n_rows, 2, _SPAN)
         self.scratch = new(n_rows, 2, _WIDTH)
-        self.tables = tuple(torch.tensor(each, device=device) for each in lattice.table())
+        ell, slope = lattice.table()
+        self.tables = torch.tensor(ell, device=device), torch.tensor(slope, device=device)
         self.constants = constants(device, head.prior_var, head.noise_var, head.gamma_lr)
 
-    def factorize(self, chunk: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The factor (b, b) and the innovations (b, K) for the deltas of now."""
+    def factorize(self, chunk: Chunk, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The factor (b, b) and the innovations (b, K) for the current deltas."""
         head, n, k = self.head, self.n, self.k
         rows, all_move = triton.next_power_of_2(n), head.transition == "example"
         _begin_kernel[(1,)](self.deltas, self.gamma, self.log_kept, n, ALL_MOVE=all_move, B=rows)
@@ -371,8 +382,8 @@ class Rounds:
         factor, _ = torch.linalg.cholesky_ex(self.joint)
         return factor, torch.linalg.solve_triangular(factor, self.expected, upper=False)
 
-    def round(self, chunk: Any, labels: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """Bring the deltas closer; ``seen`` (b, K) are the classes known to each row, as bytes.
+    def round(self, chunk: Chunk, labels: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """Improve the deltas; ``seen`` (b, K) are the classes known to each row, as uint8.
 
         Returns
         -------
@@ -401,29 +412,31 @@ class Rounds:
 
 
 def slopes(
-    mean: Tensor, var: Tensor, labels: Tensor, known: Tensor, there: Tensor, tables: Any,
+    mean: Tensor, var: Tensor, labels: Tensor, known: Tensor, there: Tensor, tables: Tables,
     log_p: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """As `predictive.slopes`, for the rows that are ``there``; ``tables`` are the lattice's.
+    """`predictive.slopes` for the rows that are ``there``, with the lattice's ``tables``.
 
-    ``log_p`` (b,), float64, is filled with their log-probabilities, if it is given.
+    ``log_p`` (b,), float64, is filled with their log-probabilities if given.
     """
     b = len(mean)
     mean, var = mean.double().contiguous(), var.double().contiguous()
-    # The label is never above the top, known or not.
+    # The top class is at least as high as the label, known or not.
     shown = known.scatter(1, labels[:, None], True)
     top = mean.masked_fill(~shown, -math.inf).max(1).values
     spread = torch.zeros(b, 2, _SPAN, dtype=torch.float64, device=mean.device)
     scratch = torch.empty(b, 2, _WIDTH, dtype=torch.float64, device=mean.device)
     along, by_var = torch.empty_like(var), torch.empty_like(var)
     masks, there = known.to(torch.uint8).contiguous(), there.to(torch.uint8)
-    how = along, by_var, constants(mean.device), tables, log_p
-    _spread_and_slopes(mean, var, labels, masks, there, top, spread, scratch, *how)
+    _spread_and_slopes(
+        mean, var, labels, masks, there, top, spread, scratch, along, by_var,
+        constants(mean.device), tables, log_p,
+    )  # fmt: skip
     return along, by_var
 
 
 def label_terms(
-    mean: Tensor, var: Tensor, labels: Tensor, tables: Any
+    mean: Tensor, var: Tensor, labels: Tensor, tables: Tables
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities (b,) of labels, and their derivatives by mean (b, K) and var (b,)."""
     b, n_classes = mean.shape
@@ -449,8 +462,8 @@ def label_terms(
 
 def _spread_and_slopes(
     mean: Tensor, var: Tensor, labels: Tensor, known: Tensor, there: Tensor, top: Tensor,
-    spread: Tensor, scratch: Tensor, along: Tensor, by_var: Tensor, constants: Tensor, tables: Any,
-    log_p: Tensor | None = None,
+    spread: Tensor, scratch: Tensor, along: Tensor, by_var: Tensor, constants: Tensor,
+    tables: Tables, log_p: Tensor | None = None,
 ) -> None:  # fmt: skip
     b, n_classes = mean.shape
     shared = {"LIMIT": _LIMIT, "SPAN": _SPAN, "KAPPA": lattice.KAPPA}
@@ -467,9 +480,9 @@ def _spread_and_slopes(
 
 @lru_cache(maxsize=64)
 def constants(
-    device: Any, prior_var: float = 0.0, noise_var: float = 0.0, rate: float = 0.0
+    device: torch.device, prior_var: float = 0.0, noise_var: float = 0.0, rate: float = 0.0
 ) -> Tensor:
-    """What kernels read as float64, in the order of the names above."""
+    """Constants that kernels read as float64, in the order of the names above."""
     own = lattice.STEP, lattice.STD_UNIT, lattice.STD_STEP, 1e-24, 1e-3, 500.0 / lattice.STEP
     values = (*own, prior_var, noise_var, rate)
     return torch.tensor(values, dtype=torch.float64, device=device)

@@ -1,17 +1,15 @@
-"""A chunk over the ranks of a process group: each computes the features of its part."""
+"""Split a chunk over the ranks of a process group; each computes the features of its part."""
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
 import torch
-from torch import distributed, nn
-
-Tensor = Any
+from torch import Tensor, distributed, nn
 
 
 class Ranks:
-    """The process group, and the part of a chunk that is this rank's.
+    """The process group, and this rank's part of a chunk.
 
     Attributes
     ----------
@@ -23,24 +21,24 @@ class Ranks:
 
     @classmethod
     def now(cls, *modules: nn.Module) -> Self | None:
-        """The ranks of the process group, if there is one; modules become those of the first."""
+        """The ranks of the current process group, or None. Copies rank 0's modules to all ranks."""
         if not (distributed.is_available() and distributed.is_initialized()):
             return None
-        found = cls()
-        if found.size == 1:
+        ranks = cls()
+        if ranks.size == 1:
             return None
         for module in modules:
             for each in (*module.parameters(), *module.buffers()):
                 distributed.broadcast(each.data, 0)
-        return found
+        return ranks
 
     def own(self, rows: Tensor) -> Tensor:
-        """Rows of this rank; all of them where there are not two for each, for batch norm."""
+        """Rows of this rank. Batch norm needs two rows per rank; a smaller chunk is not split."""
         return rows.tensor_split(self.size)[self.rank] if self._splits(len(rows)) else rows
 
     def gather(self, features: Tensor, n_rows: int) -> Tensor:
-        """Features (n_rows, m) of all ranks; gradients are to be summed over the ranks."""
-        if not self._splits(n_rows):  # each has all of them, and its share of the gradient
+        """Features (n_rows, m) of all ranks; sum their gradients over the ranks (`reduce_`)."""
+        if not self._splits(n_rows):  # every rank has all rows, and takes its share of the gradient
             return features.detach() + (features - features.detach()) / self.size
         most = -(-n_rows // self.size)
         padded = features.new_zeros(most, *features.shape[1:])
@@ -53,7 +51,7 @@ class Ranks:
         return torch.cat(parts)
 
     def wait(self) -> None:
-        """Until all ranks are here."""
+        """Wait until all ranks call this."""
         distributed.barrier()
 
     def _splits(self, n_rows: int) -> bool:
@@ -61,7 +59,7 @@ class Ranks:
 
     @torch.no_grad()
     def reduce_(self, backbone: nn.Module) -> None:
-        """Sum the gradients of the backbone over the ranks; average its running averages."""
+        """Sum the backbone's gradients over the ranks, and average its running averages."""
         gradients = [each.grad for each in backbone.parameters() if each.grad is not None]
         averages = [each for each in backbone.buffers() if each.is_floating_point()]
         _sum_(gradients)
@@ -71,7 +69,7 @@ class Ranks:
 
 
 def _sum_(tensors: list[Tensor]) -> None:
-    """Sums over ranks, in place; in one message."""
+    """Sum tensors over the ranks, in place, in one message."""
     if tensors:
         flat = torch.cat([each.reshape(-1) for each in tensors])
         distributed.all_reduce(flat)

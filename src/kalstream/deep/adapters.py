@@ -1,4 +1,4 @@
-"""Networks of timm, torchvision and transformers as backbones: inputs to (b, n_features)."""
+"""Use networks of timm, torchvision and transformers as backbones."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ def from_timm(name: str, pretrained: bool = True, **options: Any) -> nn.Module:
     name : str
         Such as ``"resnet50.a1_in1k"``, or ``"hf_hub:..."``.
     pretrained : bool
-        With weights, which timm fetches or finds in its cache; or with random ones.
+        With pretrained weights, which timm downloads or finds in its cache, or with random ones.
     **options
-        Of ``timm.create_model``.
+        Options of ``timm.create_model``.
 
     Returns
     -------
     nn.Module
-        Maps images (b, 3, height, width) to features, and has ``n_features``, and ``mean`` and
-        ``std`` of its pixels where timm knows them, which `embed` uses.
+        Maps images (b, 3, height, width) to features (b, n_features). It has the attributes
+        ``n_features`` and, if timm knows them, ``mean`` and ``std`` of its pixels, which `embed`
+        uses.
     """
     timm = require("timm", "timm")
     model = timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
-    # what comes out without classifier; in some networks a layer of the head is left
+    # size of the output without classifier; some networks keep a layer of their head
     n_features = getattr(model, "head_hidden_size", None) or model.num_features
     adapter = _Adapter(model, n_features, f"timm's {name}")
     known = getattr(model, "pretrained_cfg", None) or {}
@@ -43,84 +44,93 @@ def from_timm(name: str, pretrained: bool = True, **options: Any) -> nn.Module:
 
 
 def from_torchvision(model: nn.Module | str, weights: Any = None) -> nn.Module:
-    """A classifier of torchvision, without the last layer.
+    """A classifier of torchvision, without its last layer.
 
     Parameters
     ----------
     model : nn.Module or str
-        One of ``torchvision.models``, of which a copy is made; or a name, such as
-        ``"convnext_tiny"``.
+        A model of ``torchvision.models``, which is copied, or a name such as ``"convnext_tiny"``.
     weights
-        With a name: those that torchvision loads, such as ``"DEFAULT"``.
+        With a name: the weights that torchvision loads, such as ``"DEFAULT"``.
 
     Returns
     -------
     nn.Module
-        Maps images (b, 3, height, width) to features, and has ``n_features``.
+        Maps images (b, 3, height, width) to features (b, n_features).
     """
     if isinstance(model, str):
-        model = require("torchvision", "torchvision").models.get_model(model, weights=weights)
+        network = require("torchvision", "torchvision").models.get_model(model, weights=weights)
     elif weights is not None:
-        raise InvalidInput(f"weights go with the name of a model, got {weights!r} and a model")
+        raise InvalidInput(
+            f"weights={weights!r} need the name of a model, got a model; load them into it first"
+        )
     else:
-        model = copy.deepcopy(model)
-    what = f"torchvision's {type(model).__name__}"
-    for name, layer in reversed(list(model.named_modules())):
+        network = copy.deepcopy(model)
+    what = f"torchvision's {type(network).__name__}"
+    for name, layer in reversed(list(network.named_modules())):
         if isinstance(layer, nn.Linear) and name.startswith(("fc", "classifier", "head")):
             parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, nn.Identity())
-            return _Adapter(model, layer.in_features, what)
+            setattr(network.get_submodule(parent), last, nn.Identity())
+            return _Adapter(network, layer.in_features, what)
     raise InvalidInput(
-        f"{what} has no linear layer in fc, classifier, heads or head that could be left out; "
-        "give a module of your own with n_features instead"
+        f"{what} has no linear layer in fc, classifier, heads or head to remove; pass a module of "
+        "your own that returns features (b, n_features)"
     )
 
 
 def from_transformers(model: nn.Module | str, pooling: str = "cls") -> nn.Module:
-    """An encoder of transformers, its tokens pooled.
+    """An encoder of transformers, with its tokens pooled.
 
     Parameters
     ----------
     model : nn.Module or str
-        One with ``last_hidden_state``, such as a ``ViTModel`` or ``BertModel``; or a name, which
-        ``AutoModel.from_pretrained`` loads.
+        A model with ``last_hidden_state``, such as ``ViTModel`` or ``BertModel``, or a name for
+        ``AutoModel.from_pretrained``.
     pooling : "cls" or "mean"
-        The first token; or the mean of all, of those alone that the attention mask keeps; of a
-        network with maps instead of tokens, over all places.
+        The first token, or the mean over all tokens that the attention mask keeps. A network with
+        feature maps in place of tokens needs "mean", which averages over all positions.
 
     Returns
     -------
     nn.Module
-        Maps images (b, 3, height, width), ids of tokens (b, n), or what a processor of
-        transformers returned, to features, and has ``n_features``.
+        Maps images (b, 3, height, width), token ids (b, n), or the output of a processor of
+        transformers, to features (b, n_features).
     """
     if pooling not in ("cls", "mean"):
         raise InvalidInput(f'pooling must be "cls" or "mean", got {pooling!r}')
     if isinstance(model, str):
-        model = require("transformers", "transformers").AutoModel.from_pretrained(model)
-    what = f"transformers' {type(model).__name__}"
-    sizes = getattr(model.config, "hidden_sizes", None) or [None]
-    n_features = getattr(model.config, "hidden_size", None) or sizes[-1]
+        network = require("transformers", "transformers").AutoModel.from_pretrained(model)
+    else:
+        network = model
+    what = f"transformers' {type(network).__name__}"
+    config: Any = network.config
+    sizes = getattr(config, "hidden_sizes", None) or [None]
+    n_features = getattr(config, "hidden_size", None) or sizes[-1]
     if n_features is None:
         raise InvalidInput(
-            f"{what} has no hidden_size in its config; give the part of it that encodes, "
-            "such as its vision_model"
+            f"{what} has no hidden_size in its config; pass its encoder instead, such as its "
+            "vision_model"
         )
-    return _Pooled(model, n_features, what, pooling)
+    return _Pooled(network, n_features, what, pooling)
 
 
 class _Adapter(nn.Module):
+    """A network whose output is checked to be (b, n_features)."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
     def __init__(self, model: nn.Module, n_features: int, what: str) -> None:
         super().__init__()
         self.model, self.n_features, self.what = model, int(n_features), what
 
     def forward(self, inputs: Any) -> torch.Tensor:
         features = self._features(inputs)
-        found = tuple(getattr(features, "shape", ()))
-        if len(found) != 2 or found[1] != self.n_features:
+        shape = tuple(getattr(features, "shape", ()))
+        if len(shape) != 2 or shape[1] != self.n_features:
             raise InvalidInput(
-                f"{self.what} must give (b, {self.n_features}), got "
-                f"{found or type(features).__name__}; it needs pooling, or eval() if it has "
+                f"{self.what} must return (b, {self.n_features}), got "
+                f"{shape or type(features).__name__}; it needs pooling, or eval() if it has "
                 "auxiliary outputs"
             )
         return features
@@ -130,6 +140,8 @@ class _Adapter(nn.Module):
 
 
 class _Pooled(_Adapter):
+    """An encoder whose tokens or feature maps are pooled."""
+
     def __init__(self, model: nn.Module, n_features: int, what: str, pooling: str) -> None:
         super().__init__(model, n_features, what)
         self.pooling = pooling
@@ -143,12 +155,14 @@ class _Pooled(_Adapter):
         hidden = getattr(self.model(**inputs), "last_hidden_state", None)
         if hidden is None:
             raise InvalidInput(
-                f"{self.what} gives no last_hidden_state; give a model without a task's head, "
-                "such as AutoModel's"
+                f"{self.what} returns no last_hidden_state; pass a model without a task head, such "
+                "as AutoModel loads"
             )
         if hidden.ndim == 4:  # (b, n_features, height, width)
             if self.pooling == "cls":
-                raise InvalidInput(f'{self.what} has maps, no tokens; give pooling="mean"')
+                raise InvalidInput(
+                    f'{self.what} has feature maps and no tokens; pass pooling="mean"'
+                )
             return hidden.mean((2, 3))
         if self.pooling == "cls":
             return hidden[:, 0]  # (b, tokens, n_features)

@@ -1,4 +1,4 @@
-"""Networks that turn images into features, and what they need: weights, pixels, batch norm."""
+"""ResNets and MobileNetV2 without classifier; weight files, preprocessing, batch norm."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOBILE = (
 _CLASSIFIER = ("fc.", "classifier.")
 _SHOWN = 3
 
-_CUT_STD = 0.8796256610342398  # of a standard normal between -2 and 2
+_CUT_STD = 0.8796256610342398  # of a standard normal truncated to [-2, 2]
 
 
 def resnet18(
@@ -50,23 +50,24 @@ def resnet18(
     Parameters
     ----------
     stem : "imagenet" or "cifar"
-        A 7×7 convolution of stride 2 and a max pool, for images of 100 pixels and more; or a 3×3
-        convolution of stride 1, for smaller ones.
+        "imagenet" is a 7×7 convolution of stride 2 and a max pool, for images of 100 pixels or
+        more. "cifar" is a 3×3 convolution of stride 1, for smaller images.
     width : int
-        Channels of the first stage; features are 8 times as many. Weight files need 64.
+        Channels of the first stage; there are 8 times as many features. Weight files need 64.
     seed : int or torch.Generator
-        Of the first weights.
+        Seed of the initial weights.
     init : "kaiming" or "lecun"
-        Their standard deviation: sqrt(2 / outgoing connections), as in torchvision; or
-        sqrt(1 / incoming ones), cut off at two of it, as in JAX's libraries.
+        Standard deviation of the initial weights. "kaiming" is sqrt(2 / outgoing connections), as
+        in torchvision. "lecun" is sqrt(1 / incoming connections), truncated at two standard
+        deviations, as in JAX's libraries.
     zero_residual : bool
-        The last scale of each residual branch is 0 at first, so that all blocks but those which
-        change the size do nothing.
+        Start the last scale of each residual branch at 0, so that only blocks which change the size
+        have an effect at first.
 
     Returns
     -------
     Backbone
-        On the CPU, in training mode, its parameters named as torchvision's.
+        On the CPU, in training mode, with the parameter names of torchvision.
 
     Examples
     --------
@@ -85,27 +86,27 @@ def resnet50(
     init: str = "kaiming",
     zero_residual: bool = False,
 ) -> Backbone:
-    """ResNet-50 without its classifier, the stride in the 3×3 convolutions as in torchvision.
+    """ResNet-50 without its classifier; as in torchvision, the 3×3 convolutions have the stride.
 
     Parameters
     ----------
     stem, width, seed, init, zero_residual
-        As for `resnet18`; features are 32 times the width.
+        As for `resnet18`; there are 32 times as many features as ``width``.
     """
     return _ResNet((3, 4, 6, 3), True, stem, width, seed, init, zero_residual)
 
 
 def slim_resnet18(
-    stem: str = "cifar", seed: int | torch.Generator = 0, **first_weights: Any
+    stem: str = "cifar", seed: int | torch.Generator = 0, **initial_weights: Any
 ) -> Backbone:
     """ResNet-18 with 20, 40, 80 and 160 channels, common in continual learning.
 
     Parameters
     ----------
-    stem, seed, **first_weights
+    stem, seed, **initial_weights
         As for `resnet18`.
     """
-    return resnet18(stem, 20, seed, **first_weights)
+    return resnet18(stem, 20, seed, **initial_weights)
 
 
 def mobilenet_v2(seed: int | torch.Generator = 0) -> Backbone:
@@ -130,11 +131,11 @@ class Backbone(nn.Module, ABC):
     n_features: int
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """The features of images, averaged over all places."""
+        """Features of images, averaged over all positions."""
         if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
             raise InvalidInput(
                 f"images must be (b, 3, height, width), float, got {tuple(images.shape)} of "
-                f"{images.dtype}; preprocess() makes them from (b, height, width, 3), uint8"
+                f"{images.dtype}; preprocess() converts images (b, height, width, 3), uint8"
             )
         return self._maps(images).mean((2, 3))  # (b, n_features)
 
@@ -143,12 +144,12 @@ class Backbone(nn.Module, ABC):
         """The last feature maps (b, n_features, h, w)."""
 
     def _initialise(self, seed: int | torch.Generator, init: str = "kaiming") -> None:
-        """From no memory at all to first weights, without a draw from torch's own generator."""
+        """Allocate the weights and draw them, without using torch's global generator."""
         if init not in ("kaiming", "lecun"):
             raise InvalidInput(f'init must be "kaiming" or "lecun", got {init!r}')
-        generator = seed
-        if not isinstance(seed, torch.Generator):
-            generator = torch.Generator().manual_seed(seed)
+        generator = (
+            seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
+        )
         self.to_empty(device="cpu")
         for module in self.modules():
             if isinstance(module, nn.Conv2d) and init == "lecun":
@@ -194,7 +195,7 @@ class _ResNet(Backbone):
                     layer.append(_Residual(n_in, width << stage, stride, bottleneck))
                     n_in = (width << stage) * (4 if bottleneck else 1)
                 self.add_module(f"layer{stage + 1}", layer)
-        self.n_features = n_in
+        self.n_features, self.n_stages = n_in, len(blocks)
         self._initialise(seed, init)
         for block in self.modules() if zero_residual else ():
             if isinstance(block, _Residual):
@@ -202,11 +203,13 @@ class _ResNet(Backbone):
 
     def _maps(self, images: torch.Tensor) -> torch.Tensor:
         x = self.maxpool(functional.relu(self.bn1(self.conv1(images)), inplace=True))
-        return self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        for stage in range(self.n_stages):
+            x = self.get_submodule(f"layer{stage + 1}")(x)
+        return x
 
 
 class _Residual(nn.Module):
-    """Two 3×3 convolutions, or 1×1, 3×3 and 1×1, around which the input goes too."""
+    """Two 3×3 convolutions, or 1×1, 3×3 and 1×1, with a skip connection."""
 
     def __init__(self, n_in: int, width: int, stride: int, bottleneck: bool) -> None:
         super().__init__()
@@ -219,7 +222,7 @@ class _Residual(nn.Module):
             self.add_module(f"conv{k}", _conv(before, after, kernel, step))
             self.add_module(f"bn{k}", nn.BatchNorm2d(after))
         self.depth = len(plan)
-        self.downsample = nn.Identity()
+        self.downsample: nn.Module = nn.Identity()
         if stride != 1 or n_in != n_out:
             self.downsample = nn.Sequential(_conv(n_in, n_out, 1, stride), nn.BatchNorm2d(n_out))
 
@@ -252,7 +255,7 @@ class _MobileNetV2(Backbone):
 
 
 class _Inverted(nn.Module):
-    """Wider, a 3×3 convolution of each channel alone, narrower; the input goes around."""
+    """Expand channels, convolve each with 3×3, reduce channels; with a skip connection."""
 
     def __init__(self, n_in: int, n_out: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -269,22 +272,24 @@ class _Inverted(nn.Module):
         return x + self.conv(x) if self.around else self.conv(x)
 
 
-def _conv(n_in: int, n_out: int, kernel: int, stride: int = 1, groups: int = 1) -> Any:
+def _conv(n_in: int, n_out: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
     return nn.Conv2d(n_in, n_out, kernel, stride, kernel // 2, groups=groups, bias=False)
 
 
-def _conv_relu(n_in: int, n_out: int, kernel: int, stride: int = 1, groups: int = 1) -> Any:
+def _conv_relu(
+    n_in: int, n_out: int, kernel: int, stride: int = 1, groups: int = 1
+) -> nn.Sequential:
     conv = _conv(n_in, n_out, kernel, stride, groups)
     return nn.Sequential(conv, nn.BatchNorm2d(n_out), nn.ReLU6(inplace=True))
 
 
 def load_weights(backbone: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
-    """Load weights that were trained before, such as torchvision's.
+    """Load pretrained weights, such as torchvision's.
 
     Parameters
     ----------
     backbone : nn.Module
-        Left as it was if the file does not fit.
+        Unchanged if the file does not fit.
     path : path
         A state dict as `torch.save` writes it, or a ``.safetensors``. No code in it is run.
 
@@ -296,22 +301,22 @@ def load_weights(backbone: nn.Module, path: str | os.PathLike[str]) -> nn.Module
     Raises
     ------
     InvalidInput
-        If a parameter is missing, has another shape, or is none of the backbone's. Those of a
-        classifier, ``fc.*`` and ``classifier.*``, are left out, and counters of batches
+        If a parameter is missing, has another shape, or is not one of the backbone's. Parameters of
+        a classifier, ``fc.*`` and ``classifier.*``, are ignored. Counters of batches
         (``num_batches_tracked``) may be missing, as in old files.
     """
     path = Path(path)
-    found, wanted = read_weights(path), backbone.state_dict()
-    found = {k: v for k, v in found.items() if k in wanted or not str(k).startswith(_CLASSIFIER)}
+    loaded, wanted = read_weights(path), backbone.state_dict()
+    loaded = {k: v for k, v in loaded.items() if k in wanted or not str(k).startswith(_CLASSIFIER)}
     problems = {
         "missing": [
-            name for name in wanted if name not in found and "num_batches_tracked" not in name
+            name for name in wanted if name not in loaded and "num_batches_tracked" not in name
         ],
-        "unexpected": [str(name) for name in found if name not in wanted],
+        "unexpected": [str(name) for name in loaded if name not in wanted],
         "of another shape": [
-            f"{name} ({_shape(found[name])} in the file, {_shape(wanted[name])} in the backbone)"
+            f"{name} ({_shape(loaded[name])} in the file, {_shape(wanted[name])} in the backbone)"
             for name in wanted
-            if name in found and found[name].shape != wanted[name].shape
+            if name in loaded and loaded[name].shape != wanted[name].shape
         ],
     }
     if any(problems.values()):
@@ -322,10 +327,10 @@ def load_weights(backbone: nn.Module, path: str | os.PathLike[str]) -> nn.Module
         )
         raise InvalidInput(
             f"{path} does not fit {type(backbone).__name__.lstrip('_')}: {'; '.join(named)}; "
-            "build the network that the file is of (depth, stem and width are its arguments), "
-            "or rename what differs only in its name"
+            "build the network of the file (depth, stem and width are arguments), or rename the "
+            "parameters that differ only in their names"
         )
-    backbone.load_state_dict(found, strict=False)
+    backbone.load_state_dict(loaded, strict=False)
     return backbone
 
 
@@ -340,23 +345,23 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
             return load_file(path)
         with path.open("rb") as file:
             mapped = zipfile.is_zipfile(file)  # torch before 1.6 wrote another format
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except FileNotFoundError as error:
-        raise MissingFile(f"no file {path} with weights") from error
+        raise MissingFile(f"no weight file {path}; check the path") from error
     except SafetensorError as error:
         raise InvalidInput(f"{path} is not a safetensors file: {error}") from error
     except Exception as error:  # a damaged pickle can raise anything
-        raise InvalidInput(  # torch's own message says to run the code in it
+        raise InvalidInput(  # torch's own message advises running the code in it
             f"{path} is not a state dict that can be loaded without running code "
             f"({type(error).__name__}); save one with torch.save(model.state_dict(), path)"
         ) from error
-    if not isinstance(found, dict) or not all(isinstance(v, torch.Tensor) for v in found.values()):
-        got = ", ".join(map(str, found)) if isinstance(found, dict) else type(found).__name__
+    if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
+        got = ", ".join(map(str, state)) if isinstance(state, dict) else type(state).__name__
         raise InvalidInput(
-            f"{path} must hold tensors by name alone, got {got[:200]}; if one of these is the "
-            "state dict, save it alone with torch.save"
+            f"{path} must hold only tensors by name, got {got[:200]}; if one of these is the state "
+            "dict, save only that with torch.save"
         )
-    return found
+    return state
 
 
 def preprocess(
@@ -368,18 +373,19 @@ def preprocess(
     *,
     interpolation: str = "bilinear",
 ) -> torch.Tensor:
-    """Images as streams hold them, as backbones take them.
+    """Convert images of streams into inputs of backbones.
 
     Parameters
     ----------
     images : (b, height, width, 3)
         uint8.
     mean, std : 3 numbers
-        Of each channel, of values from 0 to 1; what the weights were trained with.
+        Mean and standard deviation of each channel, for values from 0 to 1, with which the weights
+        were trained.
     size : int, optional
         Resize to (size, size), antialiased.
     device
-        Where to work, that of the backbone.
+        Device of the backbone.
     interpolation : "bilinear" or "bicubic"
         How to resize.
 
@@ -407,7 +413,7 @@ def preprocess(
             f"mean and std must be 3 numbers each, std positive, got mean={mean}, std={std}"
         )
     if not array.flags.writeable or min(array.strides) < 0:
-        array = array.copy()  # torch takes no other arrays
+        array = array.copy()  # torch cannot wrap other arrays
     pixels = torch.from_numpy(array).to(device).permute(0, 3, 1, 2)
     scaled = pixels.to(torch.float32, memory_format=torch.contiguous_format)
     for k in range(3):
@@ -418,18 +424,19 @@ def preprocess(
 
 
 def set_batch_norm(backbone: nn.Module, mode: str) -> None:
-    """Say what the batch norms of a network do from now on.
+    """Set the mode of all batch norm layers of a network.
 
     Parameters
     ----------
     backbone : nn.Module
     mode : "train", "eval" or "frozen"
-        Normalise by the batch's own moments, and move the running ones; or by the running ones,
-        which stay, while scale and shift are learned; or by these, scale and shift fixed as well.
+        - "train": normalise by the moments of the batch, and update the running moments.
+        - "eval": normalise by the running moments, which are not updated; learn scale and shift.
+        - "frozen": as "eval", with scale and shift fixed.
 
     Notes
     -----
-    ``backbone.train()`` and ``backbone.eval()`` reach batch norms too: call this after them.
+    ``backbone.train()`` and ``backbone.eval()`` change batch norm too, so call this after them.
     """
     if mode not in ("train", "eval", "frozen"):
         raise InvalidInput(f'mode must be "train", "eval" or "frozen", got {mode!r}')

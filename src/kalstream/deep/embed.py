@@ -1,4 +1,4 @@
-"""Image streams to embedding files: every image through a network once, resumable."""
+"""Write the features of an image stream to an embedding file; resumable."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
@@ -21,9 +23,10 @@ from kalstream import streams
 from kalstream._files import Lock, replacing, write_whole
 from kalstream.deep import backbones
 from kalstream.errors import InvalidInput, MissingFile
-from kalstream.streams import Stream
-from kalstream.streams.base import REGRESSION, Array, Batch
-from kalstream.streams.images import ImageStream
+from kalstream.streams import REGRESSION, Batch, ImageStream, Stream
+
+Array = NDArray[Any]
+Preprocess = Callable[[Array], torch.Tensor]
 
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 _TYPES = {"<f2": "F16", "<f4": "F32", "<f8": "F64", "<i8": "I64"}
@@ -32,15 +35,15 @@ _PIECE = 1 << 16
 
 
 class ImageFolderStream(ImageStream):
-    """Pictures in a folder, one subfolder of each class.
+    """Images in a folder, with one subfolder per class.
 
     Parameters
     ----------
     folder : path
-        Its subfolders are the classes, in the order of their names; the pictures anywhere in
-        them come in the order of their paths. Other files and hidden folders are left alone.
+        Its subfolders are the classes, sorted by name. All images below a subfolder belong to its
+        class, sorted by path. Other files and hidden folders are ignored.
     size : int
-        Pictures are cut to the square in their middle and resized to (size, size).
+        Images are cropped to the central square and resized to (size, size).
     batch_size : int
 
     Attributes
@@ -50,26 +53,26 @@ class ImageFolderStream(ImageStream):
 
     Notes
     -----
-    Rows are (b, size, size, 3), uint8, decoded a batch at a time by Pillow. Targets are ints. The
-    fingerprint is of paths and labels, not of the pictures.
+    Rows are (b, size, size, 3), uint8, decoded by Pillow one batch at a time. Targets are ints. The
+    fingerprint covers paths and labels, not the images.
     """
 
     def __init__(self, folder: str | Path, size: int = 224, *, batch_size: int = 128) -> None:
         root = Path(folder)
         if not root.is_dir():
-            raise MissingFile(f"no folder {root} with a subfolder of each class")
+            raise MissingFile(f"no folder {root}; give a folder with one subfolder per class")
         inner = (path for path in root.iterdir() if path.is_dir())
         self.class_names = sorted(path.name for path in inner if path.name[0] != ".")
         paths: list[str] = []
         labels: list[int] = []
         for label, name in enumerate(self.class_names):
-            found = (path for path in (root / name).rglob("*") if path.suffix.lower() in _SUFFIXES)
-            paths += sorted(path.relative_to(root).as_posix() for path in found)
+            files = (path for path in (root / name).rglob("*") if path.suffix.lower() in _SUFFIXES)
+            paths += sorted(path.relative_to(root).as_posix() for path in files)
             labels += [label] * (len(paths) - len(labels))
         if not paths:
             raise MissingFile(
-                f"no pictures ({', '.join(sorted(_SUFFIXES))}) in subfolders of {root}; "
-                "each class needs a subfolder"
+                f"no images ({', '.join(sorted(_SUFFIXES))}) in subfolders of {root}; "
+                "put those of each class into a subfolder"
             )
         super().__init__(
             root, paths, np.array(labels), size=size, missing="error", batch_size=batch_size
@@ -91,7 +94,7 @@ def embed(
     size: int | None = None,
     device: str | torch.device = "cpu",
     dtype: str = "float16",
-    preprocess: Callable[[Array], torch.Tensor] | None = None,
+    preprocess: Preprocess | None = None,
     progress: Callable[[int, int | None], object] | None = None,
     resume: bool = True,
 ) -> Path:
@@ -102,28 +105,29 @@ def embed(
     stream : Stream
         Its rows are images, (b, height, width, 3), uint8.
     backbone : nn.Module
-        Images (b, 3, height, width) to features (b, n_features). It is moved to the device, and
-        works in evaluation mode.
+        Maps images (b, 3, height, width) to features (b, n_features). It is moved to the device and
+        used in evaluation mode.
     out : path
-        A ``.safetensors`` to write, with ``features`` (n, n_features), ``labels`` (n,), int64,
-        and ``times`` if the stream has them. Labels that are strings are numbered as they come;
-        their names, or the stream's ``class_names``, are in the metadata as ``label_names``.
+        The ``.safetensors`` file to write, with ``features`` (n, n_features), ``labels`` (n,),
+        int64, and ``times`` if the stream has them. String labels are numbered in order of first
+        appearance. Their names, or the stream's ``class_names``, are stored in the metadata as
+        ``label_names``.
     batch_size : int
-        How many images go through the network at once.
+        Number of images that go through the network at once.
     size : int, optional
         Resize images to (size, size) first.
     device
-        Where to compute.
+        Device of the network.
     dtype : "float16" or "float32"
-        Of the features in the file.
+        Data type of the features in the file.
     preprocess : callable, optional
-        From images as the stream has them to what the backbone takes, by default
-        `kalstream.deep.backbones.preprocess` with ImageNet's moments, or with the ``mean`` and
-        ``std`` that the backbone has.
+        Maps images of the stream to inputs of the backbone. The default is
+        `kalstream.deep.backbones.preprocess` with ImageNet's moments, or with the backbone's
+        ``mean`` and ``std`` if it has them.
     progress : callable, optional
-        Is told, after every batch, how many rows are done and how many there are, if known.
+        Called after every batch with the number of rows done and of all rows (None if unknown).
     resume : bool
-        Go on where an earlier call was stopped; or start over, and replace what is there.
+        Resume an earlier call that was stopped; otherwise start over and replace the file.
 
     Returns
     -------
@@ -133,15 +137,15 @@ def embed(
     Raises
     ------
     InvalidInput
-        If a feature is not finite, if memory runs out, or if ``out`` was begun or made from
-        another stream, backbone, preprocess or dtype. What was done until then is kept.
+        If a feature is not finite, if memory runs out, or if ``out`` was made from another stream,
+        backbone, preprocess or dtype. Rows that are done are kept.
 
     Notes
     -----
-    Until all is done there are ``out.part`` with the rows and ``out.part.json`` with what they are
-    of. A run that was stopped gives the same bytes as one that was not, on the same machine and
-    for the same ``batch_size`` and ``device``; these may differ between the two, and then features
-    do by rounding. A `preprocess` of your own is told from another by its name alone.
+    Until the end there are two files: ``out.part`` with the rows, and ``out.part.json`` with their
+    source. A resumed run writes the same bytes as one that was not stopped, on the same machine and
+    with the same ``batch_size`` and ``device``. If these change, features differ by rounding. A
+    `preprocess` of your own is identified by its name only.
 
     Examples
     --------
@@ -157,79 +161,99 @@ def embed(
     """
     out = Path(out)
     if out.suffix != ".safetensors":
-        raise InvalidInput(f"out must be a .safetensors, got {out}")
+        raise InvalidInput(f"out must be a .safetensors file, got {out}")
     if batch_size < 1:
         raise InvalidInput(f"batch_size must be positive, got {batch_size}")
     if dtype not in ("float16", "float32"):
         raise InvalidInput(f'dtype must be "float16" or "float32", got {dtype!r}')
-    if preprocess is None:
-        prepared: Any = {
-            "mean": tuple(getattr(backbone, "mean", backbones.IMAGENET_MEAN)),
-            "std": tuple(getattr(backbone, "std", backbones.IMAGENET_STD)),
-            "size": size,
-        }
-        preprocess = partial(backbones.preprocess, device=device, **prepared)
-    elif size is not None:
-        raise InvalidInput(f"size={size} is for the default preprocess; resize in yours instead")
-    else:
-        prepared = _plain(getattr(preprocess, "__qualname__", repr(preprocess)))
+    preprocess, preprocess_name = _preprocess(preprocess, backbone, size, device)
     identity = {
         "stream": stream.describe(),
         "backbone": digest(backbone),
-        "preprocess": prepared,
+        "preprocess": preprocess_name,
         "dtype": dtype,
     }
     out.parent.mkdir(parents=True, exist_ok=True)
-    remedy = "wait until it has ended, stop it, or give another out"
+    remedy = "wait until it ends, stop it, or give another out"
     with Lock(out.with_name(f".{out.name}.lock"), str(out), remedy):
-        # what is compared has been through JSON, where a tuple is a list
+        # compared as JSON, where a tuple is a list
         rows = _Rows(out, json.loads(json.dumps(identity, default=str)), resume)
         if rows.finished:
             return out
-        modes = [(module, module.training) for module in backbone.modules()]
-        try:
-            _move(backbone, device)
-            backbone.eval()
+        with _evaluating(backbone, device), closing(rows):
             for batch in _rebatched(stream.batches(rows.done), batch_size):
                 features = _features(batch, backbone, preprocess, device, dtype, stream.name)
                 rows.append(batch, features, stream.task == REGRESSION)
                 if progress is not None:
                     progress(rows.done, stream.n_rows)
             if not rows.done:
-                raise InvalidInput(f"the stream {stream.name!r} has no rows to embed")
+                raise InvalidInput(
+                    f"the stream {stream.name!r} has no rows to embed; check its source"
+                )
             rows.finish(getattr(stream, "class_names", None))
-        finally:
-            rows.close()
-            for module, training in modes:
-                module.training = training
         return out
+
+
+def _preprocess(
+    preprocess: Preprocess | None,
+    backbone: nn.Module,
+    size: int | None,
+    device: str | torch.device,
+) -> tuple[Preprocess, Any]:
+    """The function that prepares images, and what identifies it in the file."""
+    if preprocess is None:
+        settings: dict[str, Any] = {
+            "mean": tuple(getattr(backbone, "mean", backbones.IMAGENET_MEAN)),
+            "std": tuple(getattr(backbone, "std", backbones.IMAGENET_STD)),
+            "size": size,
+        }
+        return partial(backbones.preprocess, device=device, **settings), settings
+    if size is not None:
+        raise InvalidInput(
+            f"size={size} works with the default preprocess only; resize in your preprocess"
+        )
+    return preprocess, _plain(getattr(preprocess, "__qualname__", repr(preprocess)))
+
+
+@contextmanager
+def _evaluating(backbone: nn.Module, device: str | torch.device) -> Iterator[None]:
+    """Move a network to the device and to evaluation mode; restore its modes afterwards."""
+    modes = [(module, module.training) for module in backbone.modules()]
+    try:
+        _move(backbone, device)
+        backbone.eval()
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def digest(backbone: nn.Module) -> str:
     """Digest of a network: its layers, and the names, types, shapes and values of its weights."""
-    found = sha256(_plain(repr(backbone)).encode())
+    value = sha256(_plain(repr(backbone)).encode())
     for name, tensor in backbone.state_dict().items():
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return f"sha256:{found.hexdigest()}"
+        value.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        value.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return f"sha256:{value.hexdigest()}"
 
 
 def _plain(text: str) -> str:
+    """A representation without addresses in memory."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
 def _move(backbone: nn.Module, device: str | torch.device) -> None:
     try:
         backbone.to(device)
-    except (AssertionError, RuntimeError) as error:  # of a torch without that device
+    except (AssertionError, RuntimeError) as error:  # torch was built without that device
         raise InvalidInput(
-            f"device {str(device)!r} cannot be used: {error}; give one that "
-            'torch.tensor(0, device=...) takes, such as "cpu"'
+            f"device {str(device)!r} cannot be used: {error}; give a device that torch has, "
+            'such as "cpu"'
         ) from error
 
 
 def _rebatched(batches: Iterator[Batch], size: int) -> Iterator[Batch]:
-    """The same rows, ``size`` at a time, so that features do not depend on the stream's batches."""
+    """The same rows in batches of ``size``; features then do not depend on the stream's batches."""
     held: list[Batch] = []
     for batch in batches:
         while len(batch):
@@ -254,7 +278,7 @@ def _joined(batches: list[Batch]) -> Batch:
 def _features(
     batch: Batch,
     backbone: nn.Module,
-    preprocess: Callable[[Array], torch.Tensor],
+    preprocess: Preprocess,
     device: str | torch.device,
     dtype: str,
     name: str,
@@ -262,37 +286,37 @@ def _features(
     """Features (b, n_features) of a batch, all finite."""
     try:
         with torch.inference_mode():
-            found = backbone(preprocess(batch.rows).to(device)).float().cpu().numpy()
+            computed = backbone(preprocess(batch.rows).to(device)).float().cpu().numpy()
     except RuntimeError as error:
         full = isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
         if not full:
             raise
         raise InvalidInput(
             f"{str(device)!r} has not enough memory for batch_size={len(batch)} of images "
-            f"{batch.rows.shape[1:]}: give a smaller one, such as {max(1, len(batch) // 4)}; the "
-            f"rows before {batch.start} are kept. {error}"
+            f"{batch.rows.shape[1:]}; give a smaller batch_size, such as "
+            f"{max(1, len(batch) // 4)}. The rows before {batch.start} are kept. {error}"
         ) from error
-    if found.ndim != 2 or len(found) != len(batch):
+    if computed.ndim != 2 or len(computed) != len(batch):
         raise InvalidInput(
-            f"the backbone must give (b, n_features), got {found.shape} for {len(batch)} images; "
-            "see kalstream.deep.adapters"
+            f"the backbone must return (b, n_features), got {computed.shape} for {len(batch)} "
+            "images; see kalstream.deep.adapters"
         )
     with np.errstate(over="ignore"):
-        features: Array = found.astype(dtype)
+        features: Array = computed.astype(dtype)
     finite = np.isfinite(features).all(axis=1)
     if not finite.all():
         row = int(finite.argmin())
-        if np.isfinite(found[row]).all():
-            largest = np.abs(found[row]).max()
-            why = f'reach {largest:.4g}, more than float16 holds; give dtype="float32"'
+        if np.isfinite(computed[row]).all():
+            largest = np.abs(computed[row]).max()
+            why = f'reach {largest:.4g}, beyond the range of float16; give dtype="float32"'
         else:
-            why = "are not finite; look at its image and at the backbone's weights"
+            why = "are not finite; check its image and the backbone's weights"
         raise InvalidInput(f"features of row {batch.start + row} of stream {name!r} {why}")
     return features
 
 
 class _Rows:
-    """Rows of a file that is being made: features, labels and times, appended and kept."""
+    """Rows of an unfinished file: features, labels and times, appended and saved."""
 
     def __init__(self, out: Path, identity: dict[str, Any], resume: bool) -> None:
         self.out, self.identity = out, identity
@@ -313,7 +337,7 @@ class _Rows:
             self.finished = True
 
     def append(self, batch: Batch, features: Array, regression: bool) -> None:
-        """Add rows, all or none of them."""
+        """Add rows: all of them, or none if an error is raised."""
         labels = batch.targets if regression else self._codes(batch)
         if self.kinds is None:
             self.kinds = [("labels", labels.dtype.newbyteorder("<").str)]
@@ -335,7 +359,7 @@ class _Rows:
             self._save()
 
     def finish(self, class_names: list[str] | None) -> None:
-        """Write the file, and remove what there was of it."""
+        """Write the finished file and remove the partial ones."""
         self.close()
         names = list(self.names) or class_names
         metadata = {"source": json.dumps(self.identity, sort_keys=True)}
@@ -365,14 +389,14 @@ class _Rows:
         self._clear()
 
     def close(self) -> None:
-        """Keep what is done."""
+        """Save the rows that are done."""
         if self.file is not None:
             self._save()
             self.file.close()
             self.file = None
 
     def _codes(self, batch: Batch) -> Array:
-        """Labels as int64: themselves, or numbered as they come."""
+        """Labels as int64: integers as they are, strings numbered by first appearance."""
         codes = np.empty(len(batch), np.int64)
         names = dict(self.names)
         for k, label in enumerate(batch.targets):
@@ -383,8 +407,8 @@ class _Rows:
                 codes[k] = label
             else:
                 raise InvalidInput(
-                    f"label of row {row} is {label!r}; an embedding file needs a label of each "
-                    "row, all ints or all strings"
+                    f"label of row {row} is {label!r}; every row of an embedding file needs a "
+                    "label, all ints or all strings"
                 )
         self.names = names
         return codes
@@ -395,16 +419,16 @@ class _Rows:
 
     def _load(self) -> None:
         try:
-            found = json.loads(self.side.read_text(encoding="utf-8"))
-            source, done, names = found["source"], int(found["done"]), found["names"]
-            self.kinds = found["kinds"]
-            there = self.part.stat().st_size // self._kind().itemsize
-            if there < done:
-                raise ValueError(f"{there} rows are there, of {done}")
+            state = json.loads(self.side.read_text(encoding="utf-8"))
+            source, done, names = state["source"], int(state["done"]), state["names"]
+            self.kinds = state["kinds"]
+            n_stored = self.part.stat().st_size // self._kind().itemsize
+            if n_stored < done:
+                raise ValueError(f"{n_stored} of {done} rows are stored")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InvalidInput(
-                f"{self.side} and {self.part} cannot be gone on with: {error!r}; remove them, or "
-                "start over with resume=False"
+                f"{self.side} and {self.part} cannot be resumed: {error!r}; remove them, or start "
+                "over with resume=False"
             ) from error
         self._check(self.side, source)
         self.done, self.names = done, {name: code for code, name in enumerate(names)}
@@ -413,22 +437,22 @@ class _Rows:
         old, new = _flat(source), _flat(self.identity)
         changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
         if changed:
-            told = (f"{key} was {old.get(key)}, is {new.get(key)}" for key in changed)
+            changes = (f"{key} was {old.get(key)}, is {new.get(key)}" for key in changed)
             raise InvalidInput(
-                f"{where} is of something else: {'; '.join(told)}; go on with what it is of, give "
+                f"{where} was made with other settings: {'; '.join(changes)}; use those, give "
                 "another out, or start over with resume=False"
             )
 
     def _save(self) -> None:
         assert self.file is not None
         _sync(self.file)
-        found = {
+        state = {
             "source": self.identity,
             "done": self.done,
             "kinds": self.kinds,
             "names": list(self.names),
         }
-        write_whole(self.side, json.dumps(found))
+        write_whole(self.side, json.dumps(state))
         self.saved = time.monotonic()
 
     def _clear(self) -> None:
@@ -437,19 +461,19 @@ class _Rows:
 
 
 def _source(path: Path) -> Any:
-    """What an embedding file tells that it was made from."""
+    """The source that an embedding file names in its metadata."""
     try:
         with safe_open(path, framework="numpy") as file:
             return json.loads((file.metadata() or {}).get("source", "null"))
     except (SafetensorError, OSError, ValueError) as error:
         raise InvalidInput(
-            f"{path} is there and no embedding file: {error}; give another out, or replace it "
+            f"{path} exists and is not an embedding file: {error}; give another out, or replace it "
             "with resume=False"
         ) from error
 
 
 def _flat(source: Any) -> dict[str, Any]:
-    """Entries of objects within an object as ``outer.inner``."""
+    """Nested entries as ``outer.inner``."""
     flat: dict[str, Any] = {}
     for key, value in source.items() if isinstance(source, dict) else ():
         inner = value.items() if isinstance(value, dict) else ()
@@ -463,7 +487,7 @@ def _sync(file: BinaryIO) -> None:
 
 
 def open_images(source: Path, layout: str, split: str, size: int) -> tuple[Stream, int | None]:
-    """The stream, and the size to resize its images to, None if it does that itself."""
+    """The stream, and the size to resize its images to (None if the stream does so)."""
     if layout == "cifar100":
         return streams.Cifar100Stream(source, split=split), size
     if layout == "clear":
@@ -474,20 +498,22 @@ def open_images(source: Path, layout: str, split: str, size: int) -> tuple[Strea
 
 
 def named_backbone(name: str, weights: Path | None) -> Any:
-    """A network of ours with its weights, or timm:NAME."""
+    """A network of `kalstream.deep.backbones` with weights from a file, or timm:NAME."""
     from kalstream.deep import adapters, backbones
 
     library, _, model = name.partition(":")
     if library == "timm" and model:
         if weights is not None:
-            raise InvalidInput(f"--weights {weights} is for networks of ours; timm has its own")
+            raise InvalidInput(
+                f"--weights {weights} cannot be used with {name}, which timm loads itself; omit it"
+            )
         return adapters.from_timm(model)
     builders = {n: getattr(backbones, n) for n in ("mobilenet_v2", "resnet18", "resnet50")}
     if name not in builders:
         raise InvalidInput(f"--backbone must be {', '.join(builders)} or timm:NAME, got {name!r}")
     if weights is None:
         raise InvalidInput(
-            f"--backbone {name} needs --weights: a state dict of torchvision, "
-            "mobilenet_v2-b0353104.pth say"
+            f"--backbone {name} needs --weights, a state dict of torchvision such as "
+            "mobilenet_v2-b0353104.pth"
         )
     return backbones.load_weights(builders[name](), weights)

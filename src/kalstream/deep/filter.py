@@ -6,9 +6,9 @@ for i <= l the covariance
 
     S[i, l] = (g_l / g_i) phi_i' (g_i^2 cov + (1 - g_i^2) prior_var I) phi_l,
 
-since a transition multiplies by gamma and adds noise of its own. With S + noise_var = L L', row i
-of L^-1 (targets - prior means) is what row i tells beyond the rows before it, scaled to variance 1:
-the innovations of eq. (8). The weights after the chunk covary with the rows by P (b, m), so that
+since a transition multiplies by gamma and adds independent noise. With S + noise_var = L L', row i
+of L^-1 (targets - prior means) is the innovation of row i, eq. (8), given the rows before it and
+scaled to variance 1. The covariance of the rows with the weights after the chunk is P (b, m). Then
 
     mean' = g_b mean + W' L^-1 (targets - prior means),
     cov' = g_b^2 cov + (1 - g_b^2) prior_var I - W' W,             W = L^-1 P.
@@ -19,18 +19,16 @@ The numbers are those of `kalstream.core.step_chunk`, which is the reference.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from kalstream.errors import NumericalError
-
-Tensor = Any
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What does not depend on gamma: products of the rows (b, m) with one another and the state.
+    """Products of a chunk's rows with one another and with the state, which do not depend on gamma.
 
     Attributes
     ----------
@@ -38,7 +36,7 @@ class Chunk:
     times_cov : (b, m)
         Features times cov.
     gram_cov, gram_eye : (b, b)
-        Inner products of rows, through cov and plain.
+        Inner products of rows, weighted by cov and plain.
     base_mean : (b, K)
         Features times mean.
     """
@@ -59,13 +57,13 @@ class Chunk:
 
     @classmethod
     def empty(cls, mean: Tensor, n_rows: int) -> Chunk:
-        """Room for a chunk of so many rows, for a state with such a mean."""
+        """Empty buffers for a chunk of ``n_rows``, for a state with such a mean."""
         m, n_classes = mean.shape
         shapes = ((n_rows, m), (n_rows, m), (n_rows, n_rows), (n_rows, n_rows), (n_rows, n_classes))
         return cls(*(mean.new_empty(shape) for shape in shapes))
 
     def fill_(self, mean: Tensor, cov: Tensor) -> None:
-        """Form the products of the features with one another and a state."""
+        """Compute the products from the features and a state."""
         torch.mm(self.features, cov, out=self.times_cov)
         torch.mm(self.times_cov, self.features.T, out=self.gram_cov)
         torch.mm(self.features, self.features.T, out=self.gram_eye)
@@ -73,16 +71,16 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What every row of a chunk tells about itself, before its target was seen.
+class Step:
+    """Record of a chunk: the prediction of every row, given the targets of the rows before it.
 
     Attributes
     ----------
     logit_mean, logit_var : (b, K), (b,)
     gamma : (b,)
-        Of the row's own transition.
+        Forgetting coefficient of the transition to the row.
     innovations : (b, K)
-        Residuals over their standard deviations.
+        Residuals divided by their standard deviations.
     """
 
     logit_mean: Tensor
@@ -94,12 +92,12 @@ class Told:
 def decay(gamma: Tensor) -> tuple[Tensor, Tensor]:
     """Products of gamma (b,): from the start to each row (b,), and from row i to row l (b, b).
 
-    Formed by multiplying, never by dividing, so that a gamma of 0 is fine. The second is 1 on the
-    diagonal and 0 below it.
+    Only multiplications are used, so a gamma of 0 is allowed. The second is 1 on the diagonal and 0
+    below it.
     """
     b = len(gamma)
     upper = torch.ones(b, b, dtype=gamma.dtype, device=gamma.device).triu(1)
-    # Column l times gamma_l where l > i: cumulative products along a row skip what is before i.
+    # Column l times gamma_l where l > i: cumulative products along row i start after i.
     ratios = torch.where(upper.bool(), gamma.expand(b, b), torch.ones_like(upper)).cumprod(1)
     return gamma.cumprod(0), ratios.triu()
 
@@ -119,12 +117,12 @@ def run_chunk(
     gamma: Tensor,
     noise_var: Tensor,
     prior_var: float,
-) -> tuple[Told, Tensor, Tensor]:
+) -> tuple[Step, Tensor, Tensor]:
     """Moments of the rows one step ahead, with known coefficients gamma (b,).
 
     Returns
     -------
-    told : Told
+    step : Step
     factor : (b, b)
         L, lower triangular.
     kept : (b,)
@@ -139,15 +137,15 @@ def run_chunk(
     scaled = torch.linalg.solve_triangular(factor, targets - prior_mean, upper=False)
     deviation = factor.diagonal()
     residual = deviation[:, None] * scaled
-    told = Told(targets - residual, deviation.square() - noise_var, gamma, scaled)
-    return told, factor, kept
+    step = Step(targets - residual, deviation.square() - noise_var, gamma, scaled)
+    return step, factor, kept
 
 
 def update_(
     mean: Tensor,
     cov: Tensor,
     chunk: Chunk,
-    told: Told,
+    step: Step,
     factor: Tensor,
     kept: Tensor,
     prior: float,
@@ -155,11 +153,11 @@ def update_(
 ) -> None:
     """Advance mean (m, K) and cov (m, m) over a chunk, in place.
 
-    A ``gate`` () that is false leaves them as they are, whatever the rest holds: on a GPU it need
-    not be looked at.
+    Where ``gate`` () is false nothing changes, even if other arguments hold NaN. On a GPU the host
+    need not read it.
     """
-    last, innovations = kept[-1], told.innovations
-    _, ratios = decay(told.gamma)
+    last, innovations = kept[-1], step.innovations
+    _, ratios = decay(step.gamma)
     kept2 = (kept * kept)[:, None]
     cross = ratios[:, -1:] * (kept2 * chunk.times_cov + (1.0 - kept2) * prior * chunk.features)
     gains = torch.linalg.solve_triangular(factor, cross, upper=False)  # (b, m)
@@ -173,6 +171,7 @@ def update_(
 
 def _broken(row: int, noise_var: Tensor) -> NumericalError:
     return NumericalError(
-        f"the joint variance of the first {row} rows of the chunk is not positive: rounding has "
-        f"used up a noise_var of {float(noise_var.min()):.3g}; use float64, or a larger noise_var"
+        f"the joint variance of the first {row} rows of the chunk is not positive: rounding "
+        f"errors exceed the noise_var of {float(noise_var.min()):.3g}; use float64, or a larger "
+        "noise_var"
     )

@@ -1,37 +1,36 @@
-"""Several learners at once on one GPU, which one alone leaves idle."""
+"""Several learners side by side on one GPU, which a single learner would not fill."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import nullcontext
-from typing import Any, Final
+from typing import Final
 
 import torch
+from torch import Tensor
 
 from kalstream.deep.base import Learner, Outcome
 from kalstream.errors import InvalidInput, KalstreamError
-
-Tensor = Any
 
 _PARTS: Final = 3  # of a step
 
 
 class Fleet:
-    """Learners of other seeds or hyper-parameters, stepped side by side.
+    """Learners with different seeds or hyper-parameters, stepped side by side.
 
-    On a GPU each has a stream of its own, and no one is waited for before all have begun. The
-    numbers are those of the learners stepped one after the other (but that they draw from one
-    generator, where heads have a Monte Carlo predictive or networks dropout).
+    On a GPU each learner has its own CUDA stream, and all begin their step before the host waits
+    for any. The numbers equal those of learners stepped one after the other. The exception are
+    random draws of a Monte Carlo predictive or of dropout, which come from one shared generator.
 
     Parameters
     ----------
     learners : sequence of Learner
-        Each with its own backbone, head and replay.
+        Each has its own backbone, head and replay.
 
     Attributes
     ----------
     failed : {number: error}
-        Learners that broke (a learning rate too high, say), and are not stepped any more.
+        Learners that failed, for example with a learning rate too high; they are skipped.
 
     Examples
     --------
@@ -48,7 +47,9 @@ class Fleet:
         parts = [id(part) for each in learners for part in (each.backbone, each.head, each.replay)]
         parts = [part for part in parts if part != id(None)]
         if len(set(parts)) < len(parts):
-            raise InvalidInput("two of the learners share a backbone, head or replay; copy it")
+            raise InvalidInput(
+                "two learners share a backbone, head or replay; give each a copy (copy.deepcopy)"
+            )
         self.learners, self.failed = list(learners), dict[int, KalstreamError]()
         self.streams = [
             torch.cuda.Stream(each.device) if each.device.type == "cuda" else None
@@ -56,7 +57,7 @@ class Fleet:
         ]
 
     def step(self, chunks: Sequence[tuple[Tensor, Tensor]]) -> list[Outcome | None]:
-        """`OnlineLearner.step` for each learner, on a chunk of its own: rows, labels.
+        """Step each learner on its own chunk of rows and labels, as `OnlineLearner.step`.
 
         Returns
         -------
@@ -65,25 +66,25 @@ class Fleet:
         """
         if len(chunks) != len(self.learners) or any(len(chunk) != 2 for chunk in chunks):
             raise InvalidInput(
-                f"{len(self.learners)} learners need as many chunks, each of rows and labels; got "
-                f"{len(chunks)}: [(rows, labels)] * {len(self.learners)} gives all of them the same"
+                f"{len(self.learners)} learners need as many chunks (rows, labels), got "
+                f"{len(chunks)}; [(rows, labels)] * {len(self.learners)} gives all the same chunk"
             )
         steps = [self.learners[n].parts(*chunk) for n, chunk in enumerate(chunks)]
         outcomes: list[Outcome | None] = [None] * len(steps)
-        # Whatever waits for the device must not come between learners that are to run together.
+        # No part that waits for the device may run before every learner has started.
         for _ in range(_PARTS):
             for number, parts in enumerate(steps):
                 if number not in self.failed:
-                    outcomes[number] = self._go_on(number, parts)
+                    outcomes[number] = self._advance(number, parts)
         for stream in self.streams:
             if stream is not None:
                 torch.cuda.default_stream(stream.device).wait_stream(stream)
         return outcomes
 
-    def _go_on(self, number: int, parts: Generator[None, None, Outcome]) -> Outcome | None:
-        """The next part of a step, and the outcome after the last."""
+    def _advance(self, number: int, parts: Generator[None, None, Outcome]) -> Outcome | None:
+        """Run the next part of a learner's step; returns the outcome after the last part."""
         stream = self.streams[number]
-        if stream is not None:  # rows may still be in the making
+        if stream is not None:  # rows may still be being computed
             stream.wait_stream(torch.cuda.default_stream(stream.device))
         try:
             with nullcontext() if stream is None else torch.cuda.stream(stream):

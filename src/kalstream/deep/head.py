@@ -4,68 +4,70 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kalstream.core import _checks as check
+from kalstream.core import half_life
 from kalstream.core.single import LARGEST_DELTA
 from kalstream.deep import predictive
-from kalstream.deep.filter import Chunk, Told, run_chunk, update_
+from kalstream.deep.filter import Chunk, Step, run_chunk, update_
 from kalstream.errors import InvalidInput, NumericalError
 
 if TYPE_CHECKING:
     from kalstream.deep._graph import Captured
 
-Tensor = Any
-
 PREDICTIVES: Final = ("exact", "monte-carlo")
-# What the posterior depends on and the buffers do not hold.
+# Settings that the posterior depends on; they are not buffers.
 _MADE_WITH: Final = ("noise_var", "prior_var", "gamma_lr", "transition", "bias", "normalize")
-# Sizes of chunks that are captured as CUDA graphs; each holds buffers of its own.
+# Most chunk sizes that are captured as CUDA graphs; each graph holds its own buffers.
 MOST_GRAPHS: Final = 4
 
 
 class Moments(NamedTuple):
-    """Predicted logits: mean (b, K), and the variance (b,) that all classes share."""
+    """Predicted logits: mean (b, K), and one variance (b,) for all classes of a row."""
 
     mean: Tensor
     var: Tensor
 
 
 class KalmanHead(nn.Module):
-    """A linear layer whose weights are a Gaussian, updated exactly by a Kalman filter.
+    """A linear layer with Gaussian weights, updated exactly by a Kalman filter.
 
-    ``forward`` and ``log_prob`` are differentiable to the features and the calibration, so that
-    what is below can be trained by gradients; ``observe`` runs the filter, in place.
+    ``forward`` and ``log_prob`` are differentiable with respect to the features and the
+    calibration, so the network below can be trained by gradients. ``observe`` runs the filter, in
+    place.
 
     Parameters
     ----------
     n_features, n_classes : int
     gamma : float in [0, 1]
-        Forgetting coefficient, or the first one if it is learned.
+        Forgetting coefficient, or its first value if it is learned.
     gamma_lr : float
-        Learning rate of delta = -2 log gamma, by the gradient of each row's log-probability (with
-        uncalibrated logits, through which it does not overshoot); 0 keeps gamma. Only classes that
-        have come take part, and the first row of a class leaves gamma as it is, so that a late
-        class is as one that was there from the start; delta stays between 0 and 5.
+        Learning rate of delta = -2 log gamma; 0 keeps gamma fixed. The gradient is that of each
+        row's log-probability, with uncalibrated logits (with calibrated ones it overshoots). Only
+        classes seen so far take part, and the first row of a class does not change gamma: a class
+        that appears late has the same effect as one declared at the start. Delta stays between 0
+        and 5.
     noise_var, prior_var : float, optional
-        Variances of the targets' noise and of a weight; 1/K and 1/m by default, m counting the
-        bias.
+        Variance of the noise of the targets, and prior variance of a weight. The defaults are 1/K
+        and 1/m, where m counts the bias.
     bias : bool
         Add a constant feature.
     normalize : bool
         Divide features by sqrt(m).
     transition : "example" or "chunk"
-        Forget before every row (Always Markov), or before the last of a chunk (Last Step Markov).
+        When to forget: before every row (Always Markov), or before the last row of a chunk (Last
+        Step Markov).
     calibration : float
-        First value of alpha, which multiplies logits; its logarithm is the one parameter.
+        First value of alpha, which multiplies the logits. Its logarithm is the only parameter.
     predictive : "exact" or "monte-carlo"
-        How `log_prob` averages over logits; the latter is the paper's, with ``n_samples``.
+        How `log_prob` averages over logits. "monte-carlo" is the paper's, with ``n_samples``.
     dtype : torch.float64 or torch.float32
-        Of the posterior. float32 loses positive definiteness on badly scaled features.
+        Data type of the posterior. With float32 and badly scaled features the covariance can lose
+        positive definiteness.
 
     Attributes
     ----------
@@ -107,11 +109,12 @@ class KalmanHead(nn.Module):
         calibration: float = 1.0,
         predictive: str = "exact",
         n_samples: int = 100,
-        dtype: Any = torch.float64,
+        dtype: torch.dtype = torch.float64,
     ) -> None:
         super().__init__()
-        n_features, n_classes = at_least_1(n_features=n_features, n_classes=n_classes)
-        (n_samples,) = at_least_1(n_samples=n_samples)
+        n_features = check.count("n_features", n_features)
+        n_classes = check.count("n_classes", n_classes)
+        n_samples = check.count("n_samples", n_samples)
         check.unit_interval("gamma", gamma)
         check.choice("transition", transition, ("example", "chunk"))
         check.choice("predictive", predictive, PREDICTIVES)
@@ -120,7 +123,8 @@ class KalmanHead(nn.Module):
             raise InvalidInput(f"dtype must be torch.float64 or torch.float32, got {dtype}")
         if not gamma_lr >= 0.0 or (gamma_lr > 0.0 and gamma == 0.0):
             raise InvalidInput(
-                f"gamma_lr must be 0 or more, with a gamma above 0; got {gamma_lr!r}"
+                f"gamma_lr must be 0 or more, and 0 if gamma is 0, got {gamma_lr!r} with gamma "
+                f"{gamma!r}"
             )
         m = n_features + int(bias)
         self.n_features, self.bias, self.normalize = n_features, bias, normalize
@@ -160,32 +164,31 @@ class KalmanHead(nn.Module):
     @property
     def half_life(self) -> float:
         """Rows (or chunks) after which a weight has halved."""
-        delta = float(self.delta)
-        return 2.0 * math.log(2.0) / delta if delta > 0.0 else math.inf
+        return half_life(self.gamma)
 
     @property
     def calibration(self) -> Tensor:
-        """Alpha, which multiplies logits; differentiable."""
+        """Alpha, which multiplies the logits; differentiable."""
         return self.log_calibration.exp()
 
     # ---- predicting -----------------------------------------------------------------------
 
     def prepare(self, features: Tensor) -> Tensor:
-        """Features (b, n_features) as the filter takes them (b, m)."""
+        """Features (b, n_features) as the filter needs them, (b, m): bias added, normalised."""
         if not isinstance(features, torch.Tensor):
             raise InvalidInput(
                 f"features must be a torch tensor, got {type(features).__name__}; "
-                "torch.as_tensor makes one"
+                "convert it with torch.as_tensor"
             )
         if features.ndim != 2 or features.shape[1] != self.n_features:
             raise InvalidInput(
                 f"features must be (b, {self.n_features}), got {tuple(features.shape)}; "
-                "make KalmanHead(n_features=...) for what the backbone returns"
+                "make KalmanHead with the n_features that the backbone returns"
             )
         if features.device != self.mean.device:
             raise InvalidInput(
                 f"features are on {features.device}, the head is on {self.mean.device}; "
-                "move one of them: head.to(device)"
+                "move one of them, for example with head.to(device)"
             )
         phi = features.to(self.mean.dtype)
         if self.bias:
@@ -193,7 +196,7 @@ class KalmanHead(nn.Module):
         return phi / math.sqrt(phi.shape[1]) if self.normalize else phi
 
     def forward(self, features: Tensor) -> Moments:
-        """Moments of the logits one step ahead, eq. (7), each row on its own."""
+        """Moments of the logits one step ahead, eq. (7), for each row separately."""
         phi = self.prepare(features)
         gamma = torch.exp(-0.5 * self.delta).to(phi.dtype)
         kept = gamma * gamma
@@ -202,7 +205,7 @@ class KalmanHead(nn.Module):
         return Moments(gamma * (phi @ self.mean), var)
 
     def scores(self, features: Tensor) -> Tensor:
-        """What the most probable class has most of (b, K): the mean logits, eq. (7)."""
+        """Scores (b, K), highest for the most probable class: the mean logits, eq. (7)."""
         return self(features).mean
 
     def log_prob(self, features: Tensor, labels: Tensor) -> Tensor:
@@ -226,82 +229,84 @@ class KalmanHead(nn.Module):
     # ---- learning -------------------------------------------------------------------------
 
     @torch.no_grad()
-    def observe(self, features: Tensor, labels: Tensor) -> Told:
-        """Run the filter over a chunk, row by row in effect; all of it or nothing.
+    def observe(self, features: Tensor, labels: Tensor) -> Step:
+        """Update the posterior with a chunk; if anything fails, nothing changes.
+
+        The result is that of filtering the rows one by one.
 
         Returns
         -------
-        told : Told
-            Moments of each row before its label was seen, and the gamma of its transition; on a
-            GPU its tensors last until the next chunk.
+        step : Step
+            Moments of each row before its label was seen, and the gamma of its transition. On a
+            GPU its tensors are valid until the next chunk.
         """
         return self.observing(features, labels)()
 
     @torch.no_grad()
-    def observing(self, features: Tensor, labels: Tensor) -> Callable[[], Told]:
-        """Begin to `observe`, on a GPU without waiting for it; what is returned waits.
+    def observing(self, features: Tensor, labels: Tensor) -> Callable[[], Step]:
+        """Start `observe` and return a function that waits for it and returns the step.
 
-        It must be called before anything else is asked of the head.
+        Call that function before any other method of the head.
         """
         graph = self._captured(features, labels) if self.mean.is_cuda else None
         if graph is None:
-            told = self._observe_plainly(features, labels)
-            return lambda: told
+            step = self._observe_eagerly(features, labels)
+            return lambda: step
         graph.begin(features, labels)
-        return lambda: graph.end() or self._observe_plainly(features, labels)
+        return lambda: graph.end() or self._observe_eagerly(features, labels)
 
     @torch.no_grad()
-    def _observe_plainly(self, features: Tensor, labels: Tensor) -> Told:
-        told, advance = self.prepared(features, labels)
+    def _observe_eagerly(self, features: Tensor, labels: Tensor) -> Step:
+        """`observe` without a CUDA graph."""
+        step, advance = self.prepared(features, labels)
         advance()
-        return told
+        return step
 
     @torch.no_grad()
-    def prepared(self, features: Tensor, labels: Tensor) -> tuple[Told, Callable[[], None]]:
-        """Moments of a chunk's rows, and a function that advances the head over them.
+    def prepared(self, features: Tensor, labels: Tensor) -> tuple[Step, Callable[[], None]]:
+        """The step of a chunk, and a function that updates the head with it.
 
-        Nothing changes before that function is called. All errors are raised here.
+        Nothing changes before that function is called, and it cannot fail.
         """
         labels = self.checked(labels, len(features))
-        told, update = self._prepared(self.prepare(features), labels)
+        step, update = self._prepared(self.prepare(features), labels)
 
         def advance() -> None:
             update()
             self.seen.index_fill_(0, labels, True)  # an assignment would wait for the device
             self.count += len(labels)
 
-        return told, advance
+        return step, advance
 
-    def _prepared(self, phi: Tensor, labels: Tensor) -> tuple[Told, Callable[[], None]]:
-        """As `prepared`, for the posterior and delta; features (b, m) as the filter takes them."""
+    def _prepared(self, phi: Tensor, labels: Tensor) -> tuple[Step, Callable[[], None]]:
+        """As `prepared`, for posterior and delta alone; ``phi`` are prepared features (b, m)."""
         if not bool(torch.isfinite(phi).all()):
             row = int((~torch.isfinite(phi)).any(1).nonzero()[0, 0])
             raise InvalidInput(
-                f"features hold NaN or infinity in row {row} of the chunk; nothing was observed. "
+                f"features hold NaN or infinity in row {row} of the chunk; the head is unchanged. "
                 "Lower the learning rate of the backbone, or clip its gradients"
             )
         chunk = Chunk.of(self.mean, self.cov, phi)
         targets = nn.functional.one_hot(labels, self.n_classes).to(phi.dtype)
         noise_var = torch.full_like(phi[:, 0], self.noise_var)
         seen = seen_before(self.seen, labels)
-        found = self._rounds(chunk, targets, labels, noise_var, seen)
-        delta, told, factor, kept = found
-        sound = torch.isfinite(factor.diagonal()).all() & torch.isfinite(told.innovations).all()
+        delta, step, factor, kept = self._rounds(chunk, targets, labels, noise_var, seen)
+        sound = torch.isfinite(factor.diagonal()).all() & torch.isfinite(step.innovations).all()
         if not bool(sound):
             raise NumericalError(
-                f"the filter cannot go on in {phi.dtype}: an innovation variance is not positive "
+                f"the filter failed in {phi.dtype}: an innovation variance is not positive "
                 f"(noise_var {self.noise_var:.3g}, largest feature {float(phi.abs().max()):.3g}); "
                 "use float64, smaller features, or a larger noise_var"
             )
 
         def update() -> None:
-            update_(self.mean, self.cov, chunk, told, factor, kept, self.prior_var)
+            update_(self.mean, self.cov, chunk, step, factor, kept, self.prior_var)
             self.delta.copy_(delta)
 
-        return told, update
+        return step, update
 
     def _captured(self, features: Tensor, labels: Tensor) -> Captured | None:
-        """The CUDA graph for such a chunk; None where it has to be done the plain way."""
+        """The CUDA graph for such a chunk; None if there can be none."""
         from kalstream.deep._graph import Captured, places
 
         if not predictive.fused() or self._forgets_all:
@@ -313,19 +318,20 @@ class KalmanHead(nn.Module):
         key = len(labels), features.dtype
         graph = graphs.get(key)
         if graph is None or graph.where != places(self):
-            if graph is None and len(graphs) >= MOST_GRAPHS:  # chunks of ever other sizes
+            if graph is None and len(graphs) >= MOST_GRAPHS:  # the chunk size keeps changing
                 return None
             graph = graphs[key] = Captured(self, *key)
         return graph
 
     def _rounds(
         self, chunk: Chunk, targets: Tensor, labels: Tensor, noise_var: Tensor, seen: Tensor
-    ) -> tuple[Tensor, Told, Tensor, Tensor]:
-        """The delta after the chunk, what the rows tell, and what the update needs.
+    ) -> tuple[Tensor, Step, Tensor, Tensor]:
+        """The delta after the chunk, the step, and the factor and products that `update_` needs.
 
-        Learned coefficients depend on one another: row i is predicted with that of row i - 1, and
-        its label moves it. They are found by repetition, all rows at once: after n rounds the first
-        n are right, and as they hardly depend on one another a few rounds do.
+        Learned coefficients depend on one another: row i is predicted with the delta after row
+        i - 1, and its label then changes delta. They are computed by fixed-point rounds over all
+        rows at once. After n rounds the first n are exact. The dependence is weak, so a few rounds
+        suffice.
         """
         moves = torch.ones_like(noise_var, dtype=torch.bool)
         if self.transition == "chunk":
@@ -333,131 +339,132 @@ class KalmanHead(nn.Module):
         deltas = self.delta.expand(len(noise_var)).clone()
         for _ in range(len(noise_var) + 1):
             gamma = torch.where(moves, torch.exp(-0.5 * deltas), torch.ones_like(deltas))
-            told, factor, kept = run_chunk(
+            step, factor, kept = run_chunk(
                 chunk, targets, gamma.to(noise_var.dtype), noise_var, self.prior_var
             )
             if self.gamma_lr == 0.0:
                 break
             before = torch.cat([self.delta[None], deltas[:-1]])
-            slopes, told = self._slopes(chunk, told, labels, seen, before, moves)
+            slopes, step = self._slopes(chunk, step, labels, seen, before, moves)
             now = _clipped_sums(self.delta, self.gamma_lr * slopes)
             if bool((now - deltas).abs().max() <= 1e-14 * (1.0 + now.max())):
                 break
             deltas = now
-        return deltas[-1].clone(), told, factor, kept
+        return deltas[-1].clone(), step, factor, kept
 
     def _slopes(
-        self, chunk: Chunk, told: Told, labels: Tensor, seen: Tensor, before: Tensor, moves: Tensor
-    ) -> tuple[Tensor, Told]:
-        """Derivatives (b,) of the rows' log-probabilities by delta; predicted with that before.
+        self, chunk: Chunk, step: Step, labels: Tensor, seen: Tensor, before: Tensor, moves: Tensor
+    ) -> tuple[Tensor, Step]:
+        """Derivatives (b,) of the rows' log-probabilities by delta, and the step at that delta.
 
-        Also what the rows tell, with these predictions.
+        Each row is predicted with the delta ``before`` it (b,).
         """
         size = chunk.gram_eye.diagonal() * self.prior_var
-        gamma = told.gamma
-        filtered_mean = told.logit_mean / gamma[:, None]
-        filtered_var = (told.logit_var - (1.0 - gamma**2) * size) / gamma**2
+        gamma = step.gamma
+        filtered_mean = step.logit_mean / gamma[:, None]
+        filtered_var = (step.logit_var - (1.0 - gamma**2) * size) / gamma**2
         old = torch.where(moves, torch.exp(-0.5 * before), torch.ones_like(before)).to(gamma.dtype)
         mean = old[:, None] * filtered_mean
         var = (old**2 * filtered_var + (1.0 - old**2) * size).clamp_min(0.0)
         along, by_var = predictive.slopes(mean, var, labels, seen)
         slopes = by_var * (size - var).double() - 0.5 * along
         slopes = torch.where(moves, slopes, torch.zeros_like(slopes))
-        return slopes, Told(mean, var, gamma, told.innovations)
+        return slopes, Step(mean, var, gamma, step.innovations)
 
     def checked(self, labels: Tensor, n: int) -> Tensor:
-        """Labels of n rows, 1 or more, or an error."""
-        if not isinstance(labels, torch.Tensor):
-            raise InvalidInput(
-                f"labels must be a torch tensor, got {type(labels).__name__}; "
-                "torch.as_tensor makes one"
-            )
-        if labels.shape != (n,) or labels.is_floating_point():
-            raise InvalidInput(
-                f"labels must be ({n},) whole numbers, got {tuple(labels.shape)} of {labels.dtype}"
-            )
+        """Check the labels of n rows; returns them as int64."""
+        check_labels(labels, n, self.n_classes, "add classes with add_classes")
         if labels.device != self.mean.device:
             raise InvalidInput(
-                f"labels are on {labels.device}, the head is on {self.mean.device}; move them"
+                f"labels are on {labels.device}, the head is on {self.mean.device}; "
+                "move them with labels.to(device)"
             )
-        if n == 0:
-            raise InvalidInput("the chunk has no rows")
-        if labels.is_cuda and torch.cuda.is_current_stream_capturing():
-            return labels.clamp(0, self.n_classes - 1)  # `observe` finds them out
-        lowest, highest = torch.stack(labels.aminmax()).tolist()
-        if lowest < 0 or highest >= self.n_classes:
-            raise InvalidInput(
-                f"labels run from {lowest} to {highest}; the head has classes 0 to "
-                f"{self.n_classes - 1}: "
-                + ("number them from 0 on" if lowest < 0 else "grow it with add_classes")
-            )
+        if is_capturing(labels):
+            return labels.clamp(0, self.n_classes - 1)  # `observe` checks them
         return labels.long()
 
-    # ---- what a state holds ---------------------------------------------------------------
+    # ---- state ---------------------------------------------------------------------------
 
     def _made_with(self) -> Tensor:
-        """What the posterior depends on beside the other buffers, as numbers."""
+        """The settings that the posterior depends on, as numbers."""
         values = [getattr(self, name) for name in _MADE_WITH]
         numbers = [float(value == "chunk" if isinstance(value, str) else value) for value in values]
         return torch.tensor(numbers, dtype=torch.float64)
 
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *how: Any) -> None:
-        """Take on the classes of the state; refuse one that has been made with something else."""
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Take over the number of classes of the state; refuse one with other settings."""
         mean, made_with = state.get(prefix + "mean"), state.get(prefix + "made_with")
         if made_with is not None:
             pairs = zip(_MADE_WITH, made_with.tolist(), self._made_with().tolist(), strict=True)
             for name, theirs, ours in pairs:
                 if abs(theirs - ours) > 1e-6 * abs(ours):
                     raise InvalidInput(
-                        f"the state is that of a head with another {name}, {theirs:.10g} and not "
-                        f"{ours:.10g}; make this one as that was: KalmanHead({name}=...)"
+                        f"the state comes from a head with {name} {theirs:.10g}, this head has "
+                        f"{ours:.10g}; make it with the same setting: KalmanHead({name}=...)"
                     )
         if mean is not None and mean.ndim == 2 and mean.shape[1] != self.n_classes:
             self.mean = self.mean.new_zeros(len(self.mean), mean.shape[1])
             self.seen = self.seen.new_zeros(mean.shape[1])
-        super()._load_from_state_dict(state, prefix, *how)
+        super()._load_from_state_dict(state, prefix, *rest)
 
     def extra_repr(self) -> str:
-        """What it has been made with."""
+        """The settings, for the representation of the module."""
         sizes = f"{self.n_features}, {self.n_classes}, gamma={self.gamma:.6g}, "
         return sizes + ", ".join(f"{name}={getattr(self, name)!r}" for name in _MADE_WITH)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Captured graphs belong to this very object.
+        # Captured graphs work with the buffers of this object only.
         return {name: value for name, value in self.__dict__.items() if name != "_graphs"}
 
     def add_classes(self, n_classes: int) -> None:
-        """Grow by classes never seen, exactly (noise_var stays)."""
-        (n_classes,) = at_least_1(n_classes=n_classes)
+        """Add classes that were never seen, exactly (noise_var stays)."""
+        n_classes = check.count("n_classes", n_classes)
         new = torch.zeros(len(self.mean), n_classes, dtype=self.mean.dtype, device=self.mean.device)
         self.mean = torch.cat([self.mean, new], 1)
         self.seen = torch.cat([self.seen, torch.zeros_like(self.seen[:1]).expand(n_classes)])
 
 
 def seen_before(seen: Tensor, labels: Tensor) -> Tensor:
-    """Classes seen before each row (b, K), its own label among them only if it was.
-
-    ``seen`` (K,) are those seen before the chunk.
-    """
+    """Which classes were seen before each row (b, K); ``seen`` (K,) are those before the chunk."""
     rows = torch.arange(len(labels), device=labels.device)
     first = labels.new_full((len(seen),), len(labels))
-    first = first.scatter_reduce(0, labels, rows, "amin")  # row in which a class comes first
+    first = first.scatter_reduce(0, labels, rows, "amin")  # row in which a class first appears
     return (rows[:, None] > first) | seen
 
 
-def at_least_1(**sizes: Any) -> list[int]:
-    """Whole numbers, or an error that names the one that is none."""
-    for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-            raise InvalidInput(f"{name} must be a whole number from 1 on, got {value!r}")
-    return [int(value) for value in sizes.values()]
+def check_labels(labels: Tensor, n: int, n_classes: int, remedy: str) -> None:
+    """Refuse labels that are not n integers below ``n_classes``; the remedy is for larger ones."""
+    if not isinstance(labels, torch.Tensor):
+        raise InvalidInput(
+            f"labels must be a torch tensor, got {type(labels).__name__}; "
+            "convert it with torch.as_tensor"
+        )
+    if labels.shape != (n,) or labels.is_floating_point():
+        raise InvalidInput(
+            f"labels must be integers ({n},), got {tuple(labels.shape)} of {labels.dtype}"
+        )
+    if n == 0:
+        raise InvalidInput("the chunk has no rows; give 1 or more")
+    if is_capturing(labels):
+        return  # the host cannot read them
+    lowest, highest = torch.stack(labels.aminmax()).tolist()
+    if lowest < 0 or highest >= n_classes:
+        raise InvalidInput(
+            f"labels run from {lowest} to {highest}; the head has classes 0 to {n_classes - 1}: "
+            + ("number the classes from 0" if lowest < 0 else remedy)
+        )
+
+
+def is_capturing(tensor: Tensor) -> bool:
+    """Whether work on a tensor is being captured as a CUDA graph."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _clipped_sums(start: Tensor, steps: Tensor) -> Tensor:
-    """Running sums (b,) from ``start``, held above 0 and below the largest delta at every step.
+    """Running sums (b,) from ``start``, clipped to [0, LARGEST_DELTA] after every step.
 
-    Held above 0, the sum is what the free one has risen above its lowest point, if that was below.
-    Where the other end is reached it has to be done step by step.
+    The sum clipped at 0 is the free sum less its lowest value so far, if that is negative. If the
+    upper bound is reached, the sums are computed step by step.
     """
     free = start + steps.cumsum(0)
     sums = free - free.cummin(0).values.clamp_max(0.0)

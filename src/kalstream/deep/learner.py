@@ -1,4 +1,4 @@
-"""Fine-tuning online: the chunk protocol of the paper's appendix D.2."""
+"""Online fine-tuning: the chunk protocol of the paper's appendix D.2."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kalstream.deep.base import Learner
 from kalstream.deep.head import KalmanHead
@@ -15,59 +15,61 @@ from kalstream.deep.mixture import MixtureHead
 from kalstream.deep.replay import RecentMemory
 from kalstream.errors import InvalidInput, NumericalError
 
-Tensor = Any
-
 
 class OnlineLearner(Learner):
     """A network with a Kalman head, learned chunk by chunk.
 
-    A chunk is predicted, each row on its own; one gradient step on the calibration and the
-    backbone follows, with the mean log-probability as the objective; the features are
-    computed again, and the filter runs over the chunk (appendix D.2).
+    Each chunk takes four steps (appendix D.2). Its rows are predicted, each separately. One
+    gradient step trains the calibration and the backbone, with the mean log-probability as the
+    objective. The features are computed again. The filter learns the chunk.
 
-    In a process group (`torch.distributed`, torchrun) every rank is given all rows and computes the
-    features of its part; gradients are summed, features gathered, and the posterior is the same
-    everywhere. Batch norm averages over the rows of a rank, and running averages are averaged.
+    In a process group (`torch.distributed`, torchrun) every rank gets all rows and computes the
+    features of its part. Gradients are summed and features gathered, so the posterior is the same
+    on all ranks. Batch norm uses the rows of one rank; running averages are averaged over ranks.
 
     Parameters
     ----------
     backbone : nn.Module
-        From rows, as `preprocess` returns them, to features (b, n_features).
+        Maps rows, as `preprocess` returns them, to features (b, n_features).
     head : KalmanHead or MixtureHead
     lr : float
-        Learning rate of the calibration; 0 trains nothing by gradients.
+        Learning rate of the calibration; 0 disables all gradient steps.
     beta : float
-        That of the backbone over that of the calibration; 0 freezes it.
+        Learning rate of the backbone divided by ``lr``; 0 freezes the backbone.
     optimizer : function from parameter groups to an optimizer
         `torch.optim.SGD` by default.
     replay : RecentMemory, optional
-        Drawn rows are appended to the chunk: they enter the gradient and the filter, never a
+        Drawn rows are appended to the chunk. They enter the gradient and the filter, never a
         metric.
     replay_head : bool
-        Whether the filter sees drawn rows, as in the paper; if not it learns each row once, and
-        they train the network and the calibration alone.
+        Whether the filter also learns drawn rows, as in the paper. Otherwise it learns each row
+        once, and drawn rows only train the network and the calibration.
     batch_norm : "eval", "train", "running" or "fixed"
-        With "eval" the running averages are used to predict and to filter, the chunk's own
-        only in the gradient step; with "train" the chunk's own everywhere (and a row's features
-        depend on the rows beside it). "running" is "eval" where a frozen backbone's averages
-        follow the stream too: right for random weights, wrong for pretrained ones. With "fixed"
-        they are used in the gradient step as well, and stay.
+        Which averages batch norm uses.
+
+        - "eval": running averages to predict and to filter, those of the chunk in the gradient
+          step.
+        - "train": those of the chunk everywhere; the features of a row then depend on the chunk.
+        - "running": as "eval", but the running averages follow the stream also if the backbone is
+          frozen. Good for random weights, bad for pretrained ones.
+        - "fixed": running averages everywhere, and they do not change.
     preprocess : function, optional
-        From an array of rows to a tensor for the backbone; by default numbers as floats, and
-        images (b, h, w, c) of bytes as (b, c, h, w) from 0 to 1. `step` takes what comes of it.
+        Maps an array of rows to a tensor for the backbone. By default numbers become float32, and
+        images (b, h, w, c) of uint8 become (b, c, h, w) from 0 to 1. `step` takes such tensors.
     device : str or device
     autocast : torch.dtype, optional
-        torch.bfloat16, for the backbone on a GPU; the filter keeps its own type.
+        Data type of the backbone on a GPU, such as torch.bfloat16; the filter keeps its own.
     capture : bool
-        On a GPU, run prediction and gradient step as a CUDA graph once chunks of a shape have come
-        a few times: several times faster. The backbone must do the same every time.
+        On a GPU, run prediction and gradient step as one CUDA graph, after the first three chunks
+        of a shape. This is several times faster. The backbone must do the same operations every
+        time.
 
     Attributes
     ----------
     classes_ : (K,)
         0 to K - 1.
     n_seen_ : int
-        Rows learned, replayed ones not counted: where to go on in the stream.
+        Rows learned, without replayed ones: the row of the stream from which to resume.
 
     Examples
     --------
@@ -84,7 +86,7 @@ class OnlineLearner(Learner):
         *,
         lr: float = 0.01,
         beta: float = 1.0,
-        optimizer: Callable[[list[dict[str, Any]]], Any] = torch.optim.SGD,
+        optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] = torch.optim.SGD,
         replay: RecentMemory | None = None,
         replay_head: bool = True,
         **shared: Any,
@@ -129,8 +131,8 @@ class OnlineLearner(Learner):
         loss = -self.head.log_prob(features, labels).mean()
         if not self._capturing and not bool(torch.isfinite(loss)):
             raise NumericalError(
-                f"the loss is {float(loss)} at row {self.n_seen_}; lower lr or beta, or check the "
-                "backbone: nothing was learned from this chunk"
+                f"the loss is {float(loss)} at row {self.n_seen_}; nothing was learned from this "
+                "chunk. Lower lr or beta, or check the backbone"
             )
         return loss
 

@@ -1,56 +1,57 @@
-"""Kalman heads with other forgetting coefficients, mixed by how well they predict."""
+"""A mixture of Kalman heads with different forgetting coefficients."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kalstream.core import _checks as check
 from kalstream.deep import predictive
-from kalstream.deep.filter import Told
+from kalstream.deep.filter import Step
 from kalstream.deep.head import MOST_GRAPHS, KalmanHead, Moments, seen_before
 from kalstream.errors import InvalidInput
-
-Tensor = Any
 
 GAMMAS = (1.0, 0.9999, 0.999, 0.99, 0.9)
 
 
 class MixtureHead(nn.Module):
-    """Heads with fixed gammas on the same features, weighted by their own predictions.
+    """Heads with fixed gammas on the same features, weighted by how well they predict.
 
-    Nothing has to be learned about forgetting by gradients: after each row a head's weight is
-    multiplied by its probability of the label, and a share of all weight is dealt out evenly, so
-    that a head can come back when the stream changes. Only classes that have come take part in
-    these probabilities, and the first row of a class moves no weight, so that a late class is as
-    one that was there from the start. `kalstream.core.Mixture` is the same for features that do not
-    change, and has a grid of calibrations where this has one that is learned.
+    After each row the weight of a head is multiplied by its probability of the label. A share of
+    all weight is then distributed evenly, so that any head can regain weight when the stream
+    changes. No gradient is needed to adapt the forgetting.
+
+    Only classes seen so far take part in these probabilities, and the first row of a class changes
+    no weight: a class that appears late has the same effect as one declared at the start.
+    `kalstream.core.Mixture` is the same for fixed features; it has a grid of calibrations where
+    this head learns one.
 
     Parameters
     ----------
     n_features, n_classes : int
     gammas : sequence of float
     share : float in [0, 1)
-        Of the weight that is dealt out after each row, whatever the transition. (`core.Mixture`
-        deals out where it forgets: with transition="chunk", once a chunk.)
+        Share of the weight that is distributed evenly after each row, with any transition.
+        (`core.Mixture` does so when it forgets: with transition="chunk", once per chunk.)
     **options
-        As of `KalmanHead`, but gamma and gamma_lr.
+        Options of `KalmanHead`, except gamma and gamma_lr.
 
     Attributes
     ----------
     heads : list of KalmanHead
     log_weights : (J,)
+        Logarithms of the weights.
 
     Examples
     --------
     >>> head = MixtureHead(2, 2, gammas=(1.0, 0.9))
     >>> features, labels = torch.eye(2).repeat(20, 1), torch.tensor([0, 1] * 20)
     >>> _ = head.observe(features, labels)
-    >>> bool(head.log_weights[0] > head.log_weights[1])  # nothing has changed so far
+    >>> bool(head.log_weights[0] > head.log_weights[1])  # the stream has not changed
     True
     """
 
@@ -68,9 +69,9 @@ class MixtureHead(nn.Module):
     ) -> None:
         super().__init__()
         if not gammas or {"gamma", "gamma_lr"} & options.keys():
-            raise InvalidInput("a mixture has gammas, one or more, and no gamma or gamma_lr")
+            raise InvalidInput("give a mixture one or more gammas, and no gamma or gamma_lr")
         if not 0.0 <= share < 1.0:
-            raise InvalidInput(f"share must be from 0 to below 1, got {share!r}")
+            raise InvalidInput(f"share must be at least 0 and below 1, got {share!r}")
         check.positive("calibration", calibration)
         self.share = share
         self.heads = nn.ModuleList(
@@ -79,111 +80,112 @@ class MixtureHead(nn.Module):
         self.log_calibration = nn.Parameter(
             torch.tensor(math.log(calibration), dtype=torch.float64)
         )
-        for head in self.heads:  # one calibration for all
+        for head in self._kalman_heads:  # all heads share one calibration
             del head.log_calibration
             head.log_calibration = self.log_calibration
         even = torch.full((len(gammas),), -math.log(len(gammas)), dtype=torch.float64)
         self.register_buffer("log_weights", even)
 
     @property
+    def _kalman_heads(self) -> list[KalmanHead]:
+        return cast("list[KalmanHead]", list(self.heads))
+
+    @property
     def n_features(self) -> int:
         """Features of a row."""
-        return self.heads[0].n_features
+        return self._kalman_heads[0].n_features
 
     @property
     def n_classes(self) -> int:
         """Number of classes, K."""
-        return self.heads[0].n_classes
+        return self._kalman_heads[0].n_classes
 
     @property
     def n_seen(self) -> int:
         """Rows observed."""
-        return self.heads[0].n_seen
+        return self._kalman_heads[0].n_seen
 
     @property
     def calibration(self) -> Tensor:
-        """Alpha, which multiplies logits; differentiable."""
+        """Alpha, which multiplies the logits; differentiable."""
         return self.log_calibration.exp()
 
     @property
     def delta(self) -> Tensor:
-        """Of the gamma that is the geometric mean of all, by weight."""
-        return (self.log_weights.exp() * torch.stack([head.delta for head in self.heads])).sum()
+        """Weighted mean of the heads' deltas; it belongs to the geometric mean of the gammas."""
+        return (
+            self.log_weights.exp() * torch.stack([head.delta for head in self._kalman_heads])
+        ).sum()
 
     @property
     def gamma(self) -> float:
-        """Geometric mean of the gammas, by weight."""
+        """Weighted geometric mean of the gammas."""
         return float(torch.exp(-0.5 * self.delta))
 
     def forward(self, features: Tensor) -> Moments:
-        """Moments of the logits one step ahead, averaged by weight."""
-        moments = [head(features) for head in self.heads]
+        """Weighted mean of the heads' logit moments one step ahead."""
+        moments = [head(features) for head in self._kalman_heads]
         weights = self.log_weights.exp().to(moments[0].mean.dtype)
-        mean = sum(w * each.mean for w, each in zip(weights, moments, strict=True))
-        var = sum(w * each.var for w, each in zip(weights, moments, strict=True))
-        return Moments(mean, var)
+        mean = _weighted_sum(weights, [each.mean for each in moments])
+        return Moments(mean, _weighted_sum(weights, [each.var for each in moments]))
 
     def scores(self, features: Tensor) -> Tensor:
-        """Class probabilities (b, K), but for the approximation that a Gaussian is a probit."""
-        alpha, weights = self.calibration.detach(), self.log_weights.exp()
-        total = 0.0
-        for weight, head in zip(weights, self.heads, strict=True):
-            mean, var = head(features)
-            width = torch.sqrt(1.0 + math.pi / 8.0 * (alpha**2 * var.double()))
-            total = total + weight * torch.softmax(alpha * mean.double() / width[:, None], 1)
-        return total
+        """Class probabilities (b, K), by the probit approximation of each head's integral."""
+        alpha = self.calibration.detach()
+        moments = [head(features) for head in self._kalman_heads]
+        each = [predictive.probit_probabilities(m.mean, m.var, alpha) for m in moments]
+        return _weighted_sum(self.log_weights.exp(), each)
 
     def log_prob(self, features: Tensor, labels: Tensor) -> Tensor:
         """Calibrated log-probability (b,) of labels (b,) under the mixture."""
-        each = torch.stack([head.log_prob(features, labels).double() for head in self.heads])
+        each = torch.stack(
+            [head.log_prob(features, labels).double() for head in self._kalman_heads]
+        )
         return torch.logsumexp(self.log_weights[:, None] + each, 0)
 
     @torch.no_grad()
     def probabilities(self, features: Tensor) -> Tensor:
         """Class probabilities (b, K) one step ahead, exact."""
-        weights = self.log_weights.exp()
-        return sum(
-            weight * head.probabilities(features).double()
-            for weight, head in zip(weights, self.heads, strict=True)
-        )
+        each = [head.probabilities(features).double() for head in self._kalman_heads]
+        return _weighted_sum(self.log_weights.exp(), each)
 
     def checked(self, labels: Tensor, n: int) -> Tensor:
-        """Labels of n rows, 1 or more, or an error."""
-        return self.heads[0].checked(labels, n)
+        """Check the labels of n rows; returns them as int64."""
+        return self._kalman_heads[0].checked(labels, n)
 
-    def observe(self, features: Tensor, labels: Tensor) -> list[Told]:
-        """Run all filters over a chunk and weigh them row by row."""
+    def observe(self, features: Tensor, labels: Tensor) -> list[Step]:
+        """Update all filters with a chunk, and their weights row by row."""
         return self.observing(features, labels)()
 
-    def observing(self, features: Tensor, labels: Tensor) -> Callable[[], list[Told]]:
-        """Begin to `observe`; what is returned waits for it."""
+    def observing(self, features: Tensor, labels: Tensor) -> Callable[[], list[Step]]:
+        """Start `observe` and return a function that waits for it and returns the steps."""
         if not self.log_weights.is_cuda:
-            told = self._observe_plainly(features, labels)
-            return lambda: told
-        seen = self.heads[0].seen.clone()
-        waits = [head.observing(features, labels) for head in self.heads]
+            steps = self._observe_eagerly(features, labels)
+            return lambda: steps
+        seen = self._kalman_heads[0].seen.clone()
+        waits = [head.observing(features, labels) for head in self._kalman_heads]
 
-        def end() -> list[Told]:
-            told = [wait() for wait in waits]
-            self._weigh(*_stacked(told), labels.long(), seen)
-            return told
+        def end() -> list[Step]:
+            steps = [wait() for wait in waits]
+            self._weigh(*_stacked(steps), labels.long(), seen)
+            return steps
 
         return end
 
     @torch.no_grad()
-    def _observe_plainly(self, features: Tensor, labels: Tensor) -> list[Told]:
-        """`observe` without graphs: nothing changes before all is known to be well."""
-        prepared = [head.prepared(features, labels) for head in self.heads]
-        told = [each for each, _ in prepared]
-        log_weights = self._weighed(*_stacked(told), labels.long(), self.heads[0].seen)
+    def _observe_eagerly(self, features: Tensor, labels: Tensor) -> list[Step]:
+        """`observe` without CUDA graphs; if anything fails, nothing changes."""
+        prepared = [head.prepared(features, labels) for head in self._kalman_heads]
+        steps = [step for step, _ in prepared]
+        log_weights = self._weighed(*_stacked(steps), labels.long(), self._kalman_heads[0].seen)
         for _, advance in prepared:
             advance()
         self.log_weights.copy_(log_weights)
-        return told
+        return steps
 
     @torch.no_grad()
     def _weigh(self, *inputs: Tensor) -> None:
-        """`_weigh_rows`, as a graph where there may be one."""
+        """`_weigh_rows`, as a CUDA graph if possible."""
         if not predictive.fused():
             return self._weigh_rows(*inputs)
         from kalstream.deep._graph import CapturedWeights
@@ -200,12 +202,12 @@ class MixtureHead(nn.Module):
     def _weighed(self, mean: Tensor, var: Tensor, labels: Tensor, seen: Tensor) -> Tensor:
         """Logarithms of the weights (J,) after rows with logits N(mean (J, b, K), var (J, b)).
 
-        ``seen`` (K,) are the classes that came before the chunk.
+        ``seen`` (K,) are the classes seen before the chunk.
         """
         n_heads, n_rows, _ = mean.shape
         known, alpha = seen_before(seen, labels), self.calibration.to(mean.dtype)
         every, among = labels.repeat(n_heads), known.repeat(n_heads, 1)
-        # The first row of a class, or rows of the only class so far, leave the weights alone.
+        # The first row of a class, and rows of the only class so far, do not change the weights.
         log_prob = predictive.log_prob_among(
             mean.flatten(0, 1), var.flatten(), every, alpha, among
         ).view(n_heads, n_rows)
@@ -220,12 +222,20 @@ class MixtureHead(nn.Module):
         return {name: value for name, value in self.__dict__.items() if name != "_graphs"}
 
     def add_classes(self, n_classes: int) -> None:
-        """Grow by classes never seen, exactly (noise_var stays)."""
-        for head in self.heads:
+        """Add classes that were never seen, exactly (noise_var stays)."""
+        for head in self._kalman_heads:
             head.add_classes(n_classes)
 
 
-def _stacked(told: list[Told]) -> tuple[Tensor, Tensor]:
+def _stacked(steps: list[Step]) -> tuple[Tensor, Tensor]:
     """Moments of all heads, (J, b, K) and (J, b)."""
-    means, variances = zip(*((each.logit_mean, each.logit_var) for each in told), strict=True)
-    return torch.stack(means), torch.stack(variances)
+    mean = torch.stack([step.logit_mean for step in steps])
+    return mean, torch.stack([step.logit_var for step in steps])
+
+
+def _weighted_sum(weights: Tensor, values: list[Tensor]) -> Tensor:
+    """Sum of J tensors with weights (J,), added one after the other."""
+    total = weights[0] * values[0]
+    for weight, value in zip(weights[1:], values[1:], strict=True):
+        total = total + weight * value
+    return total

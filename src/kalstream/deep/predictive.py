@@ -1,7 +1,8 @@
 """Log-probabilities of labels under Gaussian logits, eq. (13), differentiable, on any device.
 
-On the CPU they are those of `kalstream.core.label_log_prob`, gradients included. Elsewhere the same
-integral is taken on the same lattice (core/README.md, "The exact predictive"), all rows at once.
+On the CPU they are those of `kalstream.core.label_log_prob`, gradients included. On other devices
+the same integral is computed on the same lattice (core/README.md, "The exact predictive"), for all
+rows at once.
 """
 
 from __future__ import annotations
@@ -13,32 +14,31 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from kalstream.core._kernels import softmax_integral as lattice
 from kalstream.core.predictive import class_probabilities as core_probabilities
 from kalstream.core.predictive import label_log_prob as core_log_prob
 
-Tensor = Any
-
-# Every second point of the lattice is a node: 0.4 apart, which is good to 4e-10.
+# Every second point of the lattice is a node: a distance of 0.4, accurate to 4e-10.
 _STRIDE: Final = 2
-# Classes further below the top one (in points) are kept here and scaled.
+# Classes further below the top one than this (in points) are placed here and scaled.
 _LIMIT: Final = 256
-_LEAST_LOG: Final = -1e100  # infinity less infinity would be left of weights
-_LEAST_VAR: Final = 1e-24  # the slope of a square root at 0 is not a number
+_LEAST_LOG: Final = -1e100  # with -inf a weight would become inf - inf
+_LEAST_VAR: Final = 1e-24  # the slope of a square root at 0 is infinite
 
 
 def log_prob(logit_mean: Tensor, logit_var: Tensor, labels: Tensor, calibration: Tensor) -> Tensor:
     """Exact log-probability (b,) of labels (b,), given logits N(mean (b, K), var (b,)).
 
-    Differentiable with respect to mean, var and calibration (a scalar). On the CPU a class whose
-    mean is -inf plays no part.
+    Differentiable with respect to mean, var and calibration (a scalar). On the CPU a class with
+    mean -inf is left out.
     """
     mean, var = calibration * logit_mean, calibration * calibration * logit_var
     if mean.device.type == "cpu":
-        return _OnCpu.apply(mean, var, labels)
+        return _OnCpu.apply(mean, var, labels)  # type: ignore[no-untyped-call]
     if mean.is_cuda and fused() and mean.shape[1] > 1:
-        return _OnGpu.apply(mean, var, labels)
+        return _OnGpu.apply(mean, var, labels)  # type: ignore[no-untyped-call]
     return log_probabilities(mean, var).gather(1, labels[:, None])[:, 0]
 
 
@@ -46,15 +46,21 @@ def probabilities(logit_mean: Tensor, logit_var: Tensor, calibration: float) -> 
     """Exact class probabilities (b, K); not differentiable."""
     with torch.no_grad():
         if logit_mean.device.type == "cpu":
-            found = core_probabilities(
+            exact = core_probabilities(
                 logit_mean.double().numpy(),
                 logit_var.double().clamp_min(0.0).numpy(),
                 calibration=float(calibration),
             )
-            return torch.from_numpy(found).to(logit_mean.dtype)
+            return torch.from_numpy(exact).to(logit_mean.dtype)
         mean, var = calibration * logit_mean, calibration * calibration * logit_var
         p = log_probabilities(mean, var).exp()
         return p / p.sum(1, keepdim=True)
+
+
+def probit_probabilities(logit_mean: Tensor, logit_var: Tensor, calibration: Tensor) -> Tensor:
+    """Approximate class probabilities (b, K), in float64, as ``method="probit"`` of the core."""
+    width = torch.sqrt(1.0 + math.pi / 8.0 * (calibration**2 * logit_var.double()))
+    return torch.softmax(calibration * logit_mean.double() / width[:, None], 1)
 
 
 def slopes(mean: Tensor, var: Tensor, labels: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,12 +69,13 @@ def slopes(mean: Tensor, var: Tensor, labels: Tensor, known: Tensor) -> tuple[Te
     Returns
     -------
     along_mean, by_var : (b,)
-        Along the logits' mean, sum_k mean_k d/dmean_k, and by their variance; 0 for a row whose own
-        class is not known, or is the only one.
+        Along the logits' mean, sum_k mean_k d/dmean_k, and by their variance. 0 for a row whose
+        class is not known, or is the only known one.
     """
     there = _informative(labels, known)
     if mean.device.type == "cpu":
-        return _terms_on_cpu(mean, var, labels, known, there)[1:]
+        _, along_mean, by_var = _terms_on_cpu(mean, var, labels, known, there)
+        return along_mean, by_var
     if fused() and mean.is_cuda:
         from kalstream.deep import _kernels
 
@@ -82,8 +89,8 @@ def log_prob_among(
 ) -> Tensor:
     """Exact log-probability (b,) of labels among the classes known to each row (b, K).
 
-    Not differentiable, in float64, finite, and 0 for a row whose own class is not known or is the
-    only one.
+    Not differentiable, in float64, always finite. 0 for a row whose class is not known, or is the
+    only known one.
     """
     mean, var = calibration * logit_mean, calibration * calibration * logit_var
     there = _informative(labels, known)
@@ -100,26 +107,26 @@ def log_prob_among(
 
 
 def plain_log_prob_among(mean: Tensor, var: Tensor, labels: Tensor, known: Tensor) -> Tensor:
-    """By the lattice: the reference of the fused kernels; NaN where no class is known."""
+    """The same on the lattice: reference of the fused kernels; NaN where no class is known."""
     shown = mean.double().masked_fill(~known, -math.inf)
     return log_probabilities(shown, var.double()).gather(1, labels[:, None])[:, 0]
 
 
 def _informative(labels: Tensor, known: Tensor) -> Tensor:
-    """Rows (b,) whose own class is known to them, and is not the only one."""
+    """Which rows (b,) have a known class that is not the only known one."""
     return known.gather(1, labels[:, None])[:, 0] & (known.sum(1) > 1)
 
 
 @lru_cache(maxsize=1)
 def fused() -> bool:
-    """Whether Triton is there."""
+    """Whether Triton is installed."""
     return importlib.util.find_spec("triton") is not None
 
 
 def plain_slopes(
     mean: Tensor, var: Tensor, labels: Tensor, known: Tensor, there: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As `slopes`, by differentiating the lattice: the reference of the fused kernels."""
+    """`slopes` by differentiating the lattice: reference of the fused kernels."""
     with torch.enable_grad():
         leaf_mean, leaf_var = mean.detach().requires_grad_(), var.detach().requires_grad_()
         shown = leaf_mean.masked_fill(~known, -math.inf)
@@ -127,26 +134,27 @@ def plain_slopes(
         total = torch.where(there, own, torch.zeros_like(own)).sum()
         by_mean, by_var = torch.autograd.grad(total, (leaf_mean, leaf_var))
     along = torch.where(known, by_mean * mean, torch.zeros_like(mean)).sum(1)
-    return tuple(torch.where(there, each, 0.0).double() for each in (along, by_var))
+    return torch.where(there, along, 0.0).double(), torch.where(there, by_var, 0.0).double()
 
 
 def _terms_on_cpu(
     mean: Tensor, var: Tensor, labels: Tensor, known: Tensor, there: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities (b,) and what `slopes` returns, 0 for rows that are not ``there``."""
-    mean, std = mean.double().numpy(), var.double().clamp_min(0.0).sqrt().numpy()
-    labels, known = labels.numpy(), known.numpy()
-    out, table, work = np.zeros((3, len(mean))), lattice.table(), lattice.work()
+    """Log-probabilities (b,) and the slopes, 0 for rows that are not ``there``."""
+    means, stds = mean.double().numpy(), var.double().clamp_min(0.0).sqrt().numpy()
+    own, masks = labels.numpy(), known.numpy()
+    out, table, work = np.zeros((3, len(means))), lattice.table(), lattice.work()
     for i in np.flatnonzero(there.numpy()):
-        among = np.flatnonzero(known[i])
-        out[:, i] = lattice.label_terms(mean[i], std[i], int(labels[i]), among, *table, work)
-    return tuple(torch.from_numpy(out))
+        among = np.flatnonzero(masks[i])
+        out[:, i] = lattice.label_terms(means[i], stds[i], int(own[i]), among, *table, work)
+    log_prob, along_mean, by_var = torch.from_numpy(out)
+    return log_prob, along_mean, by_var
 
 
 def monte_carlo_log_prob(
     logit_mean: Tensor, logit_var: Tensor, labels: Tensor, calibration: Tensor, noise: Tensor
 ) -> Tensor:
-    """The paper's estimate of eq. (13) from samples; noise is (S, b, K), standard normal."""
+    """Eq. (13) estimated from samples, as in the paper; noise (S, b, K) is standard normal."""
     spread = logit_var.clamp_min(_LEAST_VAR).sqrt()[:, None]
     logits = calibration * (logit_mean + spread * noise)
     own = logits.log_softmax(2).gather(2, labels.expand(len(noise), -1)[..., None])[..., 0]
@@ -161,7 +169,7 @@ class _OnCpu(torch.autograd.Function):
         dtype = mean.dtype
         means = mean.detach().double().numpy()
         variances = np.maximum(var.detach().double().numpy(), 0.0)
-        # What is not there is so far below the others that it has no part.
+        # A class that is left out is put so far below the others that its probability is 0.
         away = np.isneginf(means)
         if away.any():
             lowest = np.where(away, np.inf, means).min(axis=1, keepdims=True)
@@ -180,25 +188,25 @@ class _OnCpu(torch.autograd.Function):
 
 
 class _OnGpu(torch.autograd.Function):
-    """The same by fused kernels."""
+    """The same, by fused kernels."""
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, var: Tensor, labels: Tensor) -> Tensor:
         from kalstream.deep import _kernels
 
-        found, by_mean, by_var = _kernels.label_terms(mean, var, labels, _tables(mean.device))
+        log_p, by_mean, by_var = _kernels.label_terms(mean, var, labels, _tables(mean.device))
         ctx.save_for_backward(by_mean.to(mean.dtype), by_var.to(mean.dtype))
-        return found.to(mean.dtype)
+        return log_p.to(mean.dtype)
 
     backward = _OnCpu.backward
 
 
 def log_probabilities(mean: Tensor, var: Tensor) -> Tensor:
-    """Logarithms of all class probabilities (b, K), by the lattice, differentiable."""
+    """Logarithms of all class probabilities (b, K), on the lattice; differentiable."""
     out_dtype, mean, var = mean.dtype, mean.double(), var.double()
     ell, slope = _tables(mean.device)
     std = var.clamp_min(_LEAST_VAR).sqrt()
-    # The row's own log F and rho, by interpolation across std.
+    # log F and rho of each row, interpolated across std.
     place = torch.asinh(std.clamp_max(lattice.STD_MAX) / lattice.STD_UNIT) / lattice.STD_STEP
     first = place.detach().floor()
     weights = _lagrange(place - first)  # (b, 8)
@@ -206,7 +214,7 @@ def log_probabilities(mean: Tensor, var: Tensor) -> Tensor:
     nodes = (first.long()[:, None] - lattice.LEFT + points).abs()
     log_cdf = -torch.einsum("bm,bmi->bi", weights, ell[nodes]).exp()
     rho = torch.einsum("bm,bmi->bi", weights, slope[nodes]) * log_cdf
-    # Classes onto the lattice, at their distance below the top one.
+    # Put classes onto the lattice, at their distance below the top one.
     per_step = 1.0 / (lattice.STEP * (1.0 + var / lattice.KAPPA).clamp_min(1.0).sqrt())
     top = mean.detach().max(1, keepdim=True).values
     gap = (top - mean).clamp_max(1e8)
@@ -220,7 +228,7 @@ def log_probabilities(mean: Tensor, var: Tensor) -> Tensor:
     span = _LIMIT + lattice.POINTS
     share = torch.zeros(len(mean), span, dtype=mean.dtype, device=mean.device)
     share = share.scatter_add(1, at, (rule * log_factor.exp()[..., None]).flatten(1))
-    # sum_j log F(x - mean_j) at all nodes, and all p_k, as correlations on the lattice.
+    # sum_j log F(x - mean_j) at all nodes, and all p_k, are correlations on the lattice.
     log_cdf, rho = (torch.nn.functional.pad(each, (0, span)) for each in (log_cdf, rho))
     count = (lattice.LATTICE - 1) // _STRIDE
     windows = (each.unfold(1, span, _STRIDE)[:, :count] for each in (log_cdf, rho))
@@ -233,9 +241,9 @@ def log_probabilities(mean: Tensor, var: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _tables(device: Any) -> tuple[Tensor, Tensor]:
+def _tables(device: torch.device) -> tuple[Tensor, Tensor]:
     ell, slope = lattice.table()
-    return tuple(torch.tensor(each, device=device) for each in (ell, slope))
+    return torch.tensor(ell, device=device), torch.tensor(slope, device=device)
 
 
 _OTHERS: Final = [[j for j in range(8) if j != k] for k in range(8)]
@@ -243,7 +251,7 @@ _SCALE: Final = [math.prod(k - j for j in others) for k, others in enumerate(_OT
 
 
 def _lagrange(t: Tensor) -> Tensor:
-    """Weights (..., 8) of the rule at fraction t (...) of its middle interval."""
+    """Weights (..., 8) of the interpolation rule at fraction t (...) of its middle interval."""
     away = t[..., None] - torch.arange(-3.0, 5.0, dtype=t.dtype, device=t.device)
     return torch.stack(
         [away[..., others].prod(-1) / _SCALE[k] for k, others in enumerate(_OTHERS)], -1

@@ -1,4 +1,4 @@
-"""Rows that come back: a memory of the latest, and streams over the past."""
+"""Replay: a memory of recent rows, and streams over all past chunks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,24 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kalstream.errors import InvalidInput
 
-Tensor = Any
+
+def check_images(rows: Tensor) -> None:
+    """Refuse rows that cannot be mirrored."""
+    if rows.ndim != 4:
+        raise InvalidInput(
+            f"flip=True mirrors images (b, c, h, w), got rows {tuple(rows.shape)}; use flip=False, "
+            "or a preprocess that returns images"
+        )
+
+
+def mirrored(rows: Tensor, generator: torch.Generator) -> Tensor:
+    """Images (b, c, h, w), each mirrored with probability 1/2."""
+    flips = torch.rand(len(rows), generator=generator) < 0.5
+    return torch.where(flips.to(rows.device)[:, None, None, None], rows.flip(3), rows)
 
 
 class RecentMemory:
@@ -18,17 +32,17 @@ class RecentMemory:
     Parameters
     ----------
     size : int
-        Rows kept; older ones make room.
+        Rows kept; older ones are dropped.
     draw : int
-        Rows of a drawn chunk.
+        Rows drawn at a time.
     seed : int
     flip : bool
-        Mirror half of the images (c, h, w) that are drawn, at random.
+        Mirror each drawn image (c, h, w) with probability 1/2.
 
     Examples
     --------
     >>> memory = RecentMemory(size=3, draw=2)
-    >>> memory.sample() is None  # nothing yet
+    >>> memory.sample() is None  # the memory is empty
     True
     >>> memory.add(torch.arange(5.0)[:, None], torch.arange(5))
     >>> sorted(memory.labels.tolist())
@@ -42,39 +56,35 @@ class RecentMemory:
             raise InvalidInput(f"size and draw must be 1 or more, got {size} and {draw}")
         self.size, self.draw, self.flip = size, draw, flip
         self.generator = torch.Generator().manual_seed(seed)
-        self.rows: Tensor = None
-        self.labels: Tensor = None
+        self.rows: Tensor | None = None
+        self.labels: Tensor | None = None
 
     def add(self, rows: Tensor, labels: Tensor) -> None:
-        """Take in a chunk."""
-        if self.flip and rows.ndim != 4:
-            raise InvalidInput(
-                f"flip=True mirrors images (b, c, h, w), got rows {tuple(rows.shape)}; use "
-                "flip=False"
-            )
-        if self.rows is not None:
+        """Add a chunk."""
+        if self.flip:
+            check_images(rows)
+        if self.rows is not None and self.labels is not None:
             rows = torch.cat([self.rows, rows])
             labels = torch.cat([self.labels, labels])
         self.rows, self.labels = rows[-self.size :].clone(), labels[-self.size :].clone()
 
     def sample(self) -> tuple[Tensor, Tensor] | None:
-        """A chunk of rows and labels, or None while there are none."""
-        if self.rows is None:
+        """Draw a chunk of rows and labels; None while the memory is empty."""
+        if self.rows is None or self.labels is None:
             return None
         index = torch.randint(len(self.rows), (self.draw,), generator=self.generator)
         index = index.to(self.rows.device)
         rows = self.rows[index]
         if self.flip:
-            mirrored = torch.rand(self.draw, generator=self.generator) < 0.5
-            rows = torch.where(mirrored.to(rows.device)[:, None, None, None], rows.flip(3), rows)
+            rows = mirrored(rows, self.generator)
         return rows, self.labels[index]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, for a checkpoint."""
+        """Complete state, for a checkpoint."""
         return {"rows": self.rows, "labels": self.labels, "rng": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
+        """Restore a state that `state_dict` returned."""
         self.rows, self.labels = state["rows"], state["labels"]
         self.generator.set_state(state["rng"].cpu())
 
@@ -82,15 +92,15 @@ class RecentMemory:
 class ReplayStreams:
     """Pointers that walk over all past chunks (Bornschein et al., 2022; appendix D.5).
 
-    After it was read, a pointer returns to the start with probability 1 / (t + 2), t chunks having
-    come, and moves on otherwise; one that has reached the present starts again.
+    After t chunks, a pointer that was read returns to the start with probability 1 / (t + 2).
+    Otherwise it moves to the next chunk. A pointer that reaches the present starts again.
 
     Parameters
     ----------
     n_streams : int
     seed : int
     again : function, optional
-        Reads the k-th chunk, rows and labels, again; without it all chunks are kept in memory.
+        Reads the k-th chunk, rows and labels, again. Without it all chunks are kept in memory.
 
     Examples
     --------
@@ -115,32 +125,32 @@ class ReplayStreams:
         self.n_chunks = 0
 
     def add(self, rows: Tensor, labels: Tensor) -> None:
-        """Take in a chunk."""
+        """Add a chunk."""
         self.n_chunks += 1
         if self.again is None:
             self.past.append((rows.clone(), labels.clone()))
 
     def chunks(self) -> list[tuple[Tensor, Tensor]]:
-        """The next chunk of each stream; none before there is a past."""
+        """The next chunk of each stream; an empty list before the first chunk was added."""
         if not self.n_chunks:
             return []
         read = self.again or self.past.__getitem__
-        found = [read(pointer) for pointer in self.pointers]
+        chunks = [read(pointer) for pointer in self.pointers]
         back = torch.rand(len(self.pointers), generator=self.generator) < 1 / (self.n_chunks + 2)
         self.pointers = [
             0 if returns or pointer + 1 >= self.n_chunks else pointer + 1
             for pointer, returns in zip(self.pointers, back.tolist(), strict=True)
         ]
-        return found
+        return chunks
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, for a checkpoint."""
+        """Complete state, for a checkpoint."""
         past = [list(chunk) for chunk in self.past]
         place = {"pointers": self.pointers, "n_chunks": self.n_chunks}
         return {**place, "past": past, "rng": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
+        """Restore a state that `state_dict` returned."""
         self.pointers = list(state["pointers"])
         self.past = [(rows, labels) for rows, labels in state["past"]]
         self.n_chunks = state.get("n_chunks", len(self.past))

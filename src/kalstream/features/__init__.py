@@ -1,7 +1,7 @@
-"""Representations that need no torch: online scaling and random Fourier features.
+"""Features that need no torch: online scaling and random Fourier features.
 
-Both learn from the rows as they pass. `advance` transforms every row with what was known before
-it and then learns it, so that a chunk gives the same numbers as its rows one by one.
+Both learn online. `advance` transforms every row with the scale learned before it, then learns the
+row. A chunk therefore gives the same numbers as its rows one by one.
 """
 
 from kalstream.features.fourier import RandomFourierFeatures

@@ -1,23 +1,22 @@
-"""Running moments, compiled. Imported on first use only."""
+"""Compiled kernels: running moments and random waves. Imported on first use only."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import NDArray
 
 from kalstream.core._kernels._jit import jit
 
-Array = Any
+Array = NDArray[np.float64]
 
-LARGEST = 1e100  # the squares of larger numbers would not add up
+LARGEST = 1e100  # sums of squares of larger numbers would overflow
 
 
 @jit
 def standardise(
     row: Array, count: Array, mean: Array, spread: Array, clip: float, out: Array
 ) -> None:
-    """Row (d,) in standard deviations from the mean, clipped; NaN and unknown columns give 0."""
+    """Row (d,) in standard deviations from the mean, clipped; 0 for NaN and new columns."""
     for k in range(row.shape[0]):
         out[k] = 0.0
         if count[k] > 0.0 and not np.isnan(row[k]):
@@ -34,7 +33,7 @@ def learn(
 ) -> None:
     """Welford's update of count, mean and sum of squares (d,), in place.
 
-    A deviation counts as at most ``outlier`` standard deviations, once there are a few.
+    After ten rows a deviation is clipped to ``outlier`` standard deviations.
     """
     for k in range(row.shape[0]):
         if np.isnan(row[k]):
@@ -69,7 +68,7 @@ def pass_over(
     outlier: float,
     out: Array,
 ) -> None:
-    """`standardise` each row (b, d) and then `learn` it, in turn."""
+    """`standardise` each row (b, d), then `learn` it, one row after the other."""
     for i in range(rows.shape[0]):
         standardise(rows[i], count, mean, spread, clip, out[i])
         learn(rows[i], count, mean, spread, keep, outlier)
@@ -77,7 +76,7 @@ def pass_over(
 
 @jit
 def waves(scaled: Array, projection: Array, size: float, lead: int, linear: bool) -> Array:
-    """Cosines and sines of projected rows (b, d), behind ``lead`` ones and before the rows / size.
+    """Features of rows (b, d): ``lead`` ones, cosines, sines and, if ``linear``, the rows / size.
 
     The waves of a row have norm 1.
     """

@@ -1,4 +1,4 @@
-"""Random Fourier features of scaled columns."""
+"""Random Fourier features of online-scaled columns."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ Array = NDArray[np.float64]
 
 
 class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """Cosines and sines of random projections: a Gaussian kernel for a linear filter.
+    """Cosines and sines of random projections, which give a linear filter a Gaussian kernel.
 
-    Columns are scaled online first (`OnlineScaler`). The waves of a row have norm 1, and inner
-    products of waves approximate exp(-|z - z'|^2 / (2 bandwidth^2)) of the scaled columns z.
+    Columns are first scaled online (`OnlineScaler`). The waves of a row have norm 1. Their inner
+    products approximate exp(-|z - z'|^2 / (2 bandwidth^2)) of the scaled rows z.
 
     Parameters
     ----------
     n_components : int
         Number of waves, rounded up to an even number.
     bandwidth : float or "auto"
-        Length scale in standard deviations. "auto" is the square root of the number of columns:
-        two independent rows are 2 d apart on average (squared), so their kernel is 1 / e.
+        Length scale in standard deviations. "auto" is the square root of the number of columns d:
+        the squared distance of two independent rows is 2 d on average, which gives a kernel of 1/e.
     linear : bool
         Append the scaled columns themselves, divided by sqrt(d).
     random_state : int, RandomState, Generator or None
-        Of the projections, drawn once when the number of columns is known.
+        Seed of the projections, which are drawn once, when the number of columns is known.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
         self.random_state = random_state
 
     def fit(self, X: ArrayLike, y: Any = None) -> RandomFourierFeatures:
-        """Forget everything, then learn the scale of the rows of X (b, d)."""
+        """Start again, then learn the scale of the rows of X (b, d)."""
         rows = self._begin(X)
         self.scaler_._advance(rows)
         return self
@@ -83,12 +83,12 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
         return self
 
     def transform(self, X: ArrayLike) -> Array:
-        """Features of the rows of X (b, d), with the scale known now."""
+        """Features of the rows of X (b, d), with the current scale."""
         check_is_fitted(self)
         return self._waves(self.scaler_.transform(X))
 
     def add_columns(self, n_columns: int) -> RandomFourierFeatures:
-        """Grow by columns that were missing (NaN) in all rows so far; the bandwidth stays."""
+        """Add columns that were missing (NaN) in all rows so far; the bandwidth stays."""
         check_is_fitted(self)
         check.count("n_columns", n_columns)
         drawn = self._drawn(self._source, n_columns, self.bandwidth_)
@@ -97,14 +97,14 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
         return self
 
     def advance(self, X: ArrayLike) -> Array:
-        """Transform each row of X (b, d) with the scale known before it, then learn its scale."""
+        """Transform each row of X (b, d) with the scale before it, then learn its scale."""
         if hasattr(self, "scaler_"):
             return self._waves(self.scaler_.advance(X))
         rows = self._begin(X)
         return self._waves(self.scaler_._advance(rows))
 
     def _transform(self, rows: Array, lead: int = 0) -> Array:
-        """As `transform` of checked rows, behind ``lead`` columns of ones."""
+        """`transform` for checked rows, after ``lead`` columns of ones."""
         return self._waves(self.scaler_._transform(rows), lead)
 
     def _advance(self, rows: Array, lead: int = 0) -> Array:
@@ -126,9 +126,9 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
         return 2 * self.projection_.shape[1] + (self.n_features_in_ if self.linear else 0)
 
     def _begin(self, X: ArrayLike) -> Array:
-        """Start anew with the columns of X; returns its rows (b, d), whose scale is not known yet.
+        """Start again with the columns of X; returns its rows (b, d), not learned yet.
 
-        Nothing is changed before everything is checked.
+        Everything is checked before anything changes.
         """
         check.count("n_components", self.n_components)
         check.flag("linear", self.linear)
@@ -147,7 +147,7 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
         return rows
 
     def _drawn(self, source: Any, n_columns: int, bandwidth: float) -> Array:
-        """Projections of this many columns."""
+        """Draw the projections of ``n_columns`` columns."""
         shape = n_columns, (self.n_components + 1) // 2
         try:
             return source.standard_normal(shape) / bandwidth
@@ -184,7 +184,7 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
 
 
 def _source(random_state: Any) -> Any:
-    """A source of random numbers, from what scikit-learn takes or a Generator."""
+    """A random generator from anything that scikit-learn accepts, or from a Generator."""
     if isinstance(random_state, np.random.Generator):
         return random_state
     try:

@@ -1,4 +1,4 @@
-"""Reading rows of numbers from arrays, lists and the frames of pandas, polars and pyarrow."""
+"""Read rows of numbers from arrays, lists and frames of pandas, polars and pyarrow."""
 
 from __future__ import annotations
 
@@ -15,30 +15,32 @@ from kalstream.errors import InvalidInput, InvalidType, OutOfMemory
 
 Array = NDArray[Any]
 
-_ENCODE: Final = "encode it, with scikit-learn's OneHotEncoder or OrdinalEncoder say"
-_AS_TIME: Final = "pass it as time=..., or turn it into numbers"
+_ENCODE: Final = "encode it, for example with scikit-learn's OneHotEncoder"
+_AS_TIME: Final = "pass it as time=..., or convert it to numbers"
 _NUMBERS: Final = re.compile(r"(u?int|float)\d|double|half|bool|decimal|null|object")
-_NOTED: Final = "n_features_in_", "feature_names_in_"
+_SET_BY_SKLEARN: Final = "n_features_in_", "feature_names_in_"
 
 
 def read_rows(estimator: Any, X: Any, *, reset: bool) -> Array:
     """Rows (b, d) as float64, NaN where a value is missing, checked by scikit-learn.
 
-    With ``reset`` the estimator takes number and names of columns from X. If X is refused the
-    estimator keeps those it had, and the error is one of kalstream's.
+    With ``reset`` the estimator takes the number and names of columns from X. If X is invalid, the
+    estimator is unchanged and the error is a `KalstreamError`.
     """
-    before = {name: estimator.__dict__[name] for name in _NOTED if name in estimator.__dict__}
+    before = {
+        name: estimator.__dict__[name] for name in _SET_BY_SKLEARN if name in estimator.__dict__
+    }
     try:
         _refuse(X)
         rows = validate_data(
             estimator, X, reset=reset, dtype=np.float64, order="C", ensure_all_finite="allow-nan"
         )
-        # Compiled code would be compiled again for memory that is read-only, as pandas gives it.
+        # Pandas gives read-only memory, for which numba would compile the kernels again.
         return rows if rows.flags.carray else rows.copy()
     except Exception as error:
         if reset:
             estimator.__dict__.update(before)
-            for name in set(_NOTED) & set(estimator.__dict__) - set(before):
+            for name in set(_SET_BY_SKLEARN) & set(estimator.__dict__) - set(before):
                 del estimator.__dict__[name]
         if isinstance(error, InvalidInput):
             raise
@@ -52,7 +54,7 @@ def read_rows(estimator: Any, X: Any, *, reset: bool) -> Array:
 
 
 def bounded(rows: Array) -> Array:
-    """Rows of which no number is so large that its square is not a number; NaN is fine."""
+    """The rows, checked to have finite squares; NaN is allowed."""
     if check.sum_of_squares(rows) < np.inf:
         return rows
     large = np.abs(rows) > check.LARGEST_FLOAT64
@@ -66,7 +68,7 @@ def bounded(rows: Array) -> Array:
 
 
 def _refuse(X: Any) -> None:
-    """Refuse what numpy would turn into numbers in silence: masks, and dates in some unit."""
+    """Refuse masked values and dates, which numpy would silently convert to numbers."""
     check.unmasked("X", X)
     kind = getattr(getattr(X, "dtype", None), "kind", "")
     if kind in ("M", "m"):
@@ -80,7 +82,7 @@ def _refuse(X: Any) -> None:
 
 
 def _blame_column(X: Any, error: Exception) -> None:
-    """Name the column of a frame that holds no numbers."""
+    """Raise an error that names the column of a frame which is not numeric."""
     for name, dtype in _columns(X):
         remedy = _ENCODE if str(dtype) == "object" else _not_numbers(dtype)
         if remedy:
@@ -88,7 +90,7 @@ def _blame_column(X: Any, error: Exception) -> None:
 
 
 def _columns(X: Any) -> Iterator[tuple[Any, Any]]:
-    """Names and types of the columns of a frame of pandas, polars or pyarrow; of others none."""
+    """Names and types of the columns of a frame of pandas, polars or pyarrow."""
     schema = getattr(X, "schema", None)
     if schema is not None and hasattr(schema, "types"):  # pyarrow
         yield from zip(schema.names, schema.types, strict=True)
@@ -97,7 +99,7 @@ def _columns(X: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _not_numbers(dtype: Any) -> str:
-    """What to do about a column of this type; nothing if numbers can be made of it."""
+    """Remedy for a column of this type; empty if it can be converted to numbers."""
     kind, name = getattr(dtype, "kind", None), str(dtype).lower()
     if kind in ("M", "m") or name.startswith(("date", "time", "duration", "period")):
         return _AS_TIME

@@ -1,4 +1,4 @@
-"""Scaling that is learned as the rows pass."""
+"""Online scaling of columns."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from kalstream.features.rows import read_rows
 
 Array = NDArray[np.float64]
 
-# A deviation teaches as if it were at most this many standard deviations: an outlier of any size
-# widens the scale by less than a tenth after a thousand rows, and a real change still gets through.
+# A deviation is learned as at most this many standard deviations. After a thousand rows, an outlier
+# of any size then widens the scale by less than a tenth, while a real change is still followed.
 _OUTLIER: Final = 10.0
 
 
 class OnlineScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     """Standardise columns with the mean and variance of the rows seen so far.
 
-    Constant memory, three numbers a column. Heavy tails are clipped, in what comes out and in what
-    is learned; a column that has been constant gives 0. NaN gives 0, which is the mean, and
-    teaches nothing. Bad input raises `kalstream.errors.InvalidInput` and changes nothing.
+    Memory is constant: three numbers per column. Heavy tails are clipped, both in the output and in
+    what is learned. A column that was constant so far gives 0. NaN gives 0, which is the mean, and
+    is not learned. Bad input raises `kalstream.errors.InvalidInput` and changes nothing.
 
     Parameters
     ----------
     clip : float
-        Largest absolute value that comes out, in standard deviations.
+        Largest absolute value of the output, in standard deviations.
     half_life : float
-        Rows after which a row's influence has halved; inf weighs all rows alike.
+        Rows after which the influence of a row has halved; inf gives all rows equal weight.
 
     Attributes
     ----------
     mean_, var_ : (d,)
         Running mean and variance of each column.
     count_ : (d,)
-        Number of rows behind them, less what was forgotten.
+        Effective number of rows behind them.
     n_features_in_ : int
 
     Examples
@@ -57,7 +57,7 @@ class OnlineScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         self.half_life = half_life
 
     def fit(self, X: ArrayLike, y: Any = None) -> OnlineScaler:
-        """Forget everything, then learn the rows of X (b, d)."""
+        """Start again, then learn the rows of X (b, d)."""
         self._check_settings()
         rows = read_rows(self, X, reset=True)
         self._start(rows.shape[1])
@@ -70,13 +70,13 @@ class OnlineScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return self
 
     def transform(self, X: ArrayLike) -> Array:
-        """Rows of X (b, d) in standard deviations from the mean, with what is known now."""
+        """Rows of X (b, d) in standard deviations from the current mean."""
         check_is_fitted(self)
         self._check_settings()
         return self._transform(read_rows(self, X, reset=False))
 
     def advance(self, X: ArrayLike) -> Array:
-        """Transform each row of X (b, d) with what was known before it, then learn it."""
+        """Transform each row of X (b, d) with the moments before it, then learn it."""
         first = not hasattr(self, "count_")
         self._check_settings()
         rows = read_rows(self, X, reset=first)
@@ -85,7 +85,7 @@ class OnlineScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return self._advance(rows)
 
     def add_columns(self, n_columns: int) -> OnlineScaler:
-        """Grow by columns that were missing (NaN) in all rows so far."""
+        """Add columns that were missing (NaN) in all rows so far."""
         check_is_fitted(self)
         check.count("n_columns", n_columns)
         for name in ("count_", "mean_", "_spread"):
@@ -94,7 +94,7 @@ class OnlineScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return self
 
     def _transform(self, rows: Array) -> Array:
-        """As `transform` of checked rows."""
+        """`transform` for checked rows."""
         from kalstream.features._moments import standardise_rows
 
         out = np.empty(rows.shape)
@@ -110,7 +110,7 @@ class OnlineScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return out
 
     def _fork(self) -> OnlineScaler:
-        """A copy that goes its own way; what is never changed in place is shared."""
+        """An independent copy; it shares arrays that are never changed in place."""
         fork = forked(self)
         fork.count_, fork.mean_, fork._spread = (part.copy() for part in self._moments())
         return fork
@@ -137,7 +137,7 @@ class OnlineScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
 
 def forked(obj: Any) -> Any:
-    """A shallow copy, faster than `copy.copy`, which asks scikit-learn for a state to pickle."""
+    """A shallow copy; `copy.copy` is slower, because it asks scikit-learn for a state."""
     fork = object.__new__(type(obj))
     fork.__dict__.update(obj.__dict__)
     return fork

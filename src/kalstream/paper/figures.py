@@ -1,4 +1,4 @@
-"""Figures from result files."""
+"""Figures of result files. They need matplotlib, which the extra ``figures`` installs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kalstream._files import replacing
+from kalstream._optional import require
 from kalstream.paper.plan import Method, Plan
-from kalstream.paper.run import Results
+from kalstream.paper.results import Results
 
 Array = NDArray[np.float64]
 
 
 def draw(plan: Plan, results: Results, path: Path) -> None:
-    """Draw what the plan's figure says into a file."""
+    """Draw the figure that the plan describes into a file."""
     kind = plan.figure["kind"]
     streams = [
-        stream for stream in plan.streams if any(results.of(m, stream) for m in plan.methods)
+        stream for stream in plan.streams if any(results.runs_of(m, stream) for m in plan.methods)
     ]
     if kind == "gamma":
         figure, axes = new_figure(2, 1)
@@ -35,35 +36,44 @@ def draw(plan: Plan, results: Results, path: Path) -> None:
             of = plan if group is None else _only(plan, group)
             axis.set_title(stream if group is None else plan.groups[group]["title"], fontsize=9)
             {"curves": _curves, "options": _against_option}[kind](of, results, stream, axis)
+    save(figure, path)
+
+
+def figure_class() -> Any:
+    """Matplotlib's Figure, or an error that names the extra to install."""
+    return require("matplotlib.figure", "figures").Figure
+
+
+def new_figure(n_rows: int, n_columns: int) -> tuple[Any, list[Any]]:
+    """An empty figure, and its panels row by row."""
+    size = 1.5 + 4.5 * n_columns, 1.0 + 3.0 * n_rows
+    figure = figure_class()(size, layout="constrained")
+    return figure, figure.subplots(n_rows, n_columns, squeeze=False).ravel().tolist()
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure to a file of the format that its suffix names."""
     with replacing(path) as file:
         figure.savefig(file, dpi=110, format=path.suffix[1:])
 
 
 def _only(plan: Plan, group: str) -> Plan:
-    """The methods of one group, which need not be named with it."""
+    """The plan with the methods of one group, whose legend then omits its name."""
     methods = tuple(method for method in plan.methods if method.group == group)
     return replace(plan, methods=methods, groups={})
 
 
-def new_figure(n_rows: int, n_columns: int) -> tuple[Any, list[Any]]:
-    """An empty figure, and its panels row by row."""
-    from matplotlib.figure import Figure
-
-    figure = Figure((1.5 + 4.5 * n_columns, 1.0 + 3.0 * n_rows), layout="constrained")
-    return figure, figure.subplots(n_rows, n_columns, squeeze=False).ravel().tolist()
-
-
-def _mean(runs: list[dict[str, Any]], name: str) -> tuple[Array, Array]:
-    """Rows at the ends of windows, and the mean over seeds of what was added up until then."""
+def _running_mean(runs: list[dict[str, Any]], name: str) -> tuple[Array, Array]:
+    """Rows at the ends of windows, and the running mean of a quantity, averaged over seeds."""
     runs = [run for run in runs if run["pass"]["failed"] is None]
     sums = np.mean([np.cumsum(run["pass"][name]) for run in runs], axis=0)
-    rows = _ends(runs[0]["pass"])
+    rows = _window_ends(runs[0]["pass"])
     return rows, sums / rows
 
 
-def _ends(made: dict[str, Any]) -> Array:
-    """Rows at the ends of windows, of which the last may be a part."""
-    return np.minimum(np.arange(1.0, len(made["right"]) + 1.0) * made["window"], made["rows"])
+def _window_ends(counts: dict[str, Any]) -> Array:
+    """Rows at the ends of windows; the last window may be shorter."""
+    return np.minimum(np.arange(1.0, len(counts["right"]) + 1.0) * counts["window"], counts["rows"])
 
 
 def _label(plan: Plan, method: Method) -> str:
@@ -72,12 +82,12 @@ def _label(plan: Plan, method: Method) -> str:
 
 
 def _curves(plan: Plan, results: Results, stream: str, axis: Any) -> None:
-    """Average online accuracy, or log-probability, against rows."""
+    """Average online accuracy, or mean log-probability, against rows."""
     name = plan.figure.get("of", "right")
     for method in plan.methods:
-        runs = results.of(method, stream)
+        runs = results.runs_of(method, stream)
         if any(run["pass"]["failed"] is None for run in runs):
-            rows, values = _mean(runs, name)
+            rows, values = _running_mean(runs, name)
             axis.plot(
                 rows, 100.0 * values if name == "right" else values, label=_label(plan, method)
             )
@@ -89,22 +99,21 @@ def _curves(plan: Plan, results: Results, stream: str, axis: Any) -> None:
 def _gamma(plan: Plan, results: Results, axes: list[Any]) -> None:
     """Gamma above, accuracy below, with the boundaries of tasks."""
     above, below = axes
-    for method in plan.methods:
-        for stream in plan.streams:
-            runs = results.of(method, stream)
-            for run in runs:
-                made = run["pass"]
-                rows = _ends(made)
-                above.plot(rows, made["lowest"], linewidth=1, label=f"seed {run['seed']}, lowest")
-                window = 100.0 * np.array(made["right"]) / np.diff(rows, prepend=0.0)
-                below.plot(rows, window, linewidth=1, alpha=0.5)
-            if runs:
-                rows, values = _mean(runs, "right")
-                below.plot(rows, 100.0 * values, color="black", label="average online accuracy")
-                n_rows = runs[0]["pass"]["rows"]
-                for axis in axes:
-                    for task in range(1, 10):
-                        axis.axvline(task * n_rows / 10, color="red", linestyle="--", linewidth=0.6)
+    for method, stream in plan.cells():
+        runs = results.runs_of(method, stream)
+        for run in runs:
+            rows = _window_ends(run["pass"])
+            lowest = run["pass"]["lowest"]
+            above.plot(rows, lowest, linewidth=1, label=f"seed {run['seed']}, lowest")
+            window = 100.0 * np.array(run["pass"]["right"]) / np.diff(rows, prepend=0.0)
+            below.plot(rows, window, linewidth=1, alpha=0.5)
+        if runs:
+            rows, values = _running_mean(runs, "right")
+            below.plot(rows, 100.0 * values, color="black", label="average online accuracy")
+            n_rows = runs[0]["pass"]["rows"]
+            for axis in axes:
+                for task in range(1, 10):
+                    axis.axvline(task * n_rows / 10, color="red", linestyle="--", linewidth=0.6)
     above.set_ylabel("gamma")
     below.set_ylabel("accuracy (%)")
     below.set_xlabel("rows")
@@ -113,10 +122,10 @@ def _gamma(plan: Plan, results: Results, axes: list[Any]) -> None:
 
 
 def _against_option(plan: Plan, results: Results, stream: str, axis: Any) -> None:
-    """Final accuracy against an option, a curve for each group."""
+    """Final accuracy against an option, one curve for each group."""
     option, curves = plan.figure["option"], dict[str, list[tuple[float, float]]]()
     for method in plan.methods:
-        for run in results.of(method, stream):
+        for run in results.runs_of(method, stream):
             x = run["chunk"] if option == "chunk" else run["options"].get(option, np.nan)
             curves.setdefault(method.group, []).append((x, run["accuracy"]))
     for group, points in curves.items():

@@ -1,4 +1,4 @@
-"""From the options of an experiment to a learner."""
+"""Make a learner from the options of an experiment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kalstream.baselines import ACE, ExperienceReplay, OnlineSGD, SoftmaxHead
 from kalstream.deep import (
@@ -28,60 +28,69 @@ _OF_NETWORK: Final = ("stem", "init", "zero_residual")
 _OF_STREAM: Final = ("transition", "bias", "normalize")
 _OF_HEAD: Final = (*_OF_STREAM, "gamma", "gamma_lr", "predictive", "n_samples", "calibration")
 
+Reader = Callable[[int], tuple[Tensor, Tensor]]
+
 
 def make(
     options: Mapping[str, Any],
     n_classes: int,
     seed: int,
     device: str,
-    again: Callable[[int], tuple[Any, Any]] | None = None,
+    again: Reader | None = None,
 ) -> Learner:
-    """A learner that has learned nothing.
+    """Make a new learner.
 
     Parameters
     ----------
     options : mapping
-        learner ("kalman", "sgd", "er", "ace"), backbone and what goes with them.
+        learner ("kalman", "sgd", "er", "ace"), backbone, and the options of these.
     n_classes, seed : int
     device : str
     again : function, optional
-        Reads a chunk of the stream again, where all of them would not fit into memory.
+        Reads the k-th chunk of the stream again, where not all chunks fit into memory.
     """
     options = dict(options)
     kind = options.pop("learner")
     backbone = _backbone(options, seed)
-    how: dict[str, Any] = {
+    shared: dict[str, Any] = {
         "batch_norm": options.pop("batch_norm", "eval"),
         "device": device,
         "replay": _replay(kind, options, seed, again),
         "autocast": torch.bfloat16 if options.pop("autocast", False) and device != "cpu" else None,
         "optimizer": _optimizer(options),
     }
-    n_features = backbone.n_features
     if kind == "kalman":
-        m = n_features + int(options.get("bias", False))
-        mixes = options.pop("mixture", False)
-        head = (MixtureHead if mixes else KalmanHead)(
-            n_features,
-            n_classes,
-            prior_var=options.pop("prior_scale", 1.0) / m,
-            dtype=getattr(torch, options.pop("dtype", "float64")),
-            **_taken(options, _OF_HEAD),
-        )
-        head.log_calibration.requires_grad_(options.pop("calibrate", True))
-        return OnlineLearner(backbone, head, **how, **options)
+        head = _kalman_head(options, backbone.n_features, n_classes)
+        return OnlineLearner(backbone, head, **shared, **options)
     if kind not in BASELINES:
-        raise InvalidInput(f"learner is {kind!r}; it may be kalman, {', '.join(BASELINES)}")
-    _taken(options, _OF_STREAM)  # these are for a Kalman head
-    optimizer = partial(how.pop("optimizer"), lr=options.pop("lr"))
+        raise InvalidInput(f"learner must be one of kalman, {', '.join(BASELINES)}, got {kind!r}")
+    _pop(options, _OF_STREAM)  # these are for a Kalman head
+    optimizer = partial(shared.pop("optimizer"), lr=options.pop("lr"))
     torch.manual_seed(seed)
-    head = SoftmaxHead(n_features, n_classes)
-    return BASELINES[kind](backbone, head, **how, optimizer=optimizer, seed=seed, **options)
+    softmax = SoftmaxHead(backbone.n_features, n_classes)
+    return BASELINES[kind](backbone, softmax, **shared, optimizer=optimizer, seed=seed, **options)
+
+
+def _kalman_head(
+    options: dict[str, Any], n_features: int, n_classes: int
+) -> KalmanHead | MixtureHead:
+    """The Kalman head, whose options are removed."""
+    m = n_features + int(options.get("bias", False))
+    mixes = options.pop("mixture", False)
+    head = (MixtureHead if mixes else KalmanHead)(
+        n_features,
+        n_classes,
+        prior_var=options.pop("prior_scale", 1.0) / m,
+        dtype=getattr(torch, options.pop("dtype", "float64")),
+        **_pop(options, _OF_HEAD),
+    )
+    head.log_calibration.requires_grad_(options.pop("calibrate", True))
+    return head
 
 
 def _backbone(options: dict[str, Any], seed: int) -> Any:
-    """The network, its own options taken out."""
-    name, own = options.pop("backbone"), _taken(options, _OF_NETWORK)
+    """The network, whose options are removed."""
+    name, own = options.pop("backbone"), _pop(options, _OF_NETWORK)
     weights, width = options.pop("weights", None), options.pop("width", None)
     size = options.pop("size", None)
     if width is not None:
@@ -98,34 +107,38 @@ def _backbone(options: dict[str, Any], seed: int) -> Any:
 
 @lru_cache(maxsize=8)
 def _network(name: str, seed: int, own: tuple[tuple[str, Any], ...]) -> Any:
-    """A network with its first weights, which take a while to draw."""
+    """A network with its initial weights, which are slow to draw."""
     return getattr(networks, name)(seed=seed, **dict(own))
 
 
 class _Enlarged(nn.Module):
-    """A network of ImageNet for pictures that are small, and scaled as CIFAR's."""
+    """A network trained on ImageNet, for small images that are scaled as those of CIFAR."""
+
+    factor: Tensor
+    offset: Tensor
 
     def __init__(self, network: Any, size: int) -> None:
         super().__init__()
         self.network, self.size, self.n_features = network, size, network.n_features
-        theirs, ours = (torch.tensor(each) for each in (networks.IMAGENET_STD, CIFAR100_STD))
-        means = (torch.tensor(each) for each in (networks.IMAGENET_MEAN, CIFAR100_MEAN))
-        their_mean, our_mean = means
-        self.register_buffer("factor", (ours / theirs)[:, None, None])
-        self.register_buffer("offset", ((our_mean - their_mean) / theirs)[:, None, None])
+        mean, std = torch.tensor(networks.IMAGENET_MEAN), torch.tensor(networks.IMAGENET_STD)
+        cifar_mean, cifar_std = torch.tensor(CIFAR100_MEAN), torch.tensor(CIFAR100_STD)
+        self.register_buffer("factor", (cifar_std / std)[:, None, None])
+        self.register_buffer("offset", ((cifar_mean - mean) / std)[:, None, None])
 
-    def forward(self, images: Any) -> Any:
+    def forward(self, images: Tensor) -> Tensor:
         large = nn.functional.interpolate(images, (self.size, self.size), mode="bicubic")
         return self.network(large * self.factor + self.offset)
 
 
-def _optimizer(options: dict[str, Any]) -> Callable[..., Any]:
+def _optimizer(options: dict[str, Any]) -> Callable[..., torch.optim.Optimizer]:
     name = options.pop("optimizer", "sgd")
-    own = _taken(options, ("momentum", "weight_decay"))
+    own = _pop(options, ("momentum", "weight_decay"))
     return partial({"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[name], **own)
 
 
-def _replay(kind: str, options: dict[str, Any], seed: int, again: Any) -> Any:
+def _replay(
+    kind: str, options: dict[str, Any], seed: int, again: Reader | None
+) -> RecentMemory | ReplayStreams | None:
     name = options.pop("replay", "recent" if kind in ("er", "ace") else None)
     size, draw = options.pop("memory", (100, 10))
     if name == "streams":
@@ -134,5 +147,6 @@ def _replay(kind: str, options: dict[str, Any], seed: int, again: Any) -> Any:
     return None if name is None else RecentMemory(size, draw, seed, flip=flip)
 
 
-def _taken(options: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _pop(options: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Remove options and return them."""
     return {name: options.pop(name) for name in names if name in options}

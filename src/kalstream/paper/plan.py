@@ -1,4 +1,4 @@
-"""What an experiment is: its file, read into methods, streams and hyper-parameters."""
+"""The file of an experiment, read into methods, streams and hyper-parameters."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ class Setup:
     method, stream : str
         Names.
     order : str
-        Of the rows: "stationary", "tasks" or "drift".
+        Order of the rows: "stationary", "tasks", "drift" or "time".
     seed : int
-        Of the order, the first weights and all that is random.
+        Seed of the order, the initial weights and all random draws.
     chunk : int
+        Rows of a chunk.
     options : mapping
-        For `kalstream.paper.learners.make`.
+        Options of `kalstream.paper.learners.make`.
     """
 
     method: str
@@ -45,7 +46,7 @@ class Setup:
     options: Mapping[str, Any]
 
     def having(self, **options: Any) -> Setup:
-        """The same with other options."""
+        """The same pass with these options changed or added."""
         return replace(self, options={**self.options, **options})
 
 
@@ -57,15 +58,17 @@ class Method:
     ----------
     name, group : str
     options : mapping
-    search : tuples of names of hyper-parameters
-        Searched for one tuple after the other, each with what the ones before have found.
+    search : tuples of hyper-parameter names
+        Each tuple is one stage of the search. A stage keeps the values that earlier stages chose.
     paper : {stream: number}
-        What the paper reports.
-    streams : names, or empty for all
+        Numbers that the paper reports.
+    streams : names
+        Streams to run on; empty for all.
     begin_with : names
-        Methods of the group: it takes over the hyper-parameters of the best of them.
-    rungs : pairs of rows and how many candidates then go on
-        Of its own for the search; empty for those that all have.
+        Methods of the same group. The search starts from the hyper-parameters of the best of them.
+    rungs : pairs (rows, number of candidates)
+        After so many rows of the search only so many candidates continue. Empty for the rungs of
+        the experiment.
     """
 
     name: str
@@ -79,31 +82,34 @@ class Method:
 
     @property
     def key(self) -> str:
-        """Name, with that of its group."""
+        """Unique name: that of the group, then its own."""
         return f"{self.group}: {self.name}" if self.group else self.name
 
 
 @dataclass(frozen=True)
 class Plan:
-    """An experiment's file.
+    """An experiment, as its file describes it.
 
     Attributes
     ----------
-    name, title, kind : str
+    name, title : str
+    kind : "images", "series" or "view"
+        A view has no runs of its own: it shows results of the experiment ``of``.
     chunk, rows : int
         Rows of a chunk, and of a pass (0 for all).
     seeds : tuple of int
     search : mapping
+        Seed, rows, rungs and number of candidates of the hyper-parameter search.
     grid : {hyper-parameter: values}
     streams, groups : {name: mapping}
-    methods : list of Method
+    methods : tuple of Method
     figure : mapping
-        What is drawn, if anything.
+        Description of the figure; empty if there is none.
     of : str
-        Experiment whose results are viewed.
+        Experiment whose results are shown.
     source : "cifar100" or "cloc"
     together : int
-        Passes that are run at once; 1 where the time of a step is asked for.
+        Passes that run at once.
     is_quick : bool
     """
 
@@ -126,16 +132,10 @@ class Plan:
 
     @classmethod
     def read(cls, name: str) -> Self:
-        """An experiment of the paper by its name."""
+        """Read the experiment with this name."""
         if name not in names():
-            raise InvalidInput(f"there is no experiment {name!r}; there are {', '.join(names())}")
-        return cls._from(
-            name, tomllib.loads((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
-        )
-
-    @classmethod
-    def _from(cls, name: str, content: dict[str, Any]) -> Self:
-        """From the content of a file."""
+            raise InvalidInput(f"no experiment {name!r}; use one of {', '.join(names())}")
+        content = tomllib.loads((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
         shared, groups = content.pop("options", {}), content.get("groups", {})
         methods = []
         for entry in content.pop("methods", []):
@@ -158,7 +158,7 @@ class Plan:
         return cls(name=name, methods=tuple(methods), **content)
 
     def quick(self) -> Plan:
-        """A small version for a laptop: a thin network, few rows, one seed, hardly a search."""
+        """A small version for a laptop: thin network, few rows, one seed, two candidates."""
         small = {
             "backbone": "resnet18",
             "stem": "imagenet",
@@ -181,27 +181,27 @@ class Plan:
         )
 
     def needs(self) -> set[str]:
-        """Experiments whose results this one takes something from."""
+        """Experiments whose result files this one reads."""
         used = (method.options.get("use") for method in self.methods)
         return {use["experiment"] for use in used if use} | ({self.of} if self.of else set())
 
     def cells(self) -> Iterator[tuple[Method, str]]:
-        """Methods and the streams they run on."""
+        """All cells: methods, each with the streams it runs on."""
         for method in self.methods:
             for stream in method.streams or self.streams:
                 yield method, stream
 
     def setup(self, method: Method, stream: str, seed: int) -> Setup:
-        """A pass; hyper-parameters that are searched for are not in its options yet."""
+        """One pass of a cell, without the hyper-parameters that the search chooses."""
         about = self.streams[stream]
         options = {**about.get("options", {}), **method.options}
         chunk = options.pop("chunk", self.chunk)
         return Setup(method.key, stream, about["order"], seed, chunk, options)
 
-    def how(self, method: Method, stream: str) -> dict[str, Any]:
-        """All that a search depends on, as a result file has it."""
+    def search_settings(self, method: Method, stream: str) -> dict[str, Any]:
+        """Everything that the search of a cell depends on, as plain JSON for the result file."""
         names = {name for searched in method.search for name in searched}
-        found = {
+        settings: dict[str, Any] = {
             "options": {**self.streams[stream].get("options", {}), **method.options},
             "search": method.search,
             "begin_with": method.begin_with,
@@ -209,11 +209,11 @@ class Plan:
             "rows": self.search["rows"],
             "grid": {name: values for name, values in self.grid.items() if name in names},
         }
-        found["options"].pop("weights", None)
-        return json.loads(json.dumps(found))
+        settings["options"].pop("weights", None)
+        return json.loads(json.dumps(settings))
 
     def candidates(self, searched: tuple[str, ...]) -> list[dict[str, Any]]:
-        """Points of the grid over hyper-parameters, at random if there are too many."""
+        """Points of the grid over these hyper-parameters; a random subset if there are too many."""
         values = [self.grid[name] for name in searched]
         n, total = self.search.get("candidates", 1), math.prod(map(len, values))
         points = list(itertools.product(*values))
@@ -224,6 +224,6 @@ class Plan:
 
 
 def names() -> list[str]:
-    """Experiments that there are."""
-    found = (path.name for path in _FOLDER.iterdir())
-    return sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml"))
+    """Names of all experiments."""
+    file_names = (path.name for path in _FOLDER.iterdir())
+    return sorted(name.removesuffix(".toml") for name in file_names if name.endswith(".toml"))

@@ -1,4 +1,4 @@
-"""Figures 1 and 4: a mean that jumps seven times (appendix C)."""
+"""Figures 1 and 4: a time series whose mean jumps seven times (appendix C)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from kalstream._files import replacing
 from kalstream.core import Fixed, Learned, Mixture, gaussian_log_density
 from kalstream.errors import InvalidInput
-from kalstream.paper.figures import new_figure
+from kalstream.paper.figures import new_figure, save
 from kalstream.paper.plan import Plan
+from kalstream.paper.tables import markdown
 from kalstream.streams import time_series
 from kalstream.streams.series import CHANGES
 
@@ -20,50 +21,59 @@ _POLICIES: Final = {"learned": Learned, "fixed": Fixed, "mixture": Mixture}
 
 
 def run(plan: Plan) -> dict[str, Any]:
-    """Each method over the series: predictions, gamma and running log density (n,)."""
+    """Run each method over the series: predictions, gamma and running log density (n,)."""
     seed = plan.seeds[0]
     y = time_series(seed).targets
-    found: dict[str, Any] = {"format": 1, "experiment": plan.name, "seed": seed, "methods": {}}
+    methods: dict[str, Any] = {}
     for method in plan.methods:
         options = dict(method.options)
         policy = _POLICIES[options.pop("policy")](**options)
         state = policy.start(1, 1, prior_var=PRIOR_VAR)
-        ones = np.ones((len(y), 1))
-        how = {"noise_var": NOISE_VAR, "prior_var": PRIOR_VAR, "keep_mean": True}
-        _, step = policy.step_chunk(state, ones, y, **how)
+        _, step = policy.step_chunk(
+            state,
+            np.ones((len(y), 1)),
+            y,
+            noise_var=NOISE_VAR,
+            prior_var=PRIOR_VAR,
+            keep_mean=True,
+        )
         if isinstance(policy, Mixture):
-            density, shown = step.log_prob, {}
+            density, curves = step.log_prob, {}
         else:
             mean, var = step.logit_mean[:, 0], step.logit_var + NOISE_VAR
             density = gaussian_log_density(y, mean, var)
-            shown = {"mean": mean, "std": np.sqrt(var), "gamma2": step.gamma**2}
-        shown["running"] = np.cumsum(density) / np.arange(1, len(y) + 1)
-        found["methods"][method.name] = {"density": float(np.mean(density))}
-        found["methods"][method.name] |= {key: _short(each) for key, each in shown.items()}
-    found["y"] = _short(y)
-    return found
+            curves = {"mean": mean, "std": np.sqrt(var), "gamma2": step.gamma**2}
+        curves["running"] = np.cumsum(density) / np.arange(1, len(y) + 1)
+        methods[method.name] = {"density": float(np.mean(density))}
+        methods[method.name] |= {name: _rounded(each) for name, each in curves.items()}
+    about = {"format": 1, "experiment": plan.name, "seed": seed}
+    return {**about, "methods": methods, "y": _rounded(y)}
 
 
-def table(found: dict[str, Any]) -> str:
+def table(content: dict[str, Any]) -> str:
     """Mean log predictive density of each method, in Markdown."""
-    for name, each in found["methods"].items():
+    rows = []
+    for name, each in content["methods"].items():
         if abs(each["running"][-1] - each["density"]) > 1e-3:
-            raise InvalidInput(f"{name}: {each['density']} is not where the running mean ends")
-    rows = [f"| {name} | {each['density']:.3f} |" for name, each in found["methods"].items()]
-    head = "| method | mean log predictive density |\n| --- | --- |\n"
-    return head + "\n".join(rows) + f"\n\n{len(found['y']):,} observations, seed {found['seed']}.\n"
+            raise InvalidInput(
+                f"{name}: density is {each['density']}, but the running mean ends at "
+                f"{each['running'][-1]}"
+            )
+        rows.append([name, f"{each['density']:.3f}"])
+    made = markdown(["method", "mean log predictive density"], rows)
+    return f"{made}\n\n{len(content['y']):,} observations, seed {content['seed']}.\n"
 
 
-def draw(plan: Plan, found: dict[str, Any], path: Path) -> None:
-    """Data with mean and uncertainty, gamma squared, running log density."""
-    shown = found["methods"][plan.figure["shows"]]
+def draw(plan: Plan, content: dict[str, Any], path: Path) -> None:
+    """Draw the data with mean and uncertainty, gamma squared, and the running log density."""
+    shown = content["methods"][plan.figure["shows"]]
     figure, (data, gamma, density) = new_figure(3, 1)
-    rows, mean, std = np.arange(len(found["y"])), np.array(shown["mean"]), np.array(shown["std"])
-    data.plot(rows, found["y"], ".", color="black", markersize=1)
+    rows, mean, std = np.arange(len(content["y"])), np.array(shown["mean"]), np.array(shown["std"])
+    data.plot(rows, content["y"], ".", color="black", markersize=1)
     data.plot(rows, mean, color="tab:orange")
     data.fill_between(rows, mean - 2 * std, mean + 2 * std, color="tab:orange", alpha=0.3)
     gamma.plot(rows, shown["gamma2"], color="tab:orange")
-    for name, each in found["methods"].items():
+    for name, each in content["methods"].items():
         density.plot(rows, each["running"], label=name)
     for axis in (data, gamma, density):
         for change in CHANGES:
@@ -73,9 +83,8 @@ def draw(plan: Plan, found: dict[str, Any], path: Path) -> None:
     density.set_ylabel("mean log density")
     density.set_ylim(-1.5, 1.0)
     density.legend(fontsize=7)
-    with replacing(path) as file:
-        figure.savefig(file, dpi=110, format=path.suffix[1:])
+    save(figure, path)
 
 
-def _short(values: Any) -> list[float]:
-    return [round(float(value), 3) for value in values]
+def _rounded(values: ArrayLike) -> list[float]:
+    return [round(float(value), 3) for value in np.asarray(values)]

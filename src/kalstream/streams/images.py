@@ -79,6 +79,11 @@ class ImageStream(Stream):
         self._n_checked = 0
         self.n_rows = len(labels) if missing == "error" else None
 
+    @property
+    def n_listed(self) -> int:
+        """Number of pictures listed, those without a file included."""
+        return len(self._labels)
+
     def batches(self, start: int = 0) -> Iterator[Batch]:
         """The rows from ``start`` on. With missing="skip" this checks all files before it."""
         while len(listed := self._listed(start, start + self.batch_size)):

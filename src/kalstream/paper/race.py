@@ -1,4 +1,4 @@
-"""Setups run side by side over their streams, and what is kept of them."""
+"""Passes of several setups side by side over their streams."""
 
 from __future__ import annotations
 
@@ -9,35 +9,34 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kalstream.deep import Fleet, Outcome
 from kalstream.paper.images import Images, Photographs
 from kalstream.paper.learners import make
 from kalstream.paper.plan import Setup
 
-Tensor = Any
-
 
 @dataclass
 class Pass:
-    """What came of a pass.
+    """Result of one pass over a stream, window by window.
 
     Attributes
     ----------
     window : int
         Rows of a window.
     right : list of int
-        Rows predicted rightly, by window.
+        Number of correct predictions in each window.
     log_prob : list of float
-        Sum of log-probabilities, by window.
+        Sum of log-probabilities in each window.
     gamma, lowest : list of float
-        At the end of each window, and the lowest within it.
+        Gamma at the end of each window, and its lowest value within the window.
     rows : int
-        Learned; fewer than there are if it failed.
+        Rows learned; fewer than the stream has if the pass failed.
     failed : str or None
-        Why it could not go on.
+        Why the pass failed.
     seconds : float
-        Of the whole group, divided by its size.
+        Time of all passes that ran together, divided by their number.
     """
 
     window: int
@@ -56,11 +55,11 @@ class Pass:
 
     @property
     def mean_log_prob(self) -> float:
-        """Per row; the lowest there is if the pass failed."""
+        """Mean log-probability of a row; minus infinity if the pass failed."""
         return -float("inf") if self.failed else sum(self.log_prob) / max(self.rows, 1)
 
     def to_json(self) -> dict[str, Any]:
-        """As it is kept in a file."""
+        """The pass as a result file stores it, rounded."""
         rounded = {"log_prob": [round(each, 3) for each in self.log_prob]}
         for name in ("gamma", "lowest"):
             rounded[name] = [round(each, 6) for each in getattr(self, name)]
@@ -68,13 +67,13 @@ class Pass:
 
 
 class Race:
-    """Setups that are run together, chunk by chunk, and may leave on the way.
+    """Setups that run together, chunk by chunk; some may be dropped on the way.
 
     Parameters
     ----------
     setups : sequence of Setup
         With chunks of one size.
-    images : Images
+    images : Images or Photographs
     device : str
     window : int
         Rows of a window; a multiple of the chunk.
@@ -96,23 +95,24 @@ class Race:
         self.active = list(range(len(setups)))
 
     def advance(self, until: int) -> None:
-        """Run all that are still there up to a row."""
+        """Run the remaining setups up to a row."""
         begun, n_active = time.perf_counter(), max(len(self.active), 1)
         while self.at < until:
             end = min(self.at + self.window, until)
-            held: list[list[tuple[Outcome, Tensor]]] = [[] for _ in self.active]
+            outcomes: list[list[tuple[Outcome, Tensor]]] = [[] for _ in self.active]
             while self.at < end:
                 size = min(self.chunk, end - self.at)
                 chunks = self._chunks(size)
-                if len(chunks[0][1]) == 0:  # there were fewer rows than were listed
+                if len(chunks[0][1]) == 0:  # the stream had fewer rows than it listed
                     end = until = self.at
                     break
-                for mine, outcome, chunk in zip(held, self.fleet.step(chunks), chunks, strict=True):
+                stepped = self.fleet.step(chunks)
+                for mine, outcome, chunk in zip(outcomes, stepped, chunks, strict=True):
                     if outcome is not None:
                         mine.append((outcome, chunk[1]))
                 self.at += len(chunks[0][1])
-            for number, mine in zip(self.active, held, strict=True):
-                self._close(self.passes[number], mine)
+            for number, mine in zip(self.active, outcomes, strict=True):
+                _add_window(self.passes[number], mine)
         spent = (time.perf_counter() - begun) / n_active
         for place, number in enumerate(self.active):
             self.passes[number].seconds += spent
@@ -120,47 +120,47 @@ class Race:
                 self.passes[number].failed = str(self.fleet.failed[place])
 
     def keep(self, numbers: Sequence[int]) -> None:
-        """Go on with these alone, numbered as the setups are."""
+        """Drop all setups but these, numbered as in ``setups``."""
         places = [self.active.index(number) for number in numbers]
         failed = self.fleet.failed
         self.fleet = Fleet([self.fleet.learners[place] for place in places])
         self.fleet.failed = {new: failed[old] for new, old in enumerate(places) if old in failed}
         self.active = list(numbers)
-        self._tidy()
+        self._free_memory()
 
     def end(self) -> None:
-        """Let go of all learners, and of the device's memory that they had."""
+        """Drop all learners and free their memory on the device."""
         self.fleet = Fleet([])
-        self._tidy()
+        self._free_memory()
 
-    def _tidy(self) -> None:
-        if self.device.startswith("cuda"):  # graphs are parts of cycles, and hold on to memory
+    def _free_memory(self) -> None:
+        if self.device.startswith("cuda"):  # graphs are parts of cycles, which hold memory
             gc.collect()
             torch.cuda.empty_cache()
 
     def _chunks(self, size: int) -> list[tuple[Tensor, Tensor]]:
-        made: dict[Any, Any] = {}
-        for number in self.active:
-            setup = self.setups[number]
-            key = setup.order, setup.seed
-            if key not in made:
-                made[key] = self.images.chunk(*key, self.at, size)
-        return [made[self.setups[n].order, self.setups[n].seed] for n in self.active]
+        """The next chunk of each active setup; equal streams are read once."""
+        chunks: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
+        keys = [(self.setups[number].order, self.setups[number].seed) for number in self.active]
+        for key in keys:
+            if key not in chunks:
+                chunks[key] = self.images.chunk(*key, self.at, size)
+        return [chunks[key] for key in keys]
 
-    @staticmethod
-    def _close(into: Pass, held: list[tuple[Outcome, Tensor]]) -> None:
-        """Add a window."""
-        if not held or into.failed is not None:
-            return
-        predicted = torch.cat([outcome.predicted for outcome, _ in held])
-        labels = torch.cat([labels for _, labels in held])
-        total = torch.cat([outcome.log_prob for outcome, _ in held]).double().sum()
-        if not bool(torch.isfinite(total)):  # a network trained in a CUDA graph says nothing itself
-            into.failed = "a log-probability is not finite: it has diverged"
-            return
-        gammas = torch.stack([outcome.gamma for outcome, _ in held])
-        into.right.append(int((predicted == labels).sum()))
-        into.log_prob.append(float(total))
-        into.gamma.append(float(gammas[-1]))
-        into.lowest.append(float(gammas.min()))
-        into.rows += len(labels)
+
+def _add_window(into: Pass, outcomes: list[tuple[Outcome, Tensor]]) -> None:
+    """Add a window of chunks, with their labels, to a pass."""
+    if not outcomes or into.failed is not None:
+        return
+    predicted = torch.cat([outcome.predicted for outcome, _ in outcomes])
+    labels = torch.cat([labels for _, labels in outcomes])
+    total = torch.cat([outcome.log_prob for outcome, _ in outcomes]).double().sum()
+    if not bool(torch.isfinite(total)):  # a network trained in a CUDA graph raises no error itself
+        into.failed = "a log-probability is not finite: the network has diverged"
+        return
+    gammas = torch.stack([outcome.gamma for outcome, _ in outcomes])
+    into.right.append(int((predicted == labels).sum()))
+    into.log_prob.append(float(total))
+    into.gamma.append(float(gammas[-1]))
+    into.lowest.append(float(gammas.min()))
+    into.rows += len(labels)
