@@ -387,20 +387,19 @@ def _watching(job: Run) -> Iterator[Any]:
 
 def _state(evaluation: Any) -> str:
     """Where a run stands, in a line."""
+    from kalstream.evaluate.metrics import Show, shown
+
     line = evaluation.line()
-    names = {"accuracy": "accuracy", "log_loss": "log-loss"}
-    if "rmse" in line["total"]:
-        names = {"rmse": "RMSE", "nlpd": "NLPD"}
     parts = []
-    for name, shown in names.items():
-        total, recent = line["total"][name], line["window"][name]
+    for metric in shown(evaluation.stream.task, Show.CURVES):
+        total, recent = line["total"][metric.name], line["window"][metric.name]
         if total is not None:
             late = f" ({recent:.4g} of late)" if recent is not None else ""
-            parts.append(f"{shown} {total:.4g}{late}")
+            parts.append(f"{metric.title} {total:.4g}{late}")
     if line["half_life"] is not None:
         parts.append(f"half-life {_half_life(line['half_life']['median'])}")
-    if evaluation.judge.codes:
-        parts.append(f"{len(evaluation.judge.codes)} classes")
+    if evaluation.tracker.codes:
+        parts.append(f"{len(evaluation.tracker.codes)} classes")
     speed = line["clock"]["rows_per_second"]
     if speed:
         parts.append(f"{speed:,.0f} rows/s")
@@ -450,7 +449,7 @@ def _tell_numbers(job: Run, end: dict[str, Any]) -> None:
         out.print(f"  {_escaped(why)}")
     if end["data_changed"]:
         out.print(_escaped(end["data_changed"]))
-    watched, half_life = job.evaluation.watched, getattr(job.learner, "half_life_", None)
+    watched, half_life = job.evaluation.forgetting, getattr(job.learner, "half_life_", None)
     if half_life is not None:
         alarms = f"{watched.n_alarms} drift alarm{'' if watched.n_alarms == 1 else 's'}"
         out.print(

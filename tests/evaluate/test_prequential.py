@@ -211,16 +211,16 @@ def _first_to(counts: list[int], labels: list[int]) -> int:
 
 
 def _no_change_probability(labels: list[int], label: int) -> float:
-    from kalstream.evaluate.naive import SimpleLabels
+    from kalstream.evaluate.naive import NaiveLabels
 
     codes = {k: i for i, k in enumerate(dict.fromkeys(labels))}
     if label not in codes:
         return 0.0
-    simple = SimpleLabels()
+    naive = NaiveLabels()
     for each in labels:
-        simple.learn(codes[each])
-    simple.score(codes[label])
-    return math.exp(simple.sums["no_change"][1])
+        naive.learn(codes[each])
+    naive.score(codes[label])
+    return math.exp(naive.sums["no_change"][1])
 
 
 def test_late_labels_are_late_for_the_simple_ones_too() -> None:
@@ -272,7 +272,7 @@ def test_an_answer_for_other_rows_is_refused() -> None:
         def predict(self, X: Any) -> Any:
             return np.zeros(1)
 
-    with pytest.raises(InvalidInput, match="asked about 5 rows and answered for 1"):
+    with pytest.raises(InvalidInput, match="asked to predict 5 rows and predicted 1"):
         prequential(Short(), counted(20), chunk=5)
 
 
@@ -355,7 +355,7 @@ def test_scikit_learn_classifiers(chunk: int) -> None:
     result = prequential(learner, stream, chunk=chunk, classes=classes)
     assert result.total["accuracy"] > 0.6
     assert result.total["log_loss"] > 0.0
-    with pytest.raises(InvalidInput, match=r"SGDClassifier.partial_fit wants all classes"):
+    with pytest.raises(InvalidInput, match=r"SGDClassifier.partial_fit needs all classes"):
         prequential(SGDClassifier(), stream)
 
 
@@ -444,9 +444,9 @@ def test_times_reach_the_learner() -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"chunk": 0}, "chunk must be a whole number from 1 on, got 0"),
+        ({"chunk": 0}, "chunk must be a whole number >= 1, got 0"),
         ({"delay": -1}, "delay must be"),
-        ({"cost": 0.5}, "cost must be a number from 1 on"),
+        ({"cost": 0.5}, "cost must be a number >= 1"),
         ({"limit": 0}, "limit must be"),
         ({"window": 1.5}, "window must be"),
     ],

@@ -409,8 +409,8 @@ class Run:
             file.flush()
             os.fsync(file.fileno())
             self.sizes[Path(file.name).name] = file.tell()
-        state = (self.evaluation.n_rows, self.evaluation.n_learnt)
-        if not self._savable or not self.evaluation.adapter.taught or state == self._saved:
+        state = (self.evaluation.n_rows, self.evaluation.n_learned)
+        if not self._savable or not self.evaluation.adapter.is_fitted or state == self._saved:
             return
         model, digest = self._save_model()
         self._write_progress(
@@ -424,8 +424,8 @@ class Run:
 
     def _save_result(self) -> None:
         """Save the model to predict with, beside the one to go on from."""
-        state = (self.evaluation.n_rows, self.evaluation.n_learnt)
-        if not self._savable or not self.evaluation.adapter.taught or state == self._saved:
+        state = (self.evaluation.n_rows, self.evaluation.n_learned)
+        if not self._savable or not self.evaluation.adapter.is_fitted or state == self._saved:
             return
         model, digest = self._save_model()
         nothing = {"sizes": dict.fromkeys(self.sizes, 0), "model": None, "model_sha256": None}
@@ -673,7 +673,7 @@ def _write_predictions(file: IO[bytes], record: Record, task: str) -> None:
     """A line for each row of a record, its target or not."""
     batch, answer = record.batch, record.answer
     there = known(batch.targets).tolist()
-    said = answer.said().tolist()
+    said = answer.point_predictions().tolist()
     for i, (target, prediction) in enumerate(zip(batch.targets.tolist(), said, strict=True)):
         line = {"row": batch.start + i, "target": target if there[i] else None}
         if task == REGRESSION:
