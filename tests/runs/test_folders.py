@@ -637,7 +637,7 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_folders_of_format_1(old: Path, name: str) -> None:
     found = described(name)
     assert found["rows_seen"] == {"stopped": 53, "limited": 90, "ended": 200}[name]
-    assert report.read_run(Path(name)).config["format"] == 1
+    assert report.read_run(Path(name)).config["run"] == "format 1"
     if name == "ended":
         assert Run.resume(name) is None
         return

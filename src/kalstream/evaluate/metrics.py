@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from kalstream.streams import CLASSIFICATION, REGRESSION
 
 Array = NDArray[Any]
 Values = dict[str, float | None]
+_Number = TypeVar("_Number", float, NDArray[np.float64])
 
 N_BINS: Final = 15  # of the reliability diagram
 N_PIT: Final = 20  # bins of the probability integral transform
@@ -102,7 +103,7 @@ class Metric:
             return f"near {self.nominal:g} is better"
         return f"{self.better} is better"
 
-    def merit(self, value: float) -> float:
+    def merit(self, value: _Number) -> _Number:
         """A number that is larger where the metric is better."""
         if self.better == "near":
             assert self.nominal is not None
