@@ -66,6 +66,12 @@ class Answer:
         return out
 
 
+def is_learner(value: Any) -> bool:
+    """Whether an object is a learner, or a class of learners: it can learn or predict."""
+    names = ("partial_fit", "predict", "learn_one", "predict_one")
+    return any(hasattr(value, name) for name in names)
+
+
 def adapt(learner: Any, stream: Stream, classes: list[Any] | None = None) -> Adapter:
     """The adapter for a learner.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kalstream.errors import InvalidInput
+from kalstream.evaluate.adapters import is_learner
 from kalstream.evaluate.metrics import METRICS, log_probability_metric
 from kalstream.evaluate.prequential import Result, prequential
 from kalstream.streams import Stream
@@ -76,7 +77,8 @@ def select(candidates: Mapping[str, Any], stream: Stream, **protocol: Any) -> Se
     results: dict[str, Result] = {}
     table: list[dict[str, Any]] = []
     for name, candidate in candidates.items():
-        learner = candidate() if _is_factory(candidate) else copy.deepcopy(candidate)
+        is_factory = callable(candidate) and not is_learner(candidate)
+        learner = candidate() if is_factory else copy.deepcopy(candidate)
         learners[name], results[name] = learner, prequential(learner, stream, **protocol)
         loss = results[name].total[log_probability_metric(stream.task).name]
         if loss is None:
@@ -88,8 +90,3 @@ def select(candidates: Mapping[str, Any], stream: Stream, **protocol: Any) -> Se
     table.sort(key=lambda row: -row["log_probability"])
     best = table[0]["name"]
     return Selection(best, learners[best], table, results)
-
-
-def _is_factory(candidate: Any) -> bool:
-    """Whether this makes a learner, and is not one itself."""
-    return callable(candidate) and not hasattr(candidate, "predict")

@@ -34,7 +34,8 @@ class LabelTracker:
     codes : {label: code}
         In the order of their first appearance.
     ranks : list of int
-        For each code, how many other labels the learner knew before it; large if it does not.
+        Place of each code in the order in which the learner learned the labels; very large if
+        it has not learned the label.
     n_seen, n_known : int
         Labels, and different ones, that the learner has learned.
     """

@@ -330,11 +330,11 @@ def _settings(runs: Mapping[str, Run]) -> Markup:
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested settings by their path."""
-    found: dict[str, str] = {}
+    flat: dict[str, str] = {}
     for key, value in values.items():
         if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{key}.")
+            flat |= _flat(value, f"{prefix}{key}.")
         else:
             text = value if isinstance(value, str) else json.dumps(value, default=str)
-            found[f"{prefix}{key}"] = text
-    return found
+            flat[f"{prefix}{key}"] = text
+    return flat

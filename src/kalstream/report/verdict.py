@@ -57,7 +57,7 @@ class Lead:
 
     @property
     def verdict(self) -> str:
-        """``"beats"``, ``"is as good as"`` or ``"is worse than"``, said of the run."""
+        """The run ``"beats"``, ``"is as good as"`` or ``"is worse than"`` the baseline."""
         rounding = 1e-9 * max(abs(self.ours), abs(self.theirs), 1e-3)
         if self.p_value >= LEVEL or abs(self.gain) <= rounding:
             return "is as good as"
@@ -118,29 +118,29 @@ def verdict(run: Run) -> tuple[str, str]:
         The same in words.
     """
     by_metric = {metric.title: leads(run, metric.name) for metric in shown(run.task, Show.VERDICT)}
-    by_metric = {title: found for title, found in by_metric.items() if found}
+    by_metric = {title: differences for title, differences in by_metric.items() if differences}
     if not by_metric:
         return "mixed", "The files hold no baselines to compare it with."
     clauses: dict[str, list[str]] = {}
-    for title, found in by_metric.items():
+    for title, differences in by_metric.items():
         # metrics with the same result share a clause
-        clauses.setdefault(_clause(run, found, named=False), []).append(title)
+        clauses.setdefault(_clause(run, differences, named=False), []).append(title)
     parts = []
     for i, (clause, titles) in enumerate(clauses.items()):
         text = clause if i == 0 else _clause(run, by_metric[titles[0]], named=True)
         parts.append(f"in {fmt.listed(titles)} it {text}")
-    verdicts = {lead.verdict for found in by_metric.values() for lead in found}
+    verdicts = {lead.verdict for differences in by_metric.values() for lead in differences}
     kind = "good" if verdicts == {"beats"} else "bad" if "is worse than" in verdicts else "mixed"
     sentence = "; ".join(parts) + "."
     return kind, sentence[0].upper() + sentence[1:]
 
 
-def _clause(run: Run, found: Sequence[Lead], *, named: bool) -> str:
+def _clause(run: Run, differences: Sequence[Lead], *, named: bool) -> str:
     """Which baselines the run beats; `named`: an earlier clause has named the baselines."""
     by_verdict: dict[str, list[str]] = {}
-    for lead in found:
+    for lead in differences:
         by_verdict.setdefault(lead.verdict, []).append(baseline_meaning(run, lead.baseline))
-    if len(found) == 2 and len(by_verdict) == 1:
+    if len(differences) == 2 and len(by_verdict) == 1:
         verdict, names = next(iter(by_verdict.items()))
         clause = "beats neither" if verdict == "is worse than" else f"{verdict} both"
         if named:

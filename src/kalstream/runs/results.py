@@ -11,7 +11,15 @@ from typing import Annotated, Any, Final, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import (
+    AllowInfNan,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    model_validator,
+)
 
 from kalstream._json import loads
 from kalstream.errors import InvalidInput

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from kalstream.evaluate.metrics import Metric, Show, shown
 from kalstream.report import format as fmt
@@ -142,34 +141,32 @@ def _scoreboard(run: Run) -> Markup:
     """Table of the learner and the baselines."""
     metrics = shown(run.task, Show.BOARD)
     by_metric = {metric.name: leads(run, metric.name) for metric in metrics}
-    ahead = {(name, lead.baseline): lead for name, found in by_metric.items() for lead in found}
-    who: list[str | None] = [None, *run.baselines]
+    all_leads = {(name, lead.baseline): lead for name in by_metric for lead in by_metric[name]}
     titles = [f"{metric.heading}, {metric.direction}" for metric in metrics]
     head = tag("tr", tag("td"), *(tag("th", title, scope="col") for title in titles))
     body = []
-    for one in who:
-        name = run.learner if one is None else baseline_name(one)
+    for baseline in (None, *run.baselines):
+        name = run.learner if baseline is None else baseline_name(baseline)
         cells = [
-            _bar(run, metric, one, who, ahead.get((metric.name, one or ""))) for metric in metrics
+            _bar(run, metric, baseline, all_leads.get((metric.name, baseline or "")))
+            for metric in metrics
         ]
-        css = "ours" if one is None else None
+        css = "ours" if baseline is None else None
         body.append(tag("tr", tag("th", fmt.shortened(name, 40), scope="row"), *cells, class_=css))
     table = tag("table", tag("thead", head), tag("tbody", *body), class_="score")
     note = None
-    if any(lead.noise for lead in ahead.values()):
+    if any(lead.noise for lead in all_leads.values()):
         note = tag("p", _NOISE, class_="caption")
     return join([tag("div", table, class_="scroll"), note])
 
 
-def _bar(
-    run: Run, metric: Metric, one: str | None, who: Sequence[str | None], lead: Lead | None
-) -> Markup:
+def _bar(run: Run, metric: Metric, baseline: str | None, lead: Lead | None) -> Markup:
     """A cell of the table: a value, its bar, and how often the learner is better."""
-    value = run.total(metric.name, one)
-    known = [run.total(metric.name, other) for other in who]
-    largest = max([v for v in known if math.isfinite(v)], default=1.0)
-    most = 1.0 if metric.unit == "share" else largest
-    share = min(max(value / most, 0.0), 1.0) if math.isfinite(value) and most > 0 else 0.0
+    value = run.total(metric.name, baseline)
+    totals = [run.total(metric.name, each) for each in (None, *run.baselines)]
+    largest = max([total for total in totals if math.isfinite(total)], default=1.0)
+    full = 1.0 if metric.unit == "share" else largest
+    share = min(max(value / full, 0.0), 1.0) if math.isfinite(value) and full > 0 else 0.0
     bar = tag("i", style=f"width:{100 * share:.1f}%")
     often = None
     if lead is not None and not math.isnan(lead.ahead):
