@@ -1,4 +1,4 @@
-"""What a learner reports about its forgetting, window by window."""
+"""Half-lives and drift alarms of a learner, window by window."""
 
 from __future__ import annotations
 
@@ -69,6 +69,6 @@ class ForgettingTracker:
         return copy.deepcopy({**vars(self), "sums": sums})
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` gave."""
+        """Restore what `state` returned."""
         vars(self).update(copy.deepcopy(state))
         self.sums = {to_number(half_life): weight for half_life, weight in state["sums"]}

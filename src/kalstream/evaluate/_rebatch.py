@@ -58,7 +58,7 @@ def pieces(
 
 
 def _joined_batches(one: Batch, two: Batch) -> Batch:
-    """Two batches that follow one another, as one."""
+    """Two consecutive batches as one."""
     times = None
     if one.times is not None and two.times is not None:
         times = np.concatenate([one.times, two.times])

@@ -36,7 +36,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a learner predicts for some rows.
+    """Predictions of a learner for some rows.
 
     Attributes
     ----------

@@ -43,7 +43,7 @@ class Show(Flag):
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric: what it is called, how it is computed, where and how it is shown.
+    """A metric: its names, how it is computed, and where it is shown.
 
     Attributes
     ----------
@@ -246,11 +246,11 @@ class Score:
 
     @property
     def rows(self) -> float:
-        """Rows; NaN if there are none, so that what is divided by them is not defined."""
+        """Rows; NaN if there are none, so that quotients are not defined."""
         return self.n or math.nan
 
     def mean(self, metric: Metric) -> float:
-        """Mean over rows of what a metric sums."""
+        """Sum of a metric, divided by the rows."""
         return self.sums.get(metric.name, math.nan) / self.rows
 
     def values(
@@ -363,7 +363,7 @@ class LabelScore(Score):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` gave."""
+        """Restore what `state` returned."""
         self.n, self.right = state["n"], state["right"]
         self._restore_sums(state["sums"])
         self.bins = np.array(state["bins"])
@@ -420,7 +420,7 @@ class ValueScore(Score):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` gave."""
+        """Restore what `state` returned."""
         self.n, self.n_density = state["n"], state["n_density"]
         self._restore_sums(state["sums"])
         self.pit = np.array(state["pit"], np.int64)

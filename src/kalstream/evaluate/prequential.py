@@ -21,7 +21,7 @@ from kalstream.evaluate.metrics import Scored, Values
 from kalstream.evaluate.trackers import LabelTracker, Tracker, ValueTracker
 from kalstream.streams import REGRESSION, Batch, Stream
 
-# Chunks of a record. A learner that offers it gets so many rows in one call.
+# Chunks of a record, by default: rows of one call of `predict_then_learn`.
 TOGETHER: Final = 64
 
 
@@ -48,7 +48,7 @@ class Record:
     batch: Batch
     answer: Answer
     scored: Scored | None
-    n_learnt: int
+    n_learned: int
     seconds: float
     line: dict[str, Any] | None
 
@@ -320,7 +320,7 @@ class Evaluation:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` gave, with the learner as it was then."""
+        """Restore what `state` returned; the learner must be the one of that moment."""
         self.n_rows, self.n_learned = state["n_rows"], state["n_learnt"]
         self.rows_before, self.n_infinite = state["rows_before"], state["n_infinite"]
         self.tracker.restore(state["judge"])

@@ -23,7 +23,7 @@ from kalstream.streams import Batch
 
 Array = NDArray[Any]
 
-_MANY: Final = 1 << 31  # more than there are classes: a pair of codes is one number
+_MANY: Final = 1 << 31  # more than any number of classes: a pair of codes is one number
 
 
 class LabelTracker:
@@ -165,7 +165,7 @@ class LabelTracker:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` gave."""
+        """Restore what `state` returned."""
         _restore_common(self, state)
         self.n_seen, self.n_known = state["n_seen"], state["n_known"]
         self.ranks = list(state["ranks"])
@@ -237,7 +237,7 @@ class ValueTracker:
         return _common_state(self)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` gave."""
+        """Restore what `state` returned."""
         _restore_common(self, state)
 
 

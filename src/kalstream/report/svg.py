@@ -20,7 +20,7 @@ from kalstream.report.read import FloatArray
 
 UNITS = 1000
 LEVELS = 12  # shades of a heat map: about as many as the eye distinguishes
-_FEW_POINTS = 40  # curves of at most so many points get dots too
+_FEW_POINTS = 40  # curves of at most this many points get dots too
 _LABEL_GAP = 15  # pixels between two labels at the ends of curves
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 

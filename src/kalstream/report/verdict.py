@@ -22,7 +22,7 @@ _MEANING = {
 
 
 def baseline_meaning(run: Run, key: str) -> str:
-    """What a baseline does, as a noun."""
+    """Description of a baseline, to be used as a noun."""
     target = "label" if run.classification else "value"
     return _MEANING.get(key, baseline_name(key)).format(target=target)
 

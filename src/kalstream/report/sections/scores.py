@@ -29,7 +29,7 @@ _MISSING = {
     "log_loss": "This learner gives no probabilities, so it has no log-loss.",
     "nlpd": "This learner gives no predictive density.",
 }
-_FAR = 3.0  # a baseline so many times worse than the others would flatten them
+_FAR = 3.0  # a baseline this many times worse than the others would flatten their curves
 
 
 def scores(run: Run) -> Children:
