@@ -195,10 +195,9 @@ def run(  # noqa: D103
         bool, typer.Option("--overwrite", help="Replace a run that is in --out.")
     ] = False,
 ) -> None:
-    from kalstream.report import write_report
+    from kalstream.report import check_results, write_report
     from kalstream.runs import Options, Run, why_done
     from kalstream.runs.files import read_progress
-    from kalstream.runs.results import check_results
 
     options = Options.of(
         source=source or "elec2",

@@ -16,10 +16,12 @@ from kalstream.report.compare import compare, write_comparison
 from kalstream.report.page import make_report, write_report
 from kalstream.report.paired import compare_runs
 from kalstream.report.read import Run, Window, read_run
+from kalstream.runs.lines import check_results
 
 __all__ = [
     "Run",
     "Window",
+    "check_results",
     "compare",
     "compare_runs",
     "make_report",

@@ -12,7 +12,7 @@ import numpy as np
 
 from kalstream.errors import InvalidInput
 from kalstream.runs.files import CONFIG, METRICS, read_config
-from kalstream.runs.results import End, FloatArray, IntArray, Window, read_results
+from kalstream.runs.lines import End, FloatArray, IntArray, Window, read_results
 from kalstream.streams import CLASSIFICATION
 
 __all__ = ["FloatArray", "IntArray", "Run", "Window", "read_run", "window_lines"]
