@@ -87,7 +87,7 @@ def test_calibration_is_learned_behind_any_learner(p: float) -> None:
     after = calibrated.Calibrated()
     for record in run.records():
         after.add(record)
-    found = after.result(run.judge.total)
+    found = after.result(run.tracker.total)
     assert found is not None
     assert found["after"]["ece"] < 0.04
     if p > 0.9:

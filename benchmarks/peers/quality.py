@@ -59,7 +59,7 @@ def run(path: Path, method: str, seed: int, limit: int | None) -> dict[str, Any]
         for record in found.records():
             if limit and seed == SEEDS[0]:
                 calibrated.add(record)
-    total = found.judge.values()
+    total = found.tracker.values()
     keys = ("accuracy", "log_loss", "brier", "ece", "macro_f1", "kappa_no_change")
     return {
         "stream": name_of(path),
@@ -70,8 +70,8 @@ def run(path: Path, method: str, seed: int, limit: int | None) -> dict[str, Any]
         **{key: total.get(key) for key in keys},
         "us": 1e6 * found.seconds / found.n_rows,
         "kb": len(pickle.dumps(learner)) / 1024,
-        "calibration": calibrated.result(found.judge.total),
-        "baselines": found.judge.simple.values(),
+        "calibration": calibrated.result(found.tracker.total),
+        "baselines": found.tracker.naive.values(),
     }
 
 

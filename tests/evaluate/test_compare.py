@@ -53,5 +53,5 @@ def test_windows_count_by_their_rows() -> None:
 def test_what_cannot_be_compared() -> None:
     with pytest.raises(InvalidInput, match="same rows in the same windows"):
         paired_test(lines([1.0, 2.0]), lines([1.0]), "log_loss")
-    with pytest.raises(InvalidInput, match="'ece' is there in 0 windows"):
+    with pytest.raises(InvalidInput, match="'ece' is defined in 0 windows"):
         paired_test(lines([1.0, 2.0]), lines([1.0, 2.0]), "ece")

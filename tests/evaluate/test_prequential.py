@@ -3,6 +3,8 @@
 import copy
 import json
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,8 +69,8 @@ def counted(n: int) -> ArrayStream:
 )
 def test_what_a_learner_is_asked_and_taught(n, chunk, delay, cost, together, window, limit) -> None:
     learner = Recorder()
-    how = {"chunk": chunk, "delay": delay, "cost": cost, "together": together, "window": window}
-    result = prequential(learner, counted(n), limit=limit, **how)
+    options = {"chunk": chunk, "delay": delay, "cost": cost, "together": together, "window": window}
+    result = prequential(learner, counted(n), limit=limit, **options)
     n = min(n, limit or n)
     # Written down plainly: chunks are predicted in turn; a chunk is learned once delay more rows
     # have been predicted; of every cost chunks, one is learned; before that nothing is asked.
@@ -95,11 +97,13 @@ def test_what_a_learner_is_asked_and_taught(n, chunk, delay, cost, together, win
     assert result.n_rows == n
 
 
-def plain_scores(said: list[dict[Any, float]], labels: list[Any]) -> tuple[float, float, float]:
+def plain_scores(
+    predicted_dicts: list[dict[Any, float]], labels: list[Any]
+) -> tuple[float, float, float]:
     """Accuracy, log-loss and Brier score, row by row with dicts; not of the first row."""
     right = loss = brier = 0.0
     known = {labels[0]}
-    for n, (p, label) in enumerate(zip(said[1:], labels[1:], strict=True), 1):
+    for n, (p, label) in enumerate(zip(predicted_dicts[1:], labels[1:], strict=True), 1):
         p = {k: p.get(k, 0.0) for k in known}
         total = sum(p.values())
         p = {k: (v / total if total else 1.0 / len(p)) * n / (n + 1) for k, v in p.items()}
@@ -118,15 +122,15 @@ def plain_scores(said: list[dict[Any, float]], labels: list[Any]) -> tuple[float
 @pytest.mark.parametrize("n_classes", [1, 2, 6])
 def test_metrics_against_plain_ones(together: int, n_classes: int) -> None:
     stream = labelled(150, n_classes=n_classes)
-    how = {"features": "scaled", "recent_labels": False}  # which the loop cannot learn from
-    learner, said = KalmanClassifier(**how), []
+    options = {"features": "scaled", "recent_labels": False}  # which the loop cannot learn from
+    learner, predicted_dicts = KalmanClassifier(**options), []
     for row, label in zip(stream.rows, stream.targets, strict=True):
         known = learner.__sklearn_is_fitted__()
         p = learner.predict_proba([row])[0] if known else []
-        said.append(dict(zip(learner.classes_ if known else [], p, strict=True)))
+        predicted_dicts.append(dict(zip(learner.classes_ if known else [], p, strict=True)))
         learner.partial_fit([row], [label])
-    found = prequential(KalmanClassifier(**how), stream, together=together).total
-    expected = plain_scores(said, stream.targets.tolist())
+    found = prequential(KalmanClassifier(**options), stream, together=together).total
+    expected = plain_scores(predicted_dicts, stream.targets.tolist())
     keys = ("accuracy", "log_loss", "brier")
     assert [found[k] for k in keys] == pytest.approx(expected, rel=1e-6)
     assert found["code_length"] == pytest.approx(149 * found["log_loss"] / math.log(2))
@@ -172,8 +176,8 @@ def test_windows_add_up_to_the_total(make: Any) -> None:
         assert pairs == result.n_scored
         missing = sum(target is None for target in stream.targets)
         assert sum(line["missing"] for line in result.windows) == missing == 229 - result.n_scored
-        told = [new["label"] for line in result.windows for new in line["new_classes"]]
-        assert told == result.classes
+        labels = [new["label"] for line in result.windows for new in line["new_classes"]]
+        assert labels == result.classes
     json.dumps(result.windows, allow_nan=False)
 
 
@@ -211,16 +215,16 @@ def _first_to(counts: list[int], labels: list[int]) -> int:
 
 
 def _no_change_probability(labels: list[int], label: int) -> float:
-    from kalstream.evaluate.naive import SimpleLabels
+    from kalstream.evaluate.naive import NaiveLabels
 
     codes = {k: i for i, k in enumerate(dict.fromkeys(labels))}
     if label not in codes:
         return 0.0
-    simple = SimpleLabels()
+    naive = NaiveLabels()
     for each in labels:
-        simple.learn(codes[each])
-    simple.score(codes[label])
-    return math.exp(simple.sums["no_change"][1])
+        naive.learn(codes[each])
+    naive.score(codes[label])
+    return math.exp(naive.sums["no_change"][1])
 
 
 def test_late_labels_are_late_for_the_simple_ones_too() -> None:
@@ -272,7 +276,7 @@ def test_an_answer_for_other_rows_is_refused() -> None:
         def predict(self, X: Any) -> Any:
             return np.zeros(1)
 
-    with pytest.raises(InvalidInput, match="asked about 5 rows and answered for 1"):
+    with pytest.raises(InvalidInput, match="asked to predict 5 rows and predicted 1"):
         prequential(Short(), counted(20), chunk=5)
 
 
@@ -298,9 +302,9 @@ class Hidden:
 
 def test_one_call_is_the_loop() -> None:
     stream = labelled(300, n_classes=5)
-    how = {"random_state": 0, "recent_labels": False}  # which the loop cannot learn from
-    fast = prequential(KalmanClassifier(**how), stream)
-    slow = prequential(Hidden(KalmanClassifier(**how)), stream)
+    options = {"random_state": 0, "recent_labels": False}  # which the loop cannot learn from
+    fast = prequential(KalmanClassifier(**options), stream)
+    slow = prequential(Hidden(KalmanClassifier(**options)), stream)
     assert fast.total == pytest.approx(slow.total, rel=1e-6)
 
 
@@ -324,22 +328,22 @@ def test_an_evaluation_can_be_put_down_and_taken_up(
         forgetting = 0.9
     stream = numbers(150, missing=0.1) if regression else labelled(150, missing=0.1)
     kind = KalmanRegressor if regression else KalmanClassifier
-    how = {"chunk": chunk, "delay": delay, "window": window, "together": 3}
-    whole = Evaluation(kind(forgetting, "scaled"), stream, **how)
+    options = {"chunk": chunk, "delay": delay, "window": window, "together": 3}
+    whole = Evaluation(kind(forgetting, "scaled"), stream, **options)
     lines = [record.line for record in whole.records() if record.line]
     whole.finish()
 
-    first, told = Evaluation(kind(forgetting, "scaled"), stream, **how), []
+    first, again = Evaluation(kind(forgetting, "scaled"), stream, **options), []
     for i, record in enumerate(first.records()):
-        told += [record.line] if record.line else []
+        again += [record.line] if record.line else []
         if i == stop:
             break
     state = json.loads(json.dumps(first.state(), allow_nan=False))
-    second = Evaluation(copy.deepcopy(first.adapter.learner), stream, **how)
+    second = Evaluation(copy.deepcopy(first.adapter.learner), stream, **options)
     second.restore(state)
-    told += [record.line for record in second.records() if record.line]
+    again += [record.line for record in second.records() if record.line]
     second.finish()
-    assert without_clock(told) == without_clock(lines)
+    assert without_clock(again) == without_clock(lines)
     assert without_clock([second.end_line()]) == without_clock([whole.end_line()])
     np.testing.assert_array_equal(second.adapter.learner.cov_, whole.adapter.learner.cov_)
 
@@ -355,7 +359,7 @@ def test_scikit_learn_classifiers(chunk: int) -> None:
     result = prequential(learner, stream, chunk=chunk, classes=classes)
     assert result.total["accuracy"] > 0.6
     assert result.total["log_loss"] > 0.0
-    with pytest.raises(InvalidInput, match=r"SGDClassifier.partial_fit wants all classes"):
+    with pytest.raises(InvalidInput, match=r"SGDClassifier.partial_fit needs all classes"):
         prequential(SGDClassifier(), stream)
 
 
@@ -442,18 +446,18 @@ def test_times_reach_the_learner() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("options", "message"),
     [
-        ({"chunk": 0}, "chunk must be a whole number from 1 on, got 0"),
+        ({"chunk": 0}, "chunk must be a whole number >= 1, got 0"),
         ({"delay": -1}, "delay must be"),
-        ({"cost": 0.5}, "cost must be a number from 1 on"),
+        ({"cost": 0.5}, "cost must be a number >= 1"),
         ({"limit": 0}, "limit must be"),
         ({"window": 1.5}, "window must be"),
     ],
 )
-def test_a_protocol_that_makes_no_sense(how: dict[str, Any], message: str) -> None:
+def test_a_protocol_that_makes_no_sense(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        prequential(KalmanClassifier(), labelled(10), **how)
+        prequential(KalmanClassifier(), labelled(10), **options)
 
 
 def test_what_is_no_learner() -> None:
@@ -472,9 +476,9 @@ def test_drift_and_half_lives_are_told() -> None:
     alarms = [alarm["row"] for line in result.windows for alarm in line["drift"]]
     assert any(1500 <= row <= 1600 for row in alarms)
     assert not any(200 < row < 1500 for row in alarms)
-    told = result.windows[-1]["half_life"]
-    assert told["half_lives"] == [100.0, 1000.0, 10000.0, 100000.0, "inf"]
-    assert sum(told["weights"]) == pytest.approx(1.0)
+    half_life = result.windows[-1]["half_life"]
+    assert half_life["half_lives"] == [100.0, 1000.0, 10000.0, 100000.0, "inf"]
+    assert sum(half_life["weights"]) == pytest.approx(1.0)
     fixed = prequential(KalmanClassifier(0.99, "raw"), labelled(60), window=30).windows[0]
     assert fixed["half_life"]["half_lives"] == [pytest.approx(68.97, abs=0.01)]
     assert fixed["drift"] == []
@@ -508,8 +512,22 @@ def test_select_needs_probabilities_and_candidates() -> None:
 
 def test_probabilities_that_are_hardly_numbers() -> None:
     """A learner that is sure of a class not seen yet: the rest adds up to less than 1 / inf."""
-    said = np.array([[5e-324, 1e-323, 1.0]])
-    scored = score_labels(np.array([1]), said, np.arange(3), np.array([3]), np.array([2]))
+    probabilities = np.array([[5e-324, 1e-323, 1.0]])
+    scored = score_labels(np.array([1]), probabilities, np.arange(3), np.array([3]), np.array([2]))
     np.testing.assert_allclose(np.exp(scored.log_prob), 0.75 * 2.0 / 3.0)
     np.testing.assert_allclose(scored.confidence, 0.5)
     LabelScore().add(scored)
+
+
+def test_the_learner_of_the_guide() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "evaluate.md").read_text()
+    code = next(
+        block for block in re.findall(r"```python\n(.*?)```", guide, re.S) if "Last" in block
+    )
+    names: dict[str, Any] = {"prequential": prequential, "stream": labelled(100)}
+    exec(
+        compile(code.replace("prequential(L", "result = prequential(L"), "evaluate.md", "exec"),
+        names,
+    )
+    result = names["result"]
+    assert result.total["accuracy"] == result.baselines["no_change"]["accuracy"]

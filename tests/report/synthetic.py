@@ -17,6 +17,7 @@ def config(task: str, rows: int, window: int, **stream: Any) -> dict[str, Any]:
         "format": 1,
         "version": "0.1.0",
         "command": "kalstream run elec2.csv.gz --target class --seed 0",
+        "options": {"source": "elec2.csv.gz", "target": "class"},
         "stream": {
             "name": "elec2",
             "task": task,

@@ -114,16 +114,19 @@ def test_pointing_at_a_curve_reads_it_out(browser: Browser, files: dict[str, Pat
     titles = browser.run(
         "[...document.querySelectorAll('svg.chart')].map(e => e.getAttribute('aria-label'))"
     )
-    told = point(browser, titles.index("Accuracy over all rows so far"))
-    row = int(told.split("row ")[1].split("\n")[0].replace(",", ""))
+    texts = point(browser, titles.index("Accuracy over all rows so far"))
+    row = int(texts.split("row ")[1].split("\n")[0].replace(",", ""))
     line = next(line for line in lines if abs(line["row"] - row) <= 20)
-    assert f"{100 * line['total']['accuracy']:.1f}%" in told
-    assert "no-change" in told
+    assert f"{100 * line['total']['accuracy']:.1f}%" in texts
+    assert "no-change" in texts
     # one crosshair for all figures of time
     assert browser.run("document.querySelectorAll('.cross').length") > 5
-    told = point(browser, next(i for i, t in enumerate(titles) if t.startswith("Which half-life")))
-    assert "never forgets" in told
-    assert "%" in told
+    texts = point(
+        browser,
+        next(i for i, t in enumerate(titles) if t.startswith("Probability of each half-life")),
+    )
+    assert "never forgets" in texts
+    assert "%" in texts
     assert browser.complaints() == []
 
 
@@ -140,12 +143,12 @@ def test_the_switch_turns_day_into_night(browser: Browser, files: dict[str, Path
 def test_arrow_keys_move_the_crosshair(browser: Browser, files: dict[str, Path]) -> None:
     browser.open(files["binary"], 1200)
     browser.run("document.querySelector('svg.chart').focus()")
-    told = []
+    texts = []
     for _ in range(2):
         for kind in ("keyDown", "keyUp"):
             browser.call("Input.dispatchKeyEvent", type=kind, key="ArrowRight", code="ArrowRight")
-        told.append(browser.run("document.querySelector('.readout').innerText"))
-    assert told[0] != told[1]
+        texts.append(browser.run("document.querySelector('.readout').innerText"))
+    assert texts[0] != texts[1]
     assert browser.complaints() == []
 
 

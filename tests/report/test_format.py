@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kalstream.evaluate import METRICS
 from kalstream.report import format as fmt
 from kalstream.report import read_run
+from kalstream.report.axes import covering, linear, percent_axis
 from kalstream.report.markup import escape, tag
-from kalstream.report.svg import coordinates, covering, curve, linear, packed, percent_axis, spread
+from kalstream.report.svg import coordinates, curve, packed, spread
 from kalstream.report.timeline import Timeline, trend
 from report import synthetic
 
@@ -101,7 +103,8 @@ def test_downsampling_keeps_means_and_totals(tmp_path: Path, limit: int) -> None
     np.testing.assert_array_equal(time.left[1:], time.right[:-1])
     mean = np.average(time.mean(run.column("window.accuracy")), weights=time.weights)
     assert mean == pytest.approx(run.total("accuracy"))
-    squares = np.average(time.rms(run.column("window.accuracy")) ** 2, weights=time.weights)
+    roots = time.average(METRICS["rmse"], run.column("window.accuracy"))
+    squares = np.average(roots**2, weights=time.weights)
     n = [window.n for window in run.windows]
     assert squares == pytest.approx(np.average(run.column("window.accuracy") ** 2, weights=n))
     assert time.last(run.column("total.accuracy"))[-1] == run.total("accuracy")

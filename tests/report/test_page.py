@@ -23,7 +23,9 @@ from kalstream.report import (
     write_comparison,
     write_report,
 )
-from kalstream.report.headline import leads, state, typical_half_life, verdict
+from kalstream.report.sections.forgetting import typical_half_life
+from kalstream.report.sections.headline import state
+from kalstream.report.verdict import leads, verdict
 from report import synthetic
 
 EVIL = [
@@ -180,7 +182,7 @@ def test_each_figure_is_xml_with_a_title_and_a_description(made: tuple[Path, str
 
 def test_every_section_is_there(made: tuple[Path, str]) -> None:
     folder, page = made
-    wanted = ["scores", "forgetting", "calibration", "bits", "cost", "origin"]
+    wanted = ["scores", "forgetting", "calibration", "bits", "cost", "settings"]
     if read_run(folder).classification:
         wanted.append("classes")
     for anchor in wanted:
@@ -232,7 +234,7 @@ def test_hostile_names_of_everything(tmp_path: Path) -> None:
     settings["learner"] = {"name": EVIL[0], "params": {EVIL[1]: EVIL[3], "x": [EVIL[0]]}}
     settings["command"] = f"kalstream run {EVIL[0]}"
     settings["machine"] = {EVIL[2]: EVIL[3]}
-    settings["protocol"] = {EVIL[3]: None}
+    settings["protocol"][EVIL[3]] = None
     settings["version"] = EVIL[0]
     (folder / "config.json").write_text(json.dumps(settings))
 
@@ -244,7 +246,7 @@ def test_hostile_names_of_everything(tmp_path: Path) -> None:
         return lines
 
     synthetic.change_lines(folder, change)
-    test = {"a": EVIL[0], "b": EVIL[1], "metric": EVIL[3]}
+    test = {"a": EVIL[0], "b": EVIL[1], "metric": "accuracy"}
     test |= {"difference": 0.1, "standard_error": 0.1, "p_value": 0.01, "n": 10}
     for page in (make_report(folder), compare([folder, folder], [test])):
         strict = Strict(page)
@@ -324,7 +326,10 @@ def test_the_verdict_is_honest(tmp_path: Path) -> None:
     mixed = synthetic.classification(tmp_path / "mixed", stay=0.95, rows=8000)
     kind, sentence = verdict(read_run(mixed))
     assert kind == "bad"
-    assert "beats naming the commonest label but is behind repeating the last label" in sentence
+    assert (
+        "predicting the most frequent label so far but is worse than repeating the last label"
+        in sentence
+    )
     assert "come in stretches" in words_of(make_report(mixed))
 
 
@@ -343,10 +348,10 @@ def test_a_difference_within_chance_is_level(tmp_path: Path) -> None:
 
     run = read_run(synthetic.change_lines(folder, change))
     lead = next(lead for lead in leads(run, "accuracy") if lead.baseline == "no_change")
-    assert lead.verdict == "is level with"
+    assert lead.verdict == "is as good as"
     assert 0.2 < lead.ahead < 0.8
     assert 0 < lead.noise < 0.02
-    assert "is level with repeating the last label" in verdict(run)[1]
+    assert "is as good as repeating the last label" in verdict(run)[1]
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.01, 0.02, 0.03, 0.04])
@@ -378,7 +383,19 @@ def test_the_verdict_is_that_of_compare(tmp_path: Path, shift: float) -> None:
     assert is_better == (abs(test["difference"]) > test["margin"])
     page = words_of(compare([ours, theirs], [test]))
     assert ("a is better." in page) == is_better
-    assert ("No more than chance" in page) == (lead.verdict == "is level with")
+    assert ("No more than chance" in page) == (lead.verdict == "is as good as")
+
+
+def test_a_baseline_without_a_metric_is_left_out(tmp_path: Path) -> None:
+    def change(lines: list[Any]) -> list[Any]:
+        for line in lines[:-1]:
+            del line["baselines"]["majority"]["total"]["log_loss"]
+        del lines[-1]["baselines"]["majority"]["log_loss"]
+        return lines
+
+    run = read_run(synthetic.change_lines(synthetic.classification(tmp_path, rows=1000), change))
+    assert [lead.baseline for lead in leads(run, "log_loss")] == ["no_change"]
+    assert [lead.baseline for lead in leads(run, "accuracy")] == ["no_change", "majority"]
 
 
 def test_states(tmp_path: Path) -> None:
@@ -399,12 +416,12 @@ def test_states(tmp_path: Path) -> None:
 def test_half_lives(pages: dict[str, tuple[Path, str]]) -> None:
     assert "never" in words_of(pages["binary"][1])
     assert typical_half_life(read_run(pages["fixed"][0])) == (math.inf, True)
-    assert "The settings fix what is forgotten" in words_of(pages["fixed"][1])
+    assert "The settings fix the half-life" in words_of(pages["fixed"][1])
     life, fixed = typical_half_life(read_run(pages["learned"][0]))
     assert 1000 < life < 10_000
     assert not fixed
     assert "logarithmic" in words_of(pages["learned"][1])
-    assert "does not say how fast it forgets" in words_of(pages["silent"][1])
+    assert "does not report how fast it forgets" in words_of(pages["silent"][1])
 
 
 def test_half_lives_by_a_column_of_times_are_not_in_rows(tmp_path: Path) -> None:
@@ -416,7 +433,7 @@ def test_half_lives_by_a_column_of_times_are_not_in_rows(tmp_path: Path) -> None
 def test_options_are_listed(tmp_path: Path) -> None:
     folder = synthetic.classification(tmp_path, rows=400)
     settings = json.loads((folder / "config.json").read_text())
-    settings["options"] = {"forgetting": "mixture", "<b>": None}
+    settings["options"] = {"forgetting": "mixture", "target": "<b>"}
     (folder / "config.json").write_text(json.dumps(settings))
     text = words_of(make_report(folder))
     assert "All options of the command" in text
@@ -433,7 +450,7 @@ def test_what_a_learner_does_not_give_is_said(pages: dict[str, tuple[Path, str]]
 def test_new_classes_are_told(pages: dict[str, tuple[Path, str]]) -> None:
     _, page = pages["many"]
     text = words_of(page)
-    assert "10 from the first window on, 30 appeared later" in text
+    assert "10 appeared in the first window, 30 later" in text
     assert "others" in text
     assert "◂" in text
 
@@ -530,7 +547,7 @@ def test_a_comparison_lays_runs_over_each_other(three: list[Path]) -> None:
         assert run.name in text
         assert f"{100 * read_run(run).total('accuracy'):.1f}%" in text
     assert "mixture is better." in text
-    assert "No more than chance would give." in text
+    assert "No more than chance." in text
     assert "< 0.001" in text
     assert "p-value" in text
     assert "Bits saved against mixture" in text
@@ -543,9 +560,11 @@ def test_less_is_not_better_for_accuracy(three: list[Path]) -> None:
     test |= {"standard_error": 0.004, "p_value": 1e-9, "n": 4000}
     assert "fixed is better." in words_of(compare(three[:2], [test]))
     undefined = test | {"p_value": None, "difference": None, "standard_error": None}
-    assert "Cannot be told." in words_of(compare(three[:2], [undefined]))
+    assert "Not defined." in words_of(compare(three[:2], [undefined]))
     with pytest.raises(InvalidInput, match="paired test"):
         compare(three[:2], [{"a": "mixture"}])
+    with pytest.raises(InvalidInput, match=r"not a paired test.*<b>"):
+        compare(three[:2], [test | {"metric": "<b>"}])
 
 
 def test_regressions_compare(tmp_path: Path) -> None:
@@ -567,7 +586,7 @@ def test_other_data_is_refused(three: list[Path], tmp_path: Path) -> None:
 
 def test_unknown_data_is_taken_with_care(tmp_path: Path) -> None:
     runs = [synthetic.classification(tmp_path / n, rows=400, fingerprint=None) for n in "ab"]
-    assert "do not say which data" in words_of(compare(runs))
+    assert "do not identify their data" in words_of(compare(runs))
 
 
 def test_runs_are_tested_in_pairs(three: list[Path]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from kalstream import KalmanClassifier
 from kalstream.errors import InvalidInput
-from kalstream.evaluate import evaluate
+from kalstream.evaluate import prequential
 from kalstream.streams import ArrayStream
 
 ROWS = np.arange(8.0).reshape(4, 2)
@@ -50,7 +50,7 @@ def test_labels_stay_what_they_are():
     assert next(stream.batches()).targets.tolist() == names
     numbers = ArrayStream(ROWS, [np.int64(1), np.str_("b"), None, 2]).targets.tolist()
     assert list(map(type, numbers)) == [int, str, type(None), int]
-    result = evaluate(KalmanClassifier(features="raw"), stream)
+    result = prequential(KalmanClassifier(features="raw"), stream)
     assert result is not None
 
 

@@ -81,20 +81,18 @@ def progress(job: Run) -> Iterator[Any]:
 
 def _status(evaluation: Any) -> str:
     """The metrics of a run so far, in a line."""
-    line = evaluation.line()
-    names = {"accuracy": "accuracy", "log_loss": "log-loss"}
-    if "rmse" in line["total"]:
-        names = {"rmse": "RMSE", "nlpd": "NLPD"}
-    parts = []
-    for name, title in names.items():
-        total, recent = line["total"][name], line["window"][name]
+    from kalstream.evaluate.metrics import Show, shown
+
+    line, parts = evaluation.line(), []
+    for metric in shown(evaluation.stream.task, Show.CURVES):
+        total, recent = line["total"][metric.name], line["window"][metric.name]
         if total is not None:
             in_window = f" (recent {recent:.4g})" if recent is not None else ""
-            parts.append(f"{title} {total:.4g}{in_window}")
+            parts.append(f"{metric.title} {total:.4g}{in_window}")
     if line["half_life"] is not None:
         parts.append(f"half-life {_half_life(line['half_life']['median'])}")
-    if evaluation.judge.codes:
-        parts.append(f"{len(evaluation.judge.codes)} classes")
+    if evaluation.tracker.codes:
+        parts.append(f"{len(evaluation.tracker.codes)} classes")
     speed = line["clock"]["rows_per_second"]
     if speed:
         parts.append(f"{speed:,.0f} rows/s")
@@ -153,7 +151,7 @@ def _print_data_problems(end: dict[str, Any]) -> None:
 
 
 def _print_forgetting(job: Run) -> None:
-    watched, half_life = job.evaluation.watched, getattr(job.learner, "half_life_", None)
+    watched, half_life = job.evaluation.forgetting, getattr(job.learner, "half_life_", None)
     if half_life is not None:
         alarms = _counted(watched.n_alarms, "drift alarm") if watched.drifts else "no drift alarm"
         out.print(f"{alarms}, half-life at the end: {_half_life(half_life)}")

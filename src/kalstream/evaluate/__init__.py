@@ -1,6 +1,11 @@
-"""The prequential loop, metrics (windowed and cumulative), selection by code length, comparison."""
+"""Prequential evaluation: predict, then learn; metrics, selection and comparison.
 
+docs/evaluate.md is its guide.
+"""
+
+from kalstream.evaluate.adapters import Adapter, Answer, adapt
 from kalstream.evaluate.compare import Paired, paired_test
+from kalstream.evaluate.metrics import METRICS, Errors, Metric, Scored, Show, register
 from kalstream.evaluate.prequential import (
     Evaluation,
     Record,
@@ -11,13 +16,22 @@ from kalstream.evaluate.prequential import (
 from kalstream.evaluate.select import Selection, select
 
 __all__ = [
+    "METRICS",
+    "Adapter",
+    "Answer",
+    "Errors",
     "Evaluation",
+    "Metric",
     "Paired",
     "Record",
     "Result",
+    "Scored",
     "Selection",
+    "Show",
+    "adapt",
     "iter_prequential",
     "paired_test",
     "prequential",
+    "register",
     "select",
 ]

@@ -1,22 +1,22 @@
-"""What a learner says about its own forgetting, noted as the stream goes by."""
+"""Half-lives and drift alarms of a learner, window by window."""
 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
+from kalstream._json import from_number, to_number
+from kalstream.core.medians import weighted_median
 from kalstream.errors import KalstreamError
+from kalstream.evaluate.adapters import Adapter
 
 
-class Watched:
-    """Half-lives on average over a window, and the alarms that began in it."""
+class ForgettingTracker:
+    """Mean weights of the half-lives over a window, and the drift alarms that began in it."""
 
+    # The attributes are part of checkpoints, by their names.
     def __init__(self) -> None:
-        self.drifts = True  # until the learner says that it cannot tell
+        self.drifts = True  # until the learner refuses to report drift
         self.n_alarms = 0
         self.clear()
 
@@ -26,59 +26,49 @@ class Watched:
         self.sums: dict[float, float] = {}
         self.alarms: list[dict[str, Any]] = []
 
-    def look(self, learner: Any) -> None:
-        """Note half-lives and alarms, if the learner has them."""
-        try:
-            weights: Mapping[float, float] | None = getattr(learner, "half_life_weights_", None)
-        except ValueError:  # not fitted yet
-            return
+    def update(self, adapter: Adapter) -> None:
+        """Add the learner's half-lives and alarms, if it has any."""
+        weights = adapter.half_life_weights()
         if weights is None:
             return
         self.n += 1
-        if len(weights) == 1:  # one filter: its half-life moves, and the last one counts
+        if len(weights) == 1:  # one filter, whose half-life changes: only the last one counts
             self.sums = {}
             weights = dict.fromkeys(weights, float(self.n))
         for half_life, weight in weights.items():
             self.sums[half_life] = self.sums.get(half_life, 0.0) + weight
-        self._look_for_alarms(learner)
+        if self.drifts:
+            self._update_alarms(adapter)
 
-    def _look_for_alarms(self, learner: Any) -> None:
-        if not (self.drifts and hasattr(learner, "drift")):
-            return
+    def _update_alarms(self, adapter: Adapter) -> None:
         try:
-            drift = learner.drift()
+            drift = adapter.drift()
         except KalstreamError:
             self.drifts = False
             return
-        if drift.alarms > self.n_alarms:
+        if drift is not None and drift.alarms > self.n_alarms:
             self.n_alarms = drift.alarms
             self.alarms.append({"row": drift.since, "confidence": drift.peak})
 
     def line(self) -> dict[str, Any]:
-        """Its part of a line about the window."""
-        half_life = None
-        if self.n:
-            ranked = sorted((h, w / self.n) for h, w in self.sums.items())
-            below = np.cumsum([w for _, w in ranked])
-            median = ranked[int(np.searchsorted(below, 0.5 * below[-1]))][0]
-            half_life = {
-                "half_lives": [_plain(h) for h, _ in ranked],
-                "weights": [w for _, w in ranked],
-                "median": _plain(median),
-            }
+        """Its part of the line of a window."""
+        if not self.n:
+            return {"half_life": None, "drift": self.alarms}
+        ranked = sorted((half_life, sum_ / self.n) for half_life, sum_ in self.sums.items())
+        half_lives, weights = [h for h, _ in ranked], [w for _, w in ranked]
+        half_life = {
+            "half_lives": [from_number(h) for h in half_lives],
+            "weights": weights,
+            "median": from_number(float(weighted_median(half_lives, weights))),
+        }
         return {"half_life": half_life, "drift": self.alarms}
 
     def state(self) -> dict[str, Any]:
         """Everything, as JSON."""
-        sums = [[_plain(half_life), weight] for half_life, weight in self.sums.items()]
+        sums = [[from_number(half_life), weight] for half_life, weight in self.sums.items()]
         return copy.deepcopy({**vars(self), "sums": sums})
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Restore what `state` returned."""
         vars(self).update(copy.deepcopy(state))
-        self.sums = {float(half_life): weight for half_life, weight in state["sums"]}
-
-
-def _plain(half_life: float) -> float | str:
-    """A half-life as JSON takes it."""
-    return float(half_life) if math.isfinite(half_life) else "inf"
+        self.sums = {to_number(half_life): weight for half_life, weight in state["sums"]}

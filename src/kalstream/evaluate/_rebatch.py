@@ -1,4 +1,4 @@
-"""Cutting a stream into pieces, and joining what was said about them."""
+"""Cutting a stream into pieces of given lengths, and joining the answers for several chunks."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ def pieces(
     chunk: int,
     limit: int | None = None,
 ) -> Iterator[tuple[Batch, bool]]:
-    """The rows of a stream from ``start`` on, in pieces [row, stop_of(row)), and if each was cut.
+    """Rows of a stream from ``start`` on, in pieces [row, stop_of(row)), and whether each was cut.
 
     A piece is cut if the limit or an error of the stream ends it early: with a higher limit, or
-    the bad row left out, it would have been longer. The error is raised after the rows before it.
-    Of a live stream, pieces of whole chunks as they come: nobody waits for what is not needed.
+    without the bad row, it would be longer. The error is raised after the rows before it. A stream
+    that cannot be repeated is read live, so its pieces are the whole chunks that have come: nobody
+    waits for a full piece.
     """
-    row, waiting, broken = start, None, None
+    row, waiting, failure = start, None, None
     batches = stream.batches(start)
     while True:
         try:
             batch = next(batches, None)
         except KalstreamError as error:
-            broken, batch = error, None
+            failure, batch = error, None
         if batch is None:
             break
-        waiting = batch if waiting is None or not len(waiting) else _together(waiting, batch)
+        waiting = batch if waiting is None or not len(waiting) else _joined_batches(waiting, batch)
         while limit is None or row < limit:
             whole = stop_of(row)
             stop = whole if limit is None else min(whole, limit)
@@ -51,26 +52,22 @@ def pieces(
         else:
             return  # the limit
     if waiting is not None and len(waiting):
-        yield waiting, broken is not None
-    if broken is not None:
-        raise broken
+        yield waiting, failure is not None
+    if failure is not None:
+        raise failure
 
 
-def _together(one: Batch, two: Batch) -> Batch:
-    """Two batches that follow one another."""
+def _joined_batches(one: Batch, two: Batch) -> Batch:
+    """Two consecutive batches as one."""
     times = None
     if one.times is not None and two.times is not None:
         times = np.concatenate([one.times, two.times])
-    rows, targets = (np.concatenate(each) for each in zip(*map(_parts, (one, two)), strict=True))
-    return Batch(one.start, rows, targets, times)
-
-
-def _parts(batch: Batch) -> tuple[Array, Array]:
-    return batch.rows, batch.targets
+    rows = np.concatenate([one.rows, two.rows])
+    return Batch(one.start, rows, np.concatenate([one.targets, two.targets]), times)
 
 
 def joined(parts: list[tuple[Answer, Scored | None]]) -> tuple[Answer, Scored | None]:
-    """What was said about several chunks, and how good it was, as one."""
+    """Answers for several chunks, and their scores, as one."""
     if len(parts) == 1:
         return parts[0]
     answers = [answer for answer, _ in parts]
@@ -81,13 +78,13 @@ def joined(parts: list[tuple[Answer, Scored | None]]) -> tuple[Answer, Scored | 
         scored = Scored(*(np.concatenate([getattr(s, name) for s in scores]) for name in fields))
     if all(answer.probabilities is not None for answer in answers):
         return _joined_probabilities(answers), scored
-    if scored is not None:
-        return Answer(predictions=np.concatenate([a.said() for a in answers])), scored
+    predictions = [answer.point_predictions() for answer in answers]
     std = None
-    if answers[-1].std is not None:
-        nothing = ((a, np.full(len(a.said()), np.inf)) for a in answers)
-        std = np.concatenate([none if a.std is None else a.std for a, none in nothing])
-    return Answer(predictions=np.concatenate([a.said() for a in answers]), std=std), scored
+    if scored is None and answers[-1].std is not None:
+        unknown = (np.full(len(each), np.inf) for each in predictions)
+        pairs = zip(answers, unknown, strict=True)
+        std = np.concatenate([none if a.std is None else a.std for a, none in pairs])
+    return Answer(predictions=np.concatenate(predictions), std=std), scored
 
 
 def _joined_probabilities(answers: list[Answer]) -> Answer:
@@ -95,9 +92,8 @@ def _joined_probabilities(answers: list[Answer]) -> Answer:
     column = {label: k for k, label in enumerate(labels)}
     parts = []
     for answer in answers:
-        said = answer.probabilities
-        assert said is not None and answer.labels is not None  # noqa: PT018
-        part = np.zeros((len(said), len(labels)))
-        part[:, [column[label] for label in answer.labels]] = said
+        assert answer.probabilities is not None
+        part = np.zeros((len(answer.probabilities), len(labels)))
+        part[:, [column[label] for label in answer.labels or ()]] = answer.probabilities
         parts.append(part)
     return Answer(labels=labels, probabilities=np.concatenate(parts))

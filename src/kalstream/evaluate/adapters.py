@@ -1,10 +1,27 @@
-"""One face for learners of several libraries: predict a chunk, learn a chunk."""
+"""Adapters: one interface to learners of kalstream, scikit-learn and river.
+
+A learner needs one of the first two lines. The others are used where a learner offers them:
+
+====================================  ===========================================================
+``partial_fit`` and ``predict``       learn and predict chunks (scikit-learn, kalstream)
+``learn_one`` and ``predict_one``     learn and predict rows as dicts (river)
+``predict_proba`` and ``classes_``    probabilities of labels; of river ``predict_proba_one``
+``predict(X, return_std=True)``       standard deviations of regression
+``time=`` of ``partial_fit``          times of the rows, if the stream has them
+``classes=`` of ``partial_fit``       all labels, at the first call
+``predict_then_learn``                predict and learn rows one by one in one call; ``partial_fit``
+                                      then takes rows without a target, and new labels
+``half_life_weights_``                {half-life: weight}, for the report on forgetting
+``drift``                             () -> an object with ``alarms``, ``since`` and ``peak``
+====================================  ===========================================================
+"""
 
 from __future__ import annotations
 
 import inspect
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +36,12 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a learner said about some rows.
+    """Predictions of a learner for some rows.
 
     Attributes
     ----------
     labels : list, or None
-        What the columns of the probabilities stand for.
+        Labels of the columns of the probabilities.
     probabilities : (b, K), or None
     predictions : (b,), or None
         Labels if there are no probabilities; of regression, means (NaN: none).
@@ -37,7 +54,7 @@ class Answer:
     predictions: Array | None = None
     std: Array | None = None
 
-    def said(self) -> Array:
+    def point_predictions(self) -> Array:
         """Means, or most probable labels (b,), None where there is none."""
         if self.predictions is not None:
             return self.predictions
@@ -49,20 +66,27 @@ class Answer:
         return out
 
 
+def is_learner(value: Any) -> bool:
+    """Whether an object is a learner, or a class of learners: it can learn or predict."""
+    names = ("partial_fit", "predict", "learn_one", "predict_one")
+    return any(hasattr(value, name) for name in names)
+
+
 def adapt(learner: Any, stream: Stream, classes: list[Any] | None = None) -> Adapter:
-    """The adapter for a learner: kalstream's, scikit-learn's (partial_fit) or river's (learn_one).
+    """The adapter for a learner.
 
     Parameters
     ----------
     learner : object
+        See the table at the top of this file.
     stream : Stream
-        Tells the task, and for river the names of the columns.
+        Its task, and for river the names of its columns, are used.
     classes : list, optional
-        All labels that may come: scikit-learn's classifiers ask for them.
+        All labels of the stream: scikit-learn's classifiers need them.
     """
     if inspect.isclass(learner):
         raise InvalidInput(f"{learner.__name__} is a class; pass an instance, {learner.__name__}()")
-    tags = getattr(learner, "__sklearn_tags__", None)  # scikit-learn's word of what it predicts
+    tags = getattr(learner, "__sklearn_tags__", None)
     kind = None if tags is None else tags().estimator_type
     wanted = "regressor" if stream.task == REGRESSION else "classifier"
     if kind in {"classifier", "regressor"} - {wanted}:
@@ -76,47 +100,66 @@ def adapt(learner: Any, stream: Stream, classes: list[Any] | None = None) -> Ada
         return _PartialFit(learner, stream, classes or stream.classes)
     raise InvalidInput(
         f"{type(learner).__name__} has neither partial_fit and predict nor learn_one and "
-        "predict_one; give it one of the two pairs to run under this protocol"
+        "predict_one; give it one of the two pairs"
     )
 
 
 class Adapter(ABC):
-    """A learner that can be asked and taught."""
+    """A learner that predicts and learns batches.
+
+    Attributes
+    ----------
+    learner : object
+    is_fitted : bool
+        Whether the learner has learned something.
+    in_one_call : bool
+        Whether `predict_then_learn` works.
+    """
+
+    in_one_call = False
 
     def __init__(self, learner: Any, stream: Stream) -> None:
         self.learner, self.task, self.columns = learner, stream.task, stream.columns
-        self.taught = self._is_fitted()
+        self.is_fitted = self._has_learned()
 
-    #: whether rows can be predicted and learned one by one in a single call
-    in_one_call = False
-
-    def ask(self, batch: Batch) -> Answer:
-        """Predict rows; an empty answer before anything was taught."""
-        if not self.taught:
+    def predict(self, batch: Batch) -> Answer:
+        """Predict rows; an empty answer before anything was learned."""
+        if not self.is_fitted:
             return self._nothing(len(batch))
-        answer = self._ask(batch)
-        said = answer.probabilities if answer.predictions is None else answer.predictions
-        if said is None or len(said) != len(batch):
+        answer = self._predict(batch)
+        rows = answer.probabilities if answer.predictions is None else answer.predictions
+        if rows is None or len(rows) != len(batch):
             raise InvalidInput(
-                f"{type(self.learner).__name__} was asked about {len(batch)} rows and answered "
-                f"for {0 if said is None else len(said)}"
+                f"{type(self.learner).__name__} was asked to predict {len(batch)} rows and "
+                f"predicted {0 if rows is None else len(rows)}"
             )
         return answer
 
-    def teach(self, batch: Batch) -> None:
-        """Learn rows; those without a target teach only learners that know what to do with them."""
-        self._teach(batch)
-        self.taught = self.taught or self._is_fitted() or bool(known(batch.targets).any())
+    def learn(self, batch: Batch) -> None:
+        """Learn rows; only kalstream's learners get those without a target."""
+        self._learn(batch)
+        self.is_fitted = self.is_fitted or self._has_learned() or bool(known(batch.targets).any())
 
-    def ask_and_teach(self, batch: Batch) -> Answer:
-        """As `ask` and `teach`, row by row; only where `in_one_call`."""
+    def predict_then_learn(self, batch: Batch) -> Answer:
+        """`predict` and `learn` each row before the next one; only where `in_one_call`."""
         raise NotImplementedError
 
-    def _is_fitted(self) -> bool:
-        """Whether the learner has learned something already."""
-        ask = getattr(self.learner, "__sklearn_is_fitted__", None)
-        if ask is not None:
-            return bool(ask())
+    def half_life_weights(self) -> Mapping[float, float] | None:
+        """Weight of each half-life; None if the learner has none, or has learned nothing."""
+        try:
+            return getattr(self.learner, "half_life_weights_", None)
+        except ValueError:  # not fitted yet
+            return None
+
+    def drift(self) -> Any | None:
+        """Drift, with ``alarms``, ``since`` and ``peak``; None if the learner does not offer it."""
+        drift = getattr(self.learner, "drift", None)
+        return None if drift is None else drift()
+
+    def _has_learned(self) -> bool:
+        is_fitted = getattr(self.learner, "__sklearn_is_fitted__", None)
+        if is_fitted is not None:
+            return bool(is_fitted())
         return any(name.endswith("_") and name[0] != "_" for name in vars(self.learner))
 
     def _nothing(self, n: int) -> Answer:
@@ -125,73 +168,74 @@ class Adapter(ABC):
         return Answer(labels=[], probabilities=np.zeros((n, 0)))
 
     @abstractmethod
-    def _ask(self, batch: Batch) -> Answer:
-        """Predict rows, once something was taught."""
+    def _predict(self, batch: Batch) -> Answer:
+        """Predict rows, once something was learned."""
 
     @abstractmethod
-    def _teach(self, batch: Batch) -> None:
+    def _learn(self, batch: Batch) -> None:
         """Learn rows."""
 
 
 class _PartialFit(Adapter):
-    """scikit-learn's contract, and kalstream's beyond it: time, missing labels, no classes."""
+    """scikit-learn's contract, and kalstream's, which adds times, missing and new labels."""
 
     def __init__(self, learner: Any, stream: Stream, classes: list[Any] | None) -> None:
         super().__init__(learner, stream)
-        self.own = hasattr(learner, "predict_then_learn")
-        self.in_one_call = self.own and getattr(learner, "transition", "example") == "example"
+        self.is_kalstream = hasattr(learner, "predict_then_learn")
+        by_row = getattr(learner, "transition", "example") == "example"
+        self.in_one_call = self.is_kalstream and by_row
         self.classes = classes
-        taught_with = inspect.signature(learner.partial_fit).parameters
-        self.timed = "time" in taught_with
-        self.needs_classes = "classes" in taught_with and not self.own
-        asked_with = inspect.signature(learner.predict).parameters
-        self.with_std = self.task == REGRESSION and "return_std" in asked_with
+        of_learning = inspect.signature(learner.partial_fit).parameters
+        self.takes_time = "time" in of_learning
+        self.needs_classes = "classes" in of_learning and not self.is_kalstream
+        of_predicting = inspect.signature(learner.predict).parameters
+        self.gives_std = self.task == REGRESSION and "return_std" in of_predicting
 
-    def _when(self, batch: Batch) -> dict[str, Any]:
-        return {"time": batch.times} if self.timed and batch.times is not None else {}
+    def _times(self, batch: Batch) -> dict[str, Any]:
+        return {"time": batch.times} if self.takes_time and batch.times is not None else {}
 
-    def _ask(self, batch: Batch) -> Answer:
-        rows, when = batch.rows, self._when(batch)
+    def _predict(self, batch: Batch) -> Answer:
+        rows, times = batch.rows, self._times(batch)
         if self.task == REGRESSION:
-            if self.with_std:
-                mean, std = self.learner.predict(rows, return_std=True, **when)
+            if self.gives_std:
+                mean, std = self.learner.predict(rows, return_std=True, **times)
                 return Answer(predictions=np.asarray(mean), std=np.asarray(std))
-            return Answer(predictions=np.asarray(self.learner.predict(rows, **when), np.float64))
+            return Answer(predictions=np.asarray(self.learner.predict(rows, **times), np.float64))
         if hasattr(self.learner, "predict_proba"):
-            p = np.asarray(self.learner.predict_proba(rows, **when))
+            p = np.asarray(self.learner.predict_proba(rows, **times))
             return Answer(labels=self._labels(), probabilities=p)
-        return Answer(predictions=_objects(self.learner.predict(rows, **when)))
+        return Answer(predictions=_objects(self.learner.predict(rows, **times)))
 
     def _labels(self) -> list[Any]:
         return np.asarray(self.learner.classes_).tolist()
 
-    def _teach(self, batch: Batch) -> None:
-        how: dict[str, Any] = self._when(batch)
-        if self.own:
-            self.learner.partial_fit(batch.rows, batch.targets, **how)
+    def _learn(self, batch: Batch) -> None:
+        options: dict[str, Any] = self._times(batch)
+        if self.is_kalstream:
+            self.learner.partial_fit(batch.rows, batch.targets, **options)
             return
         there = known(batch.targets)
         if not there.any():
             return
-        if self.needs_classes and not self.taught:
+        if self.needs_classes and not self.is_fitted:
             if self.classes is None:
                 raise InvalidInput(
-                    f"{type(self.learner).__name__}.partial_fit wants all classes at its first "
-                    "call and the stream does not know them; pass classes=[...]"
+                    f"{type(self.learner).__name__}.partial_fit needs all classes at its first "
+                    "call, and the stream does not know them; pass classes=[...]"
                 )
-            how["classes"] = np.asarray(self.classes)
-        if "time" in how:
-            how["time"] = how["time"][there]
+            options["classes"] = np.asarray(self.classes)
+        if "time" in options:
+            options["time"] = options["time"][there]
         targets = np.array(batch.targets[there].tolist())
-        self.learner.partial_fit(batch.rows[there], targets, **how)
+        self.learner.partial_fit(batch.rows[there], targets, **options)
 
-    def ask_and_teach(self, batch: Batch) -> Answer:
-        """As `ask` and `teach`, row by row."""
-        said = self.learner.predict_then_learn(batch.rows, batch.targets, **self._when(batch))
-        self.taught = self._is_fitted()
+    def predict_then_learn(self, batch: Batch) -> Answer:
+        """`predict` and `learn` each row before the next one."""
+        made = self.learner.predict_then_learn(batch.rows, batch.targets, **self._times(batch))
+        self.is_fitted = self._has_learned()
         if self.task == REGRESSION:
-            return Answer(predictions=said[0], std=said[1])
-        return Answer(labels=self._labels() if self.taught else [], probabilities=said)
+            return Answer(predictions=made[0], std=made[1])
+        return Answer(labels=self._labels() if self.is_fitted else [], probabilities=made)
 
 
 class _River(Adapter):
@@ -199,31 +243,31 @@ class _River(Adapter):
 
     def _dicts(self, rows: Array) -> list[dict[str, float]]:
         names = self.columns or tuple(f"x{k}" for k in range(rows.shape[1]))
-        # A value that is missing is a feature that is not there.
+        # A missing value is a feature that is not there.
         return [
             {name: value for name, value in zip(names, row, strict=True) if value == value}
             for row in rows.tolist()
         ]
 
-    def _ask(self, batch: Batch) -> Answer:
+    def _predict(self, batch: Batch) -> Answer:
         rows = self._dicts(batch.rows)
         if self.task == REGRESSION:
             return Answer(predictions=np.array([self.learner.predict_one(x) for x in rows]))
         try:
-            said = [self.learner.predict_proba_one(x) for x in rows]
+            made = [self.learner.predict_proba_one(x) for x in rows]
         except (AttributeError, NotImplementedError):
             return Answer(predictions=_objects([self.learner.predict_one(x) for x in rows]))
-        labels = list(dict.fromkeys(label for each in said for label in each))
-        p = np.array([[each.get(label, 0.0) for label in labels] for each in said])
+        labels = list(dict.fromkeys(label for each in made for label in each))
+        p = np.array([[each.get(label, 0.0) for label in labels] for each in made])
         return Answer(labels=labels, probabilities=p.reshape(len(rows), len(labels)))
 
-    def _teach(self, batch: Batch) -> None:
+    def _learn(self, batch: Batch) -> None:
         for x, y in zip(self._dicts(batch.rows), batch.targets.tolist(), strict=True):
             if y is not None and not (isinstance(y, float) and math.isnan(y)):
                 self.learner.learn_one(x, y)
 
 
-def known(targets: Array) -> Array:
+def known(targets: Array) -> NDArray[np.bool_]:
     """Which targets (b,) are there."""
     if targets.dtype == object:
         return np.array([target is not None for target in targets], bool)

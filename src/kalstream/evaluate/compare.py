@@ -1,4 +1,4 @@
-"""Whether one run is better than another on the same stream, or it is chance."""
+"""Paired test of two runs on the same stream: whether their difference is more than chance."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from scipy.stats import t as student
 from kalstream.errors import InvalidInput
 
 LEVEL: Final = 0.05  # p-values below count as more than chance, in reports and comparisons
-# Many stretches are shorter than the memory of a stream, and then the test finds too much: where
-# neighbouring windows correlate by 0.8, equal runs of 200 windows differ "significantly" in 8% of
-# cases with 10 stretches, 17% with 30, and 24% by the standard error of Newey and West.
+# With more stretches, neighbours are not independent, and the test rejects too often. If neighbour
+# windows correlate by 0.8, equal runs of 200 windows differ "significantly" in 8% of the cases with
+# 10 stretches, in 17% with 30, and in 24% by the standard error of Newey and West.
 _STRETCHES: Final = 10
 
 
@@ -30,11 +30,11 @@ class Paired:
         Mean over rows of the first run's metric less the second's.
     standard_error : float
     p_value : float
-        Two-sided: how probable a difference as large were, if there was none.
+        Two-sided: probability of a difference this large between runs that are equally good.
     n : int
         Windows compared.
     margin : float
-        Half the 95% confidence interval: p_value is below 0.05 where the difference is larger.
+        Half the width of the 95% confidence interval of the difference.
     """
 
     metric: str
@@ -50,15 +50,15 @@ def paired_test(
 ) -> Paired:
     """Compare two runs over the same windows of the same stream.
 
-    Neighbouring windows of a stream that drifts are alike, so they are gathered into ten stretches
+    Neighbouring windows of a drifting stream are similar, so windows are grouped into ten stretches
     (fewer if there are fewer windows), whose mean differences are nearly independent. The test is
-    Student's on those. Windows count by their rows.
+    Student's t-test on these. Windows are weighted by their rows.
 
     Parameters
     ----------
     one, two : window lines of `Result.windows` or metrics.jsonl
     metric : str
-        "log_loss", "accuracy", "brier", "mae" or "nlpd": one that is a mean over rows.
+        Name of a metric of `METRICS` that is a mean over rows, such as "log_loss" or "mae".
 
     Examples
     --------
@@ -78,8 +78,8 @@ def paired_test(
     pairs = [pair for pair in pairs if None not in pair and pair[0]]
     if len(pairs) < 2:
         raise InvalidInput(
-            f"{metric!r} is there in {len(pairs)} windows of both runs, and a test needs two at "
-            "least; use a smaller --window, or another metric"
+            f"{metric!r} is defined in {len(pairs)} windows of both runs, and a test needs at "
+            "least two; use a smaller --window, or another metric"
         )
     rows, a, b = np.array(pairs, np.float64).T
     difference = float(np.average(a - b, weights=rows))
@@ -93,7 +93,7 @@ def paired_test(
 
 
 def _standard_error(differences: Any, rows: Any) -> tuple[float, int]:
-    """Of the mean of window differences (n,), by stretches; and how many stretches there are."""
+    """Standard error of the mean of window differences (n,), and the number of stretches."""
     k = min(len(rows), _STRETCHES)
     first = np.linspace(0, len(rows), k + 1).astype(int)[:-1]
     weights = np.add.reduceat(rows, first)  # (k,)

@@ -1,7 +1,7 @@
-"""What needs no learning: repeating the last target, and what came most often or on average.
+"""Baselines that need no features: repeat the last target, or predict from frequencies.
 
-Many streams are mostly predictable by repeating the last label, and a result that does not stand
-beside these says little.
+On many streams repeating the last label is right most of the time. A score means little without
+the scores of these beside it.
 """
 
 from __future__ import annotations
@@ -9,29 +9,30 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kalstream.evaluate.metrics import number
+from kalstream.evaluate.metrics import BaselineScore, Values
+from kalstream.streams import CLASSIFICATION, REGRESSION
 
-LOG2 = math.log(2.0)
 
+class NaiveLabels:
+    """No-change and majority, in a few operations a label.
 
-class SimpleLabels:
-    """No-change and majority, a few operations a label.
-
-    No-change gives the last label the frequency with which labels have repeated so far, and the
-    others the rest by their frequencies; majority gives every label its frequency.
+    No-change gives the last label the frequency with which labels have repeated so far, and
+    divides the rest among the others by their frequencies. Majority gives every label its
+    frequency.
 
     Examples
     --------
-    >>> simple = SimpleLabels()
+    >>> naive = NaiveLabels()
     >>> for code in (0, 0, 1, 1, 1):
-    ...     simple.score(code)
-    ...     simple.learn(code)
-    >>> simple.values()["no_change"]["accuracy"], simple.values()["majority"]["accuracy"]
+    ...     naive.score(code)
+    ...     naive.learn(code)
+    >>> naive.values()["no_change"]["accuracy"], naive.values()["majority"]["accuracy"]
     (0.6, 0.2)
     """
 
     names = ("no_change", "majority")
 
+    # The attributes are part of checkpoints, by their names.
     def __init__(self) -> None:
         self.counts: list[int] = []
         self.n = self.repeats = 0
@@ -40,7 +41,7 @@ class SimpleLabels:
         self.n_scored = 0
 
     def score(self, code: int) -> None:
-        """Score a label that came."""
+        """Score a true label."""
         self.n_scored += 1
         for name, guess in zip(self.names, (self.last, self.top), strict=True):
             self.sums[name][0] += guess == code
@@ -61,7 +62,7 @@ class SimpleLabels:
         self.sums["no_change"][1] += math.log(p)
 
     def learn(self, code: int) -> None:
-        """Take a label in."""
+        """Learn a label."""
         self.repeats += code == self.last
         self.last = code
         self.n += 1
@@ -71,41 +72,39 @@ class SimpleLabels:
         if self.top < 0 or self.counts[code] > self.counts[self.top]:
             self.top = code
 
-    def values(self) -> dict[str, dict[str, float | None]]:
-        """Accuracy, log-loss and code length of each."""
-        n = self.n_scored or math.nan
+    def values(self, *, window: bool = False) -> dict[str, Values]:
+        """Metrics of each baseline."""
         return {
-            name: {
-                "accuracy": number(right / n),
-                "log_loss": number(-log_prob / n),
-                "code_length": number(-log_prob / LOG2),
-            }
+            name: BaselineScore(
+                CLASSIFICATION, self.n_scored, int(right), log_loss=log_prob
+            ).values(window=window)
             for name, (right, log_prob) in self.sums.items()
         }
 
 
-class SimpleValues:
+class NaiveValues:
     """No-change and the running mean, for numbers.
 
     Examples
     --------
-    >>> simple = SimpleValues()
+    >>> naive = NaiveValues()
     >>> for value in (1.0, 3.0, 2.0):
-    ...     simple.score(value)
-    ...     simple.learn(value)
-    >>> simple.values()["no_change"]["mae"], simple.values()["mean"]["mae"]
+    ...     naive.score(value)
+    ...     naive.learn(value)
+    >>> naive.values()["no_change"]["mae"], naive.values()["mean"]["mae"]
     (1.5, 1.0)
     """
 
     names = ("no_change", "mean")
 
+    # The attributes are part of checkpoints, by their names.
     def __init__(self) -> None:
         self.n = self.n_scored = 0
         self.last = self.mean = 0.0
         self.sums = {name: [0.0, 0.0] for name in self.names}  # squares, absolute values
 
     def score(self, value: float) -> None:
-        """Score a target that came."""
+        """Score a true value."""
         if not self.n:
             return
         self.n_scored += 1
@@ -115,33 +114,34 @@ class SimpleValues:
             sums[1] += abs(error)
 
     def learn(self, value: float) -> None:
-        """Take a target in."""
+        """Learn a value."""
         self.n += 1
         self.last = value
         self.mean += (value - self.mean) / self.n
 
-    def values(self) -> dict[str, dict[str, float | None]]:
-        """RMSE and mean absolute error of each."""
-        n = self.n_scored or math.nan
+    def values(self, *, window: bool = False) -> dict[str, Values]:
+        """Metrics of each baseline."""
         return {
-            name: {"rmse": number(math.sqrt(squares / n)), "mae": number(absolute / n)}
+            name: BaselineScore(REGRESSION, self.n_scored, rmse=squares, mae=absolute).values(
+                window=window
+            )
             for name, (squares, absolute) in self.sums.items()
         }
 
 
-Simple = SimpleLabels | SimpleValues
+Naive = NaiveLabels | NaiveValues
 
 
-def since(now: Simple, before: dict[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Values of a simple predictor over what was scored after ``before``, what `sums_of` gave."""
+def values_since(now: Naive, before: dict[str, Any]) -> dict[str, Values]:
+    """Metrics over the rows that were scored after `sums_of` gave ``before``."""
     part = type(now)()
     part.n_scored = now.n_scored - before["n_scored"]
     for name, sums in now.sums.items():
         part.sums[name] = [a - b for a, b in zip(sums, before["sums"][name], strict=True)]
-    return part.values()
+    return part.values(window=True)
 
 
-def sums_of(simple: Simple) -> dict[str, Any]:
-    """What `since` needs to remember, as JSON."""
-    sums = {name: list(sums) for name, sums in simple.sums.items()}
-    return {"n_scored": simple.n_scored, "sums": sums}
+def sums_of(naive: Naive) -> dict[str, Any]:
+    """The sums so far, as JSON, for `values_since`."""
+    sums = {name: list(sums) for name, sums in naive.sums.items()}
+    return {"n_scored": naive.n_scored, "sums": sums}

@@ -1,4 +1,4 @@
-"""Test, then train: every row is predicted before its target is learned, and scored."""
+"""The prequential loop: every row is predicted and scored before its target is learned."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ from typing import Any, Final
 
 import numpy as np
 
+from kalstream._json import finite
 from kalstream.errors import InvalidInput
-from kalstream.evaluate._forgetting import Watched
+from kalstream.evaluate._forgetting import ForgettingTracker
 from kalstream.evaluate._rebatch import joined, pieces
 from kalstream.evaluate.adapters import Answer, adapt
-from kalstream.evaluate.metrics import Scored, number
-from kalstream.evaluate.trackers import Judge, LabelJudge, ValueJudge
+from kalstream.evaluate.metrics import Scored, Values
+from kalstream.evaluate.trackers import LabelTracker, Tracker, ValueTracker
 from kalstream.streams import REGRESSION, Batch, Stream
 
-# Rows that are handed to a learner that can take many at once and treat them one by one.
+# Chunks of a record, by default: rows of one call of `predict_then_learn`.
 TOGETHER: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What happened to consecutive rows.
+    """Consecutive rows, with their predictions and scores.
 
     Attributes
     ----------
     batch : Batch
         The rows, their targets and times.
     answer : Answer
-        What the learner said before it saw the targets.
+        What the learner predicted before it saw the targets.
     scored : Scored or None
-        How good that was, of classification: for the rows that have a target.
+        Scores of the rows that have a label; None of regression.
     n_learned : int
-        Rows learned so far, less than ``batch.stop`` if targets come late.
+        Rows learned so far; less than ``batch.stop`` if labels are late.
     seconds : float
-        Spent predicting and learning.
+        Time of predicting and learning.
     line : dict or None
-        The window that ended with these rows, if one did; see `Evaluation.line`.
+        The line of the window that ended with these rows, if one did; see `Evaluation.line`.
     """
 
     batch: Batch
@@ -53,10 +54,10 @@ class Record:
 
 
 class Evaluation:
-    """The prequential loop, with everything it has to remember.
+    """The prequential loop and its state.
 
-    An infinite number in a row, or as a target of regression, counts as a missing one. Rows that
-    come before anything was learned are not scored.
+    An infinite number in a row, or as a target of regression, counts as a missing one. Rows before
+    the first learned target are not scored.
 
     Parameters
     ----------
@@ -65,29 +66,35 @@ class Evaluation:
         (river).
     stream : Stream
     chunk : int
-        Rows that are predicted before any of their targets is seen, and then learned at once.
+        Rows that are predicted before any of their targets is seen, and then learned together.
     delay : int
-        A chunk is learned once so many more rows have been predicted.
+        Late labels: a chunk is learned after this many more rows have been predicted.
     cost : float
-        Relative cost of the learner: it learns only every cost-th chunk, as if the stream did
-        not wait (Ghunaim et al., 2023); every chunk is predicted.
+        Relative cost of the learner. Every chunk is predicted, and only every cost-th chunk is
+        learned, as if the stream did not wait for the learner (Ghunaim et al., 2023).
     window : int
         Rows of a window, rounded up to whole chunks.
     limit : int, optional
         Rows after which to stop.
     classes : list, optional
-        All labels that may come, for learners that must know them first.
+        All labels of the stream, for learners that need them at their first call.
     together : int
-        Chunks of a record. Kalstream's learners take chunks of one row together in one call that
-        treats them one by one: the same numbers, several times faster.
+        Chunks of a record. Kalstream's learners take chunks of one row together, in one call that
+        predicts and learns row by row: the same numbers, several times faster.
 
     Attributes
     ----------
+    tracker : LabelTracker or ValueTracker
+        Scores so far.
+    forgetting : ForgettingTracker
+        Half-lives and drift alarms.
+    n_rows, n_learned : int
+        Rows predicted, and rows learned or skipped because of ``cost``.
     clock : function
-        What seconds are counted by; a subclass may have another one.
+        Measures seconds; a subclass may have another one.
     settled : bool
-        Whether learner and evaluation are between two chunks, as `state` needs it. They are not
-        after an interrupt in the middle of one.
+        Whether learner and evaluation are between two chunks, which `state` requires. They are not
+        after an interrupt in the middle of a chunk.
     """
 
     clock: Callable[[], float] = staticmethod(time.perf_counter)
@@ -109,16 +116,16 @@ class Evaluation:
         for name, value in {**whole, "limit": 1 if limit is None else limit}.items():
             least = 0 if name == "delay" else 1
             if not isinstance(value, int | np.integer) or value < least:
-                raise InvalidInput(f"{name} must be a whole number from {least} on, got {value!r}")
+                raise InvalidInput(f"{name} must be a whole number >= {least}, got {value!r}")
         if not cost >= 1.0:
-            raise InvalidInput(f"cost must be a number from 1 on, got {cost!r}")
+            raise InvalidInput(f"cost must be a number >= 1, got {cost!r}")
         self.adapter, self.stream = adapt(learner, stream, classes), stream
         self.chunk, self.delay, self.cost = chunk, delay, cost
         self.window = -(-window // chunk) * chunk
         self.limit, self.together = limit, together
-        self.judge: Judge = ValueJudge() if stream.task == REGRESSION else LabelJudge()
-        self.watched = Watched()
-        self.n_rows = self.n_learned = 0  # predicted, and learned or passed over
+        self.tracker: Tracker = ValueTracker() if stream.task == REGRESSION else LabelTracker()
+        self.forgetting = ForgettingTracker()
+        self.n_rows = self.n_learned = 0
         self.pending: deque[Batch] = deque()
         self.seconds = self.seconds_before = 0.0
         self.rows_before = self.n_infinite = 0
@@ -128,20 +135,20 @@ class Evaluation:
     # ---- the loop -------------------------------------------------------------------------
 
     def records(self, before_cut: Callable[[], None] = lambda: None) -> Iterator[Record]:
-        """Go on from the row that has been reached to the end of the stream.
+        """Predict and learn from the current row to the end of the stream.
 
         Parameters
         ----------
         before_cut : function
             Called before the limit, or a row that cannot be read, cuts a record short. A run that
-            is to go on past it later goes on from the state of that moment.
+            is resumed later, past the cut, starts from the state of that moment.
         """
         self.pending.clear()
         self._failure = None
         start = self.n_rows
-        # Rows that have been predicted and wait for their targets are had again.
-        cut = pieces(self.stream, self.n_learned, self._stop_of, self.chunk, self.limit)
-        while (piece := self._await(cut)) is not None:
+        # Rows that were predicted and wait for their targets are read again.
+        batches = pieces(self.stream, self.n_learned, self._stop_of, self.chunk, self.limit)
+        while (piece := self._await(batches)) is not None:
             batch, is_cut = piece
             if batch.start < start:
                 self.pending.append(batch.without_infinities()[0])
@@ -153,7 +160,7 @@ class Evaluation:
                 raise self._failure
 
     def _await(self, batches: Iterator[tuple[Batch, bool]]) -> tuple[Batch, bool] | None:
-        """The next piece; meanwhile nothing is half done, and whoever wants may interrupt."""
+        """The next piece; while it waits, `waiting` says that an interrupt loses nothing."""
         self.waiting = True
         try:
             return next(batches, None)
@@ -161,15 +168,15 @@ class Evaluation:
             self.waiting = False
 
     def finish(self) -> None:
-        """Learn what still waits: no more rows will come, but their targets will."""
+        """Learn the chunks that still wait for their targets, at the end of the stream."""
         for chunk in self._due(self.n_rows):
             self.settled = False
-            self._teach(chunk)
+            self._learn(chunk)
             self._reveal(chunk)
             self.settled = True
 
     def _stop_of(self, row: int) -> int:
-        """Where the piece that begins with a row ends, at the latest with its window."""
+        """Where the piece that begins with a row ends: no later than its window."""
         together = 1 if row < self.n_rows else self.together
         return min(row + self.chunk * together, (row // self.window + 1) * self.window)
 
@@ -178,18 +185,18 @@ class Evaluation:
         self.settled = False
         answer: Answer
         scored: Scored | None
-        found = batch
-        batch, n_infinite = found.without_infinities()
+        as_read = batch
+        batch, n_infinite = as_read.without_infinities()
         if self._in_one_call():
-            answer = self._timed(self.adapter.ask_and_teach, batch)
-            scored = self.judge.score(batch, answer, row_by_row=True)
+            answer = self._timed(self.adapter.predict_then_learn, batch)
+            scored = self.tracker.score(batch, answer, row_by_row=True)
             self.n_rows = self.n_learned = batch.stop
         else:
             answer, scored = joined(self._chunk_by_chunk(batch))
-        if self.n_rows < batch.stop:
-            batch, n_infinite = found[: self.n_rows - found.start].without_infinities()
+        if self.n_rows < batch.stop:  # the learner failed at a later chunk
+            batch, n_infinite = as_read[: self.n_rows - as_read.start].without_infinities()
         self.n_infinite += n_infinite
-        self.watched.look(self.adapter.learner)
+        self.forgetting.update(self.adapter)
         line = None
         if batch.stop % self.window == 0:
             line = self.line()
@@ -198,17 +205,17 @@ class Evaluation:
         return Record(batch, answer, scored, self.n_learned, self.seconds - before, line)
 
     def _chunk_by_chunk(self, batch: Batch) -> list[tuple[Answer, Scored | None]]:
-        """What came of each chunk; of those before one at which the learner fails, if any."""
+        """Answer and scores of each chunk, up to the first one at which the learner fails."""
         parts: list[tuple[Answer, Scored | None]] = []
         for i in range(0, len(batch), self.chunk):
             self.settled = False
             chunk = batch[i : i + self.chunk]
             try:
-                parts.append(self._ask_then_teach(chunk))
+                parts.append(self._predict_then_learn(chunk))
             except Exception as error:
                 if not parts or not self.settled:
                     raise
-                self._failure = error  # raised when the chunks before it have been handed on
+                self._failure = error  # raised after the record of the chunks before it
                 break
             self.n_rows = chunk.stop
         return parts
@@ -217,42 +224,42 @@ class Evaluation:
         alone = self.chunk == 1 and self.delay == 0 and self.cost == 1.0
         return alone and self.adapter.in_one_call
 
-    def _ask_then_teach(self, chunk: Batch) -> tuple[Answer, Scored | None]:
-        """Predict a chunk, score it, and learn what is due.
+    def _predict_then_learn(self, chunk: Batch) -> tuple[Answer, Scored | None]:
+        """Predict a chunk, score it, and learn the chunks that are due.
 
-        The learner is called before anything is noted: if it raises, nothing has changed.
+        The learner is called before the scores change: if it raises, they are as before.
         """
-        answer = self._timed(self.adapter.ask, chunk)
+        answer = self._timed(self.adapter.predict, chunk)
         due = self._due(chunk.stop - self.delay, chunk)
         for each in due:
-            self._teach(each)
-        scored: Scored | None = self.judge.score(chunk, answer, row_by_row=False)
+            self._learn(each)
+        scored: Scored | None = self.tracker.score(chunk, answer, row_by_row=False)
         self.pending.append(chunk)
         for each in due:
             self._reveal(each)
         return answer, scored
 
     def _due(self, row: int, *more: Batch) -> list[Batch]:
-        """The chunks before this row: their targets have been waited for."""
+        """The chunks before this row, whose targets have arrived."""
         return list(takewhile(lambda chunk: chunk.stop <= row, chain(self.pending, more)))
 
     def _is_turn(self, chunk: Batch) -> bool:
-        """Whether the learner is quick enough to learn a chunk."""
+        """Whether the learner is fast enough to learn a chunk, given its cost."""
         turn = chunk.start // self.chunk
         return math.floor((turn + 1) / self.cost) > math.floor(turn / self.cost)
 
-    def _teach(self, chunk: Batch) -> None:
+    def _learn(self, chunk: Batch) -> None:
         if self._is_turn(chunk):
-            self._timed(self.adapter.teach, chunk)
+            self._timed(self.adapter.learn, chunk)
 
     def _reveal(self, chunk: Batch) -> None:
-        """Note that the first chunk that waited has been learned, or passed over."""
+        """Record that the first waiting chunk was learned, or skipped because of the cost."""
         self.pending.popleft()
-        self.judge.reveal(chunk, learned=self._is_turn(chunk))
+        self.tracker.reveal(chunk, learned=self._is_turn(chunk))
         self.n_learned = chunk.stop
 
     def _timed(self, do: Callable[[Batch], Any], batch: Batch) -> Any:
-        """Call the learner; a learner that raises is taken to be the one before the call."""
+        """Call the learner; if it raises, it is taken to be as before the call."""
         begun = self.clock()
         try:
             return do(batch)
@@ -264,59 +271,60 @@ class Evaluation:
 
     def _clear(self) -> None:
         """Begin a window."""
-        self.judge.clear()
-        self.watched.clear()
+        self.tracker.clear()
+        self.forgetting.clear()
         self.seconds_before, self.rows_before = self.seconds, self.n_rows
 
-    # ---- what is told ---------------------------------------------------------------------
+    # ---- lines of metrics.jsonl -----------------------------------------------------------
 
     def line(self) -> dict[str, Any]:
-        """The window so far as a line of metrics.jsonl; docs/files.md says what is in it."""
+        """The current window as a line of metrics.jsonl; docs/files.md lists its fields."""
         rows, seconds = self.n_rows - self.rows_before, self.seconds - self.seconds_before
         return {
             "kind": "window",
             "row": self.n_rows,
-            **self.judge.line(),
-            **self.watched.line(),
+            **self.tracker.line(),
+            **self.forgetting.line(),
             "clock": self._clock(rows, seconds),
         }
 
     def end_line(self) -> dict[str, Any]:
-        """Where things stand after the last row, as a line of metrics.jsonl."""
+        """Totals after the last row, as a line of metrics.jsonl."""
         return {
             "kind": "end",
             "row": self.n_rows,
-            "n": self.judge.n,
-            "total": self.judge.values(),
-            "baselines": self.judge.simple.values(),
-            "classes": list(self.judge.codes),
+            "n": self.tracker.n,
+            "total": self.tracker.values(),
+            "baselines": self.tracker.naive.values(),
+            "classes": list(self.tracker.codes),
             "infinite": self.n_infinite,
             "clock": self._clock(self.n_rows, self.seconds),
         }
 
     def _clock(self, rows: int, seconds: float) -> dict[str, Any]:
-        speed = number(rows / seconds) if seconds else None
+        speed = finite(rows / seconds) if seconds else None
         return {"seconds": self.seconds, "rows_per_second": speed}
 
-    # ---- to be continued ------------------------------------------------------------------
-
-    _KEPT = ("n_rows", "n_learned", "rows_before", "n_infinite")
+    # ---- checkpoints ----------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Everything but the learner and the rows, as JSON."""
+        """Everything but the learner and the rows, as JSON: `evaluation` in progress.json."""
         return {
-            **{name: getattr(self, name) for name in self._KEPT},
-            "judge": self.judge.state(),
-            "watched": self.watched.state(),
+            "n_rows": self.n_rows,
+            "n_learned": self.n_learned,
+            "rows_before": self.rows_before,
+            "n_infinite": self.n_infinite,
+            "tracker": self.tracker.state(),
+            "forgetting": self.forgetting.state(),
             "clock": {"seconds": self.seconds, "before": self.seconds_before},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave, with the learner as it was then."""
-        for name in self._KEPT:
-            setattr(self, name, state[name])
-        self.judge.restore(state["judge"])
-        self.watched.restore(state["watched"])
+        """Restore what `state` returned; the learner must be the one of that moment."""
+        self.n_rows, self.n_learned = state["n_rows"], state["n_learned"]
+        self.rows_before, self.n_infinite = state["rows_before"], state["n_infinite"]
+        self.tracker.restore(state["tracker"])
+        self.forgetting.restore(state["forgetting"])
         self.seconds, self.seconds_before = state["clock"]["seconds"], state["clock"]["before"]
 
 
@@ -330,7 +338,7 @@ def iter_prequential(learner: Any, stream: Stream, **protocol: Any) -> Iterator[
         (river).
     stream : Stream
     **protocol
-        chunk, delay, cost, window, limit, classes, together: as of `Evaluation`.
+        chunk, delay, cost, window, limit, classes, together: as for `Evaluation`.
 
     Examples
     --------
@@ -352,28 +360,28 @@ def iter_prequential(learner: Any, stream: Stream, **protocol: Any) -> Iterator[
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a stream.
+    """Result of predicting and learning a stream.
 
     Attributes
     ----------
     n_rows, n_scored : int
-        Rows that passed, and those of them that had a target.
+        Rows predicted, and rows scored: those with a target, after something was learned.
     total : dict
-        Metrics over all rows; `docs/evaluate.md` says what each is.
+        Metrics over all rows, by the names in `METRICS`; `docs/evaluate.md` explains each.
     baselines : dict of dicts
-        The same of the simple predictors, as far as they have them.
+        Metrics of the baselines that need no features.
     windows : list of dicts
-        A line for each window; `docs/files.md` says what is in it.
+        A line for each window; `docs/files.md` lists its fields.
     classes : list
         Labels in the order of their first appearance.
     seconds : float
-        Spent predicting and learning.
+        Time of predicting and learning.
     """
 
     n_rows: int
     n_scored: int
-    total: dict[str, float | None]
-    baselines: dict[str, dict[str, float | None]]
+    total: Values
+    baselines: dict[str, Values]
     windows: list[dict[str, Any]]
     classes: list[Any]
     seconds: float
@@ -396,7 +404,7 @@ def prequential(
     Parameters
     ----------
     learner, stream, **protocol
-        As of `iter_prequential`.
+        As for `iter_prequential`.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Choosing by code length: the candidate that would have sent the labels in the fewest bits."""
+"""Selection by code length: the candidate that gives the targets the highest probability."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from kalstream.errors import InvalidInput
+from kalstream.evaluate.adapters import is_learner
+from kalstream.evaluate.metrics import METRICS, log_probability_metric
 from kalstream.evaluate.prequential import Result, prequential
 from kalstream.streams import Stream
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What `select` found.
+    """Result of `select`.
 
     Attributes
     ----------
     name : str
-        Of the best candidate.
+        Name of the best candidate.
     learner : object
-        That candidate, after the stream.
+        The best candidate, after the stream.
     table : list of dicts
-        For each candidate, best first: its name, the log probability of all targets together, and
-        its metrics.
+        For each candidate, best first: its name, the log probability of all targets, and its
+        metrics.
     results : dict of Result
     """
 
@@ -34,28 +36,29 @@ class Selection:
     results: dict[str, Result]
 
     def __str__(self) -> str:
-        wide = max(len(row["name"]) for row in self.table)
-        second = "accuracy" if "accuracy" in self.table[0] else "rmse"
+        width = max(len(row["name"]) for row in self.table)
+        first = next(metric for name, metric in METRICS.items() if name in self.table[0])
         return "\n".join(
-            f"{row['name']:{wide}}  log probability {row['log_probability']:14.2f}"
-            f"  {second} {row[second]:.4f}"
+            f"{row['name']:{width}}  log probability {row['log_probability']:14.2f}"
+            f"  {first.name} {row[first.name]:.4f}"
             for row in self.table
         )
 
 
 def select(candidates: Mapping[str, Any], stream: Stream, **protocol: Any) -> Selection:
-    """The candidate with the highest cumulative log probability: minimum description length.
+    """Select the candidate with the highest cumulative log probability.
 
-    Every prediction is made before its target is seen, so the sum is an honest code length, and
-    nothing has to be held out (appendix D of the paper).
+    Every prediction is made before its target is seen, so the sum is a code length (minimum
+    description length), and no rows have to be held out (appendix D of the paper).
 
     Parameters
     ----------
     candidates : {name: learner}
-        Each is copied first and stays as it is; or a function without arguments that makes one.
+        A learner, which is copied first and stays as it is, or a function without arguments that
+        makes one.
     stream : Stream
     **protocol
-        As of `prequential`.
+        As for `prequential`.
 
     Examples
     --------
@@ -67,16 +70,17 @@ def select(candidates: Mapping[str, Any], stream: Stream, **protocol: Any) -> Se
     'gamma 0.9'
     """
     if not candidates:
-        raise InvalidInput("select needs one candidate at least")
+        raise InvalidInput("select needs at least one candidate")
     if not stream.repeatable:
-        raise InvalidInput(f"stream {stream.name!r} passes only once; save it to a file first")
+        raise InvalidInput(f"stream {stream.name!r} can be read only once; save it to a file first")
     learners: dict[str, Any] = {}
     results: dict[str, Result] = {}
     table: list[dict[str, Any]] = []
     for name, candidate in candidates.items():
-        made = candidate() if _makes(candidate) else copy.deepcopy(candidate)
-        learners[name], results[name] = made, prequential(made, stream, **protocol)
-        loss = results[name].total.get("log_loss", results[name].total.get("nlpd"))
+        is_factory = callable(candidate) and not is_learner(candidate)
+        learner = candidate() if is_factory else copy.deepcopy(candidate)
+        learners[name], results[name] = learner, prequential(learner, stream, **protocol)
+        loss = results[name].total[log_probability_metric(stream.task).name]
         if loss is None:
             raise InvalidInput(
                 f"{name!r} gives no probabilities, so it has no code length; leave it out"
@@ -86,8 +90,3 @@ def select(candidates: Mapping[str, Any], stream: Stream, **protocol: Any) -> Se
     table.sort(key=lambda row: -row["log_probability"])
     best = table[0]["name"]
     return Selection(best, learners[best], table, results)
-
-
-def _makes(candidate: Any) -> bool:
-    """Whether this is something that makes a learner, not one."""
-    return callable(candidate) and not hasattr(candidate, "predict")

@@ -1,4 +1,4 @@
-"""What is remembered of a stream's predictions: one judge for labels, one for numbers."""
+"""Scores of a stream so far: over all rows and over the current window, beside the baselines."""
 
 from __future__ import annotations
 
@@ -13,34 +13,35 @@ from kalstream.evaluate.adapters import Answer, known
 from kalstream.evaluate.metrics import (
     LabelScore,
     Scored,
+    Values,
     ValueScore,
     score_labels,
     scored_without_probabilities,
 )
-from kalstream.evaluate.naive import SimpleLabels, SimpleValues, since, sums_of
+from kalstream.evaluate.naive import NaiveLabels, NaiveValues, sums_of, values_since
 from kalstream.streams import Batch
 
 Array = NDArray[Any]
-Values = dict[str, float | None]
 
-_MANY: Final = 1 << 31  # more than there are classes: a pair of codes is one number
+_MANY: Final = 1 << 31  # more than any number of classes: a pair of codes is one number
 
 
-class LabelJudge:
-    """Scores labels: over all rows, over a window, and beside the simple predictors.
+class LabelTracker:
+    """Scores of labels.
 
     Attributes
     ----------
     codes : {label: code}
         In the order of their first appearance.
     ranks : list of int
-        For each code, how many other labels the learner knew before it; large if it does not.
+        Place of each code in the order in which the learner learned the labels; very large if
+        it has not learned the label.
     n_seen, n_known : int
         Labels, and different ones, that the learner has learned.
     """
 
     def __init__(self) -> None:
-        self.total, self.simple = LabelScore(), SimpleLabels()
+        self.total, self.naive = LabelScore(), NaiveLabels()
         self.codes: dict[Any, int] = {}
         self.ranks: list[int] = []
         self.n_seen = self.n_known = 0
@@ -54,7 +55,7 @@ class LabelJudge:
     def clear(self) -> None:
         """Begin a window."""
         self.recent = LabelScore()
-        self.simple_before = sums_of(self.simple)
+        self.naive_before = sums_of(self.naive)
         self.confusion: dict[int, int] = {}
         self.new_classes: list[dict[str, Any]] = []
         self.missing = 0
@@ -62,7 +63,7 @@ class LabelJudge:
     def score(self, batch: Batch, answer: Answer, *, row_by_row: bool) -> Scored:
         """Score an answer; row_by_row: each row was learned before the next was predicted.
 
-        Rows that come before any label was learned are left out: nothing is known about them.
+        Rows before the first learned label are left out: no label was known then.
         """
         there = known(batch.targets)
         self.missing += len(there) - int(there.sum())
@@ -72,15 +73,16 @@ class LabelJudge:
             if row_by_row:
                 n_seen[i], n_known[i] = self.n_seen, self.n_known
             if n_seen[i]:
-                self.simple.score(code)
+                self.naive.score(code)
             if row_by_row:
                 self._learn(code)
         if len(codes) and not n_seen[0]:
             there[np.flatnonzero(there)[n_seen == 0]] = False
             codes, n_seen, n_known = (each[n_seen > 0] for each in (codes, n_seen, n_known))
         if answer.probabilities is None:
-            said = [self.codes.get(label, -1) for label in answer.said()[there].tolist()]
-            scored = scored_without_probabilities(codes, np.array(said, np.int64))
+            labels = answer.point_predictions()[there].tolist()
+            predicted = np.array([self.codes.get(label, -1) for label in labels], np.int64)
+            scored = scored_without_probabilities(codes, predicted)
         else:
             p = self._in_codes(answer.labels or [], answer.probabilities)
             scored = score_labels(codes, p[there], np.array(self.ranks), n_seen, n_known)
@@ -92,22 +94,22 @@ class LabelJudge:
         return scored
 
     def reveal(self, batch: Batch, *, learned: bool) -> None:
-        """The labels of rows become known, to the learner if it learned them."""
+        """Take in the labels of rows: the baselines learn them, and the learner if ``learned``."""
         for code in self._codes(batch, known(batch.targets)).tolist():
             if learned:
                 self._learn(code)
             else:
-                self.simple.learn(code)
+                self.naive.learn(code)
 
     def _learn(self, code: int) -> None:
-        self.simple.learn(code)
+        self.naive.learn(code)
         self.n_seen += 1
         if self.ranks[code] == _MANY:
             self.ranks[code] = self.n_known
             self.n_known += 1
 
     def _codes(self, batch: Batch, there: Array) -> Array:
-        """Codes of the rows that have a label; a new label gets the next."""
+        """Codes of the rows that have a label; a new label gets the next code."""
         codes = []
         for row, label in enumerate(batch.targets.tolist(), batch.start):
             if not there[row - batch.start]:
@@ -131,20 +133,14 @@ class LabelJudge:
 
     def values(self) -> Values:
         """Metrics over all rows."""
-        total = self.total.values()
-        kappa = _kappa(total, self.simple.values())
-        return {**total, "kappa_no_change": kappa, "code_length": self.total.code_length}
+        return self.total.values(self.naive.values())
 
     def line(self) -> dict[str, Any]:
-        """Its part of a line about the window."""
-        now, recent = self.simple.values(), since(self.simple, self.simple_before)
-        window = self.recent.values()
-        window["kappa_no_change"] = _kappa(window, recent)
-        for each in recent.values():
-            del each["code_length"]
+        """Its part of the line of a window."""
+        now, recent = self.naive.values(), values_since(self.naive, self.naive_before)
         return {
             "n": self.recent.n,
-            "window": window,
+            "window": self.recent.values(recent, window=True),
             "total": self.values(),
             "baselines": {name: {"window": recent[name], "total": now[name]} for name in now},
             "new_classes": self.new_classes,
@@ -159,19 +155,18 @@ class LabelJudge:
     def state(self) -> dict[str, Any]:
         """Everything, as JSON."""
         return {
-            **{name: getattr(self, name) for name in _KEPT},
+            **_common_state(self),
             "new_classes": list(self.new_classes),
             "codes": list(self.codes),
             "confusion": list(self.confusion.items()),
             "ranks": list(self.ranks),
             "n_seen": self.n_seen,
             "n_known": self.n_known,
-            **_scores(self),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
-        _restore(self, state)
+        """Restore what `state` returned."""
+        _restore_common(self, state)
         self.n_seen, self.n_known = state["n_seen"], state["n_known"]
         self.ranks = list(state["ranks"])
         self.new_classes = list(state["new_classes"])
@@ -179,14 +174,14 @@ class LabelJudge:
         self.confusion = dict(state["confusion"])
 
 
-class ValueJudge:
-    """Scores numbers: over all rows, over a window, and beside the simple predictors."""
+class ValueTracker:
+    """Scores of numbers."""
+
+    codes: Mapping[Any, int] = {}  # there are no classes
 
     def __init__(self) -> None:
-        self.total, self.simple = ValueScore(), SimpleValues()
+        self.total, self.naive = ValueScore(), NaiveValues()
         self.clear()
-
-    codes: Mapping[Any, int] = {}
 
     @property
     def n(self) -> int:
@@ -196,75 +191,72 @@ class ValueJudge:
     def clear(self) -> None:
         """Begin a window."""
         self.recent = ValueScore()
-        self.simple_before = sums_of(self.simple)
+        self.naive_before = sums_of(self.naive)
         self.missing = 0
 
     def score(self, batch: Batch, answer: Answer, *, row_by_row: bool) -> None:
         """Score an answer; row_by_row: each row was learned before the next was predicted."""
         there = known(batch.targets)
         self.missing += len(there) - int(there.sum())
-        targets, mean = batch.targets[there], answer.said()[there]
+        targets, mean = batch.targets[there], answer.point_predictions()[there]
         for value in targets.tolist():
-            self.simple.score(value)
+            self.naive.score(value)
             if row_by_row:
-                self.simple.learn(value)
+                self.naive.learn(value)
         std = None if answer.std is None else answer.std[there]
         self.total.add(targets, mean, std)
         self.recent.add(targets, mean, std)
 
     def reveal(self, batch: Batch, *, learned: bool) -> None:
-        """The targets of rows become known."""
+        """Take in the targets of rows: the baselines learn them."""
         for value in batch.targets[known(batch.targets)].tolist():
-            self.simple.learn(value)
+            self.naive.learn(value)
 
     def values(self) -> Values:
         """Metrics over all rows."""
-        return {**self.total.values(), "code_length": None}
+        # Numbers have no code length, but readers of totals find the key for both tasks.
+        return {**self.total.values(self.naive.values()), "code_length": None}
 
     def line(self) -> dict[str, Any]:
-        """Its part of a line about the window."""
-        now, recent = self.simple.values(), since(self.simple, self.simple_before)
-        said = self.recent.n_density > 0
+        """Its part of the line of a window."""
+        now, recent = self.naive.values(), values_since(self.naive, self.naive_before)
+        has_density = self.recent.n_density > 0
         return {
             "n": self.recent.n,
-            "window": self.recent.values(),
+            "window": self.recent.values(recent, window=True),
             "total": self.values(),
             "baselines": {name: {"window": recent[name], "total": now[name]} for name in now},
             "new_classes": [],
             "confusion": [],
-            "pit": {"count": self.recent.pit.tolist()} if said else None,
+            "pit": {"count": self.recent.pit.tolist()} if has_density else None,
             "missing": self.missing,
         }
 
     def state(self) -> dict[str, Any]:
         """Everything, as JSON."""
-        return {**{name: getattr(self, name) for name in _KEPT}, **_scores(self)}
+        return _common_state(self)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
-        _restore(self, state)
+        """Restore what `state` returned."""
+        _restore_common(self, state)
 
 
-Judge = LabelJudge | ValueJudge
-_KEPT: Final = ("simple_before", "missing")
+Tracker = LabelTracker | ValueTracker
 
 
-def _scores(judge: Judge) -> dict[str, Any]:
-    simple = copy.deepcopy(vars(judge.simple))
-    return {"total": judge.total.state(), "recent": judge.recent.state(), "simple": simple}
+def _common_state(tracker: Tracker) -> dict[str, Any]:
+    """State that both trackers have; the keys are those of the file of a checkpoint."""
+    return {
+        "simple_before": tracker.naive_before,
+        "missing": tracker.missing,
+        "total": tracker.total.state(),
+        "recent": tracker.recent.state(),
+        "simple": copy.deepcopy(vars(tracker.naive)),
+    }
 
 
-def _restore(judge: Judge, state: dict[str, Any]) -> None:
-    for name in _KEPT:
-        setattr(judge, name, state[name])
-    judge.total.restore(state["total"])
-    judge.recent.restore(state["recent"])
-    vars(judge.simple).update(copy.deepcopy(state["simple"]))
-
-
-def _kappa(own: Values, simple: dict[str, Values]) -> float | None:
-    """How much of what no-change misses is got right."""
-    accuracy, least = own["accuracy"], simple["no_change"]["accuracy"]
-    if accuracy is None or least is None or least >= 1.0:
-        return None
-    return (accuracy - least) / (1.0 - least)
+def _restore_common(tracker: Tracker, state: dict[str, Any]) -> None:
+    tracker.naive_before, tracker.missing = state["simple_before"], state["missing"]
+    tracker.total.restore(state["total"])
+    tracker.recent.restore(state["recent"])
+    vars(tracker.naive).update(copy.deepcopy(state["simple"]))

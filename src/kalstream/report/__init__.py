@@ -1,7 +1,6 @@
-"""Pages about runs: owns all that turns the result files of a run into HTML, reads nothing else.
+"""Reports: HTML pages made from the files of runs, and from nothing else.
 
-A page is one file without a single request to a network, so that it can be mailed, archived and
-opened in ten years:
+A page is one file that needs no network, so it can be mailed and archived:
 
 >>> from pathlib import Path
 >>> from kalstream.errors import InvalidInput
@@ -16,7 +15,8 @@ no/such/run: no such folder; give the folder that `kalstream run` wrote
 from kalstream.report.compare import compare, write_comparison
 from kalstream.report.page import make_report, write_report
 from kalstream.report.paired import compare_runs
-from kalstream.report.read import Run, Window, check_results, read_run
+from kalstream.report.read import Run, Window, read_run
+from kalstream.runs.lines import check_results
 
 __all__ = [
     "Run",

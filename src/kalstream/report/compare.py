@@ -1,10 +1,10 @@
-"""Several runs on the same data, on one page."""
+"""The page of a comparison: several runs on the same data."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,66 +13,68 @@ import numpy as np
 from kalstream._files import write_whole
 from kalstream.errors import InvalidInput
 from kalstream.evaluate.compare import LEVEL
+from kalstream.evaluate.metrics import METRICS, Metric, Show, shown
 from kalstream.report import format as fmt
-from kalstream.report.headline import METRICS, baseline_name, state
+from kalstream.report.axes import covering, linear, metric_axis, rows_axis
+from kalstream.report.elements import (
+    OUTSIDE,
+    baseline_name,
+    baseline_style,
+    metric_text,
+    pair,
+    prose,
+    section,
+    table,
+)
 from kalstream.report.markup import Markup, join, tag
 from kalstream.report.page import page
-from kalstream.report.read import FloatArray, Run, read_run
-from kalstream.report.sections import STYLES, pair, section, table, word
-from kalstream.report.svg import Figure, covering, linear, percent_axis, rows_axis
+from kalstream.report.paired import read_runs
+from kalstream.report.read import FloatArray, Run
+from kalstream.report.sections.headline import state
+from kalstream.report.svg import Figure
 from kalstream.report.timeline import Timeline, trend
 
-_STYLES = 8  # colours with dashes of their own in the style sheet
-_LESS_IS_BETTER = {"log_loss", "brier", "ece", "rmse", "mae", "nlpd", "code_length"}
+_N_STYLES = 8  # colours with dashes of their own in the style sheet
 
 
 def compare(runs: Sequence[Path], tests: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Page that lays several runs over each other.
+    """Compare several runs, as the text of an HTML page.
 
     Parameters
     ----------
     runs : sequence of Path
         At least two folders that ``kalstream run`` wrote, on the same data.
     tests : sequence of dict
-        Paired tests: ``a`` and ``b`` (names of runs), ``metric``, ``difference`` (the metric of `a`
-        less that of `b`), ``standard_error``, ``p_value`` and ``n`` (windows).
+        Paired tests, from `compare_runs`.
 
     Returns
     -------
     str
-        A page that is complete in itself.
+        A page without links to other files.
 
     Raises
     ------
     InvalidInput
         If there are fewer than two runs, files are missing or damaged, or the data differ.
     """
-    if len(runs) < 2:
-        raise InvalidInput(f"a comparison needs at least two runs, not {len(runs)}")
-    read = [read_run(Path(run)) for run in runs]
-    _check_same_data(read)
-    names = _names(read)
-    first = read[0]
+    named = read_runs(runs)
+    name = next(iter(named.values())).name
     top = join(
         [
             tag("p", tag("span", "kalstream comparison"), class_="over"),
-            tag("h1", fmt.shortened(first.name, 80)),
-            tag(
-                "p",
-                f"{fmt.plural(len(read), 'run')} on the same data, row by row",
-                class_="facts",
-            ),
+            tag("h1", fmt.shortened(name, 80)),
+            tag("p", f"{fmt.plural(len(named), 'run')} on the same data", class_="facts"),
         ]
     )
     body = [
-        _unfinished(read, names),
-        _totals(read, names),
+        _warning(named),
+        _totals(named),
         _tests(tests),
-        _curves(read, names),
-        _saved(read, names),
-        _settings(read, names),
+        _curves(named),
+        _saved(named),
+        _settings(named),
     ]
-    return page(f"{first.name}: {fmt.plural(len(read), 'run')}", top, join(body))
+    return page(f"{name}: {fmt.plural(len(named), 'run')}", top, join(body))
 
 
 def write_comparison(
@@ -83,9 +85,9 @@ def write_comparison(
     Parameters
     ----------
     runs, tests
-        As in `compare`.
+        As for `compare`.
     out : Path
-        The file. It is replaced whole or not at all.
+        The file. It is replaced completely or not at all.
 
     Returns
     -------
@@ -101,103 +103,62 @@ def write_comparison(
     return Path(out)
 
 
-def _check_same_data(runs: Sequence[Run]) -> None:
-    first = runs[0]
-    for run in runs[1:]:
-        for key in ("fingerprint", "task", "target"):
-            mine, other = first.stream.get(key), run.stream.get(key)
-            if mine != other:
-                raise InvalidInput(
-                    f"{first.path} and {run.path} are not about the same data: the {key} of the "
-                    f"one is {mine!r}, of the other {other!r}; only runs on the same rows compare"
-                )
-
-
-def _names(runs: Sequence[Run]) -> list[str]:
-    """Names of folders, with as much of their paths as tells them apart."""
-    parts = [run.path.resolve().parts for run in runs]
-    for depth in range(1, max(len(part) for part in parts) + 1):
-        names = ["/".join(part[-depth:]) for part in parts]
-        if len(set(names)) == len(names):
-            return names
-    return [f"{part[-1]} ({i})" for i, part in enumerate(parts, start=1)]  # a run given twice
-
-
-def _unfinished(runs: Sequence[Run], names: Sequence[str]) -> Markup | None:
-    told = [
+def _warning(runs: Mapping[str, Run]) -> Markup | None:
+    """Reasons why the runs may not be comparable."""
+    first = next(iter(runs.values()))
+    reasons = [
         f"{name}: {state(run)[0]}, {fmt.count(run.rows)} rows"
-        for run, name in zip(runs, names, strict=True)
+        for name, run in runs.items()
         if state(run)[0] != "finished"
     ]
-    if len({run.rows for run in runs}) > 1:
-        told.append(
-            "the runs have not seen the same number of rows, and totals differ for that reason too"
-        )
-    if runs[0].stream.get("fingerprint") is None:
-        told.append("the files do not say which data they are about, so that it may differ")
-    if not told:
+    if len({run.rows for run in runs.values()}) > 1:
+        reasons.append("the runs do not have the same number of rows, so totals differ anyway")
+    if first.stream.get("fingerprint") is None:
+        reasons.append("the files do not identify their data, so it may differ")
+    if not reasons:
         return None
-    return tag("p", tag("strong", "Take care. "), "; ".join(told) + ".", class_="banner mixed")
+    return tag("p", tag("strong", "Warning. "), "; ".join(reasons) + ".", class_="banner mixed")
 
 
-def _shown(metric: str) -> Callable[[float], str]:
-    if metric in ("accuracy", "coverage", "ece", "macro_f1"):
-        return fmt.percent
-    return fmt.count if metric == "code_length" else fmt.significant
-
-
-def _totals(runs: Sequence[Run], names: Sequence[str]) -> Markup:
-    if runs[0].classification:
-        metrics = ["accuracy", "log_loss", "brier", "ece", "macro_f1", "code_length"]
-    else:
-        metrics = ["rmse", "mae", "nlpd", "coverage"]
-    metrics = [m for m in metrics if any(math.isfinite(run.total(m)) for run in runs)]
-    titles = {
-        "brier": "Brier",
-        "ece": "ECE",
-        "macro_f1": "Macro F1",
-        "code_length": "Bits",
-        "nlpd": "NLPD",
-    }
-    head = ["", "Learner", "Rows"]
-    head += [
-        titles.get(m, METRICS.get(m, m).capitalize() if m not in ("rmse", "mae") else METRICS[m])
-        for m in metrics
+def _totals(runs: Mapping[str, Run]) -> Markup:
+    """Table of the metrics over all rows."""
+    first, all_runs = next(iter(runs.values())), list(runs.values())
+    metrics = [
+        metric
+        for metric in shown(first.task, Show.TOTALS)
+        if any(math.isfinite(run.total(metric.name)) for run in all_runs)
     ]
-    head += ["Alarms", "Rows/s"]
-    best = {metric: _best(runs, metric) for metric in metrics}
+    head = ["", "Learner", "Rows", *(metric.heading for metric in metrics), "Alarms", "Rows/s"]
+    best = {metric.name: _best(all_runs, metric) for metric in metrics}
     rows = []
-    for i, (run, name) in enumerate(zip(runs, names, strict=True)):
+    for i, (name, run) in enumerate(runs.items()):
         cells: list[object] = [
             _key(i, name),
             fmt.shortened(run.learner, 30),
             fmt.count(run.rows),
         ]
         for metric in metrics:
-            text = _shown(metric)(run.total(metric))
-            cells.append(tag("b", text, " ★") if i in best[metric] else text)
+            text = metric_text(metric, run.total(metric.name))
+            cells.append(tag("b", text, " ★") if i in best[metric.name] else text)
         alarms = sum(len(window.drift) for window in run.windows)
         rows.append([*cells, fmt.count(alarms), _rate(run)])
-    for baseline in runs[0].baselines:
-        cells = [baseline_name(baseline), "baseline", fmt.count(runs[0].rows)]
-        cells += [_shown(metric)(runs[0].total(metric, baseline)) for metric in metrics]
+    for baseline in first.baselines:
+        cells = [baseline_name(baseline), "baseline", fmt.count(first.rows)]
+        cells += [metric_text(m, first.total(m.name, baseline)) for m in metrics]
         rows.append([*cells, "", ""])
-    note = word(
-        "★ marks the best run of a column. Whether it is better than chance would make it is "
-        "another question: see the paired tests, where there are any."
+    note = prose(
+        "★ marks the best run of a column. The paired tests, if there are any, show whether a "
+        "difference is more than chance."
     )
     return section("totals", "Totals", table(head, rows, row_heads=True, left=(1,)), note)
 
 
-def _best(runs: Sequence[Run], metric: str) -> set[int]:
-    if metric == "coverage":
-        values = [-abs(run.total(metric) - 0.9) for run in runs]
-    else:
-        sign = -1.0 if metric in _LESS_IS_BETTER else 1.0
-        values = [sign * run.total(metric) for run in runs]
+def _best(runs: Sequence[Run], metric: Metric) -> set[int]:
+    """Indices of the best runs; none if all are equal."""
+    values = [metric.merit(run.total(metric.name)) for run in runs]
     known = [value for value in values if math.isfinite(value)]
     if not known or (len(known) > 1 and max(known) == min(known)):
-        return set()  # nobody is best where all are equal
+        return set()
     return {i for i, value in enumerate(values) if value == max(known)}
 
 
@@ -220,165 +181,160 @@ def _key(i: int, name: str) -> Markup:
 
 
 def _style(i: int) -> str:
-    return f"r{i % _STYLES}"
+    return f"r{i % _N_STYLES}"
 
 
 def _tests(tests: Sequence[Mapping[str, Any]]) -> Markup | None:
     if not tests:
         return None
-    told = (
-        "Both runs predicted the same rows, so that they are compared window by window. The "
-        "p-value says how often a difference as large as this would come about by chance if the "
-        "two were equally good; below 0.05 one usually says that it is more than chance. With "
-        "many pairs, some small p-values come about by chance as well."
+    text = (
+        "Both runs predicted the same rows, so they are compared window by window. The p-value is "
+        "the probability of a difference this large if both runs were equally good. A p-value "
+        "below 0.05 usually counts as more than chance. With many pairs, some p-values are small "
+        "by chance alone."
     )
-    head = ("Pair", "Metric", "Difference", "Standard error", "p", "Windows", "In words")
+    head = ("Pair", "Metric", "Difference", "Standard error", "p", "Windows", "Result")
     rows = [_test(test) for test in tests]
     return section(
-        "tests", "Paired tests", word(told), table(head, rows, row_heads=True, left=(1, 6))
+        "tests", "Paired tests", prose(text), table(head, rows, row_heads=True, left=(1, 6))
     )
 
 
 def _test(test: Mapping[str, Any]) -> list[str]:
+    """A row of the table of paired tests."""
     try:
-        a, b, metric = str(test["a"]), str(test["b"]), str(test["metric"])
+        a, b, metric = str(test["a"]), str(test["b"]), METRICS[test["metric"]]
         numbers = [test[key] for key in ("difference", "standard_error", "p_value", "n")]
         difference, error, p, n = (math.nan if one is None else float(one) for one in numbers)
     except (KeyError, TypeError, ValueError) as problem:
         raise InvalidInput(f"tests: not a paired test: {dict(test)!r} ({problem})") from problem
-    better = a if (difference < 0) == (metric in _LESS_IS_BETTER) else b
+    better = a if (difference < 0) == (metric.better == "less") else b
     if math.isnan(p) or math.isnan(difference):
-        verdict = "Cannot be told."
+        verdict = "Not defined."
     elif p < LEVEL and difference:
         verdict = f"{better} is better."
     else:
-        verdict = "No more than chance would give."
+        verdict = "No more than chance."
     chance = "< 0.001" if p < 0.001 else fmt.fixed(p)
     size = fmt.significant(difference), fmt.significant(error, 2)
-    return [f"{a} less {b}", METRICS.get(metric, metric), *size, chance, fmt.count(n), verdict]
+    return [f"{a} minus {b}", metric.title, *size, chance, fmt.count(n), verdict]
 
 
-def _curves(runs: Sequence[Run], names: Sequence[str]) -> Markup:
-    if runs[0].classification:
-        metrics = [("accuracy", "Accuracy"), ("log_loss", "Log-loss in nats")]
-    else:
-        metrics = [("rmse", "RMSE"), ("nlpd", "Negative log predictive density")]
-    body: list[Markup | None] = [
-        _overlay(runs, names, metric, f"{title}, moving average", whole=False)
-        for metric, title in metrics
-    ]
-    body.append(
-        pair(*(_overlay(runs, names, m, f"{title} so far", whole=True) for m, title in metrics))
-    )
-    return section("curves", "How well, and when", *body)
+def _curves(runs: Mapping[str, Run]) -> Markup:
+    """Figures of the metrics over time."""
+    metrics = shown(next(iter(runs.values())).task, Show.CURVES)
+    recent = [_overlay(runs, metric, whole=False) for metric in metrics]
+    so_far = [_overlay(runs, metric, whole=True) for metric in metrics]
+    return section("curves", "Scores over time", *recent, pair(*so_far))
 
 
-def _values(run: Run, time: Timeline, metric: str, whole: bool, prefix: str = "") -> FloatArray:
+def _values(run: Run, time: Timeline, metric: Metric, whole: bool, prefix: str = "") -> FloatArray:
+    """A metric over all rows so far, or its moving average."""
     if whole:
-        return time.last(run.column(f"{prefix}total.{metric}"))
-    values = run.column(f"{prefix}window.{metric}")
-    grouped = time.rms(values) if metric == "rmse" else time.mean(values)
+        return time.last(run.column(f"{prefix}total.{metric.name}"))
+    grouped = time.average(metric, run.column(f"{prefix}window.{metric.name}"))
     return trend(grouped, time.weights)[0]
 
 
-def _overlay(
-    runs: Sequence[Run], names: Sequence[str], metric: str, title: str, *, whole: bool
-) -> Markup | None:
-    times = [Timeline(run) for run in runs]
-    curves = [_values(run, time, metric, whole) for run, time in zip(runs, times, strict=True)]
+def _overlay(runs: Mapping[str, Run], metric: Metric, *, whole: bool) -> Markup | None:
+    """Figure of a metric, with a line for each run."""
+    times = [Timeline(run) for run in runs.values()]
+    pairs = zip(runs.values(), times, strict=True)
+    curves = [_values(run, time, metric, whole) for run, time in pairs]
     if not any(np.isfinite(curve).any() for curve in curves):
         return None
-    first = runs[0]
+    first = next(iter(runs.values()))
     others = {name: _values(first, times[0], metric, whole, f"{name}.") for name in first.baselines}
-    keep = [run.total(metric) for run in runs] if whole else []
-    lo, hi, clipped = covering([*curves, *others.values()], keep)
-    axis = percent_axis(lo, hi) if metric == "accuracy" else linear(lo, hi)
-    described = [
-        f"{n} ends at {_shown(metric)(run.total(metric))}"
-        for n, run in zip(names, runs, strict=True)
-    ]
+    totals = {name: run.total(metric.name) for name, run in runs.items()}
+    lo, hi, clipped = covering([*curves, *others.values()], totals.values() if whole else [])
+    ends = [f"{name} ends at {metric_text(metric, value)}" for name, value in totals.items()]
     figure = Figure(
-        title,
-        f"One line for each run. {fmt.listed(described)}.",
-        rows_axis(max(run.rows for run in runs)),
-        axis,
+        f"{metric.heading} so far" if whole else f"{metric.heading}, moving average",
+        f"One line for each run. {fmt.listed(ends)}.",
+        rows_axis(max(run.rows for run in runs.values())),
+        metric_axis(metric, lo, hi),
         height=180 if whole else 230,
     )
     for name, values in others.items():
-        shown = baseline_name(name)
+        shown_name, style = baseline_name(name), f"back {baseline_style(name)}"
         xs = times[0].right if whole else times[0].middle
-        figure.line(xs, values, f"back {STYLES.get(name, 'constant')}", name=shown, label=shown)
-    for i, (name, time, values) in enumerate(zip(names, times, curves, strict=True)):
-        shown = fmt.shortened(name, 13)
-        figure.line(
-            time.right if whole else time.middle, values, _style(i), name=shown, label=shown
-        )
-    return figure.render("A few extreme values lie outside the frame." if clipped else None)
+        figure.line(xs, values, style, name=shown_name, label=shown_name)
+    for i, (name, time, values) in enumerate(zip(runs, times, curves, strict=True)):
+        shown_name = fmt.shortened(name, 13)
+        xs = time.right if whole else time.middle
+        figure.line(xs, values, _style(i), name=shown_name, label=shown_name)
+    return figure.render(OUTSIDE if clipped else None)
 
 
-def _saved(runs: Sequence[Run], names: Sequence[str]) -> Markup | None:
-    """Bits saved against the first run: the slope says who is better, and when."""
-    first, time = runs[0], Timeline(runs[0])
+def _saved(runs: Mapping[str, Run]) -> Markup | None:
+    """Figure of the bits saved against the first run: the slope shows which run is better."""
+    (first_name, first), *rest = runs.items()
+    time = Timeline(first)
     base = time.last(first.column("total.code_length"))
     if not np.isfinite(base).any():
         return None
     curves = {}
-    for i, run in enumerate(runs[1:], start=1):
+    for i, (name, run) in enumerate(rest, start=1):
         other = Timeline(run)
         bits = other.last(run.column("total.code_length"))
         if np.isfinite(bits).all():
-            # beyond its last row a run has no code length
-            curves[i] = base - np.interp(time.right, other.right, bits, right=math.nan)
+            # after its last row a run has no code length
+            saved = base - np.interp(time.right, other.right, bits, right=math.nan)
+            curves[i, fmt.shortened(name, 13)] = saved
     if not curves:
         return None
     values = np.concatenate([*curves.values(), [0.0]])
     figure = Figure(
-        f"Bits saved against {fmt.shortened(names[0], 40)}",
-        "Lines of the difference in code length so far; rising means that the run predicts better.",
-        rows_axis(max(run.rows for run in runs)),
+        f"Bits saved against {fmt.shortened(first_name, 40)}",
+        "Lines of the difference in code length so far. Where a line rises, its run predicts "
+        "better.",
+        rows_axis(max(run.rows for run in runs.values())),
         linear(float(np.nanmin(values)), float(np.nanmax(values))),
         height=200,
     )
     figure.across(0.0, "nominal")
-    for i, saved in curves.items():
-        shown = fmt.shortened(names[i], 13)
-        figure.line(time.right, saved, _style(i), name=shown, label=shown)
-    caption = f"A line that rises predicts better than {names[0]} there; one that falls, worse."
+    for (i, shown_name), saved in curves.items():
+        figure.line(time.right, saved, _style(i), name=shown_name, label=shown_name)
+    caption = (
+        f"Where a line rises, its run predicts better than {first_name}; where it falls, worse."
+    )
     return section("bits", "Code length", figure.render(caption))
 
 
-def _settings(runs: Sequence[Run], names: Sequence[str]) -> Markup:
-    """Settings in which the runs differ, and the commands."""
-    flat = [_flat({k: run.config[k] for k in ("learner", "protocol", "machine")}) for run in runs]
-    for one, run in zip(flat, runs, strict=True):
-        one["version"] = str(run.config.get("version"))
-    keys = dict.fromkeys(key for one in flat for key in one)
-    differing = [key for key in keys if len({one.get(key) for one in flat}) > 1]
+def _settings(runs: Mapping[str, Run]) -> Markup:
+    """Table of the settings that differ, and the commands."""
+    configs = [run.config for run in runs.values()]
+    flat = [_flat({k: config[k] for k in ("learner", "protocol", "machine")}) for config in configs]
+    for settings, config in zip(flat, configs, strict=True):
+        settings["version"] = str(config.get("version"))
+    keys = dict.fromkeys(key for settings in flat for key in settings)
+    differing = [key for key in keys if len({settings.get(key) for settings in flat}) > 1]
     rows = [
-        [key, *(fmt.shortened(one.get(key, fmt.NOT_DEFINED), 60) for one in flat)]
+        [key, *(fmt.shortened(settings.get(key, fmt.NOT_DEFINED), 60) for settings in flat)]
         for key in differing
     ]
     body = (
-        table(["Setting", *names], rows, row_heads=True, left=range(len(names) + 1))
+        table(["Setting", *runs], rows, row_heads=True, left=range(len(runs) + 1))
         if rows
-        else word("The settings are the same.")
+        else prose("The settings are the same.")
     )
     commands = [
-        tag("pre", tag("code", f"{run.config.get('command') or 'not recorded'}"), class_="command")
-        for run in runs
+        tag("pre", tag("code", f"{config.get('command') or 'not recorded'}"), class_="command")
+        for config in configs
     ]
-    fingerprint = runs[0].stream.get("fingerprint") or "not recorded"
+    fingerprint = configs[0]["stream"].get("fingerprint") or "not recorded"
     return section(
-        "settings", "Where the runs differ", body, *commands, word(f"Data: {fingerprint}")
+        "settings", "Settings that differ", body, *commands, prose(f"Data: {fingerprint}")
     )
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
+    """Nested settings by their path."""
+    flat: dict[str, str] = {}
     for key, value in values.items():
         if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{key}.")
+            flat |= _flat(value, f"{prefix}{key}.")
         else:
             text = value if isinstance(value, str) else json.dumps(value, default=str)
-            found[f"{prefix}{key}"] = text
-    return found
+            flat[f"{prefix}{key}"] = text
+    return flat

@@ -1,4 +1,4 @@
-"""Numbers as people read them. A value that is not defined is a dash, never the word NaN."""
+"""Numbers as text. A value that is not defined is a dash, never the word NaN."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fixed(value: float, digits: int = 3) -> str:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Value with so many significant digits, without an exponent where one can read it so.
+    """Value with some significant digits, with an exponent only if it is very small or large.
 
     Examples
     --------
@@ -47,7 +47,7 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def plus_minus(value: float, error: float) -> str:
-    """Value with its uncertainty, both to the digits that the uncertainty leaves.
+    """Value with its uncertainty, both rounded to two digits of the uncertainty.
 
     Examples
     --------
@@ -108,7 +108,7 @@ def compact(value: float) -> str:
 
 
 def half_life(value: float) -> str:
-    """Half-life in rows; an infinite one never forgets.
+    """Half-life; an infinite one is "never".
 
     Examples
     --------
@@ -139,7 +139,7 @@ def seconds(value: float) -> str:
 
 
 def listed(parts: Sequence[str], last: str = "and") -> str:
-    """Parts as a sentence lists them.
+    """Parts as a list in a sentence.
 
     Examples
     --------
@@ -152,7 +152,7 @@ def listed(parts: Sequence[str], last: str = "and") -> str:
 
 
 def shortened(value: object, length: int = 24) -> str:
-    """Text cut to a length, with an ellipsis where something is missing.
+    """Text cut to a length, with an ellipsis if it was longer.
 
     Examples
     --------

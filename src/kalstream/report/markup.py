@@ -1,4 +1,4 @@
-"""HTML from Python, safe by construction: what is not `Markup` is escaped on its way into a tag."""
+"""HTML from Python, safe by construction: everything that is not `Markup` is escaped."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import html
 import re
 from collections.abc import Iterable
 
-# Control characters, halves of surrogate pairs (no encoding can write them) and the marks that turn
-# the direction of writing: a label must not be able to reorder the text around it.
+# Control characters, halves of surrogate pairs (which cannot be encoded), and the marks that change
+# the direction of writing: a label must not reorder the text around it.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _VOID = frozenset({"br", "col", "link", "meta"})
 
 
 class Markup(str):
-    """Text that is HTML already; only the functions of this file should make it from parts."""
+    """Text that is HTML already; only the functions of this file should make it."""
 
     __slots__ = ()
 
 
 def escape(value: object) -> Markup:
-    """Text of anything, harmless both between tags and inside quoted attributes.
+    """Text of any value, safe between tags and inside quoted attributes.
 
     Parameters
     ----------
     value : object
-        `Markup` is taken as it is, everything else is escaped.
+        `Markup` stays as it is, everything else is escaped.
 
     Returns
     -------
@@ -65,8 +65,8 @@ def tag(name: str, *children: object, **attributes: object) -> Markup:
     *children : object
         Its content; None is left out.
     **attributes : object
-        None is left out; a trailing underscore is dropped and the others become hyphens, so that
-        ``class_`` and ``data_x`` can be written.
+        None is left out. A trailing underscore is dropped, and others become hyphens:
+        ``class_``, ``data_x``.
 
     Returns
     -------

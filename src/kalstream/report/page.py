@@ -1,21 +1,60 @@
-"""The whole page: one file that needs nothing else and asks nobody for anything."""
+"""The page of a report: one file without links to other files. `SECTIONS` lists its sections."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from kalstream._files import write_whole
 from kalstream.report import format as fmt
-from kalstream.report.classes import classes
-from kalstream.report.headline import headline, state
+from kalstream.report.elements import Children, section
 from kalstream.report.markup import Markup, join, tag
 from kalstream.report.read import Run, read_run
-from kalstream.report.sections import calibration, code_length, cost, forgetting, origin, scores
+from kalstream.report.sections.calibration import calibration
+from kalstream.report.sections.classes import classes
+from kalstream.report.sections.code_length import code_length
+from kalstream.report.sections.cost import cost
+from kalstream.report.sections.forgetting import forgetting
+from kalstream.report.sections.headline import headline, state
+from kalstream.report.sections.scores import scores
+from kalstream.report.sections.settings import settings
+from kalstream.streams import CLASSIFICATION
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of a report.
+
+    Attributes
+    ----------
+    anchor, title : str
+    content : function of a run
+        Its paragraphs, figures and tables.
+    task : str, optional
+        Only runs of this task have the section.
+    """
+
+    anchor: str
+    title: str
+    content: Callable[[Run], Children]
+    task: str | None = None
+
+
+#: the sections of a report, after the first screen, in their order
+SECTIONS = (
+    Section("scores", "Scores over time", scores),
+    Section("forgetting", "Forgetting and drift", forgetting),
+    Section("calibration", "Calibration", calibration),
+    Section("classes", "Classes", classes, task=CLASSIFICATION),
+    Section("bits", "Code length", code_length),
+    Section("cost", "Time and memory", cost),
+    Section("settings", "Settings", settings),
+)
 
 
 def make_report(run: Path) -> str:
@@ -29,7 +68,7 @@ def make_report(run: Path) -> str:
     Returns
     -------
     str
-        A page that is complete in itself: no scripts, styles, fonts or images from elsewhere.
+        A page without links to scripts, styles, fonts or images elsewhere.
 
     Raises
     ------
@@ -37,20 +76,10 @@ def make_report(run: Path) -> str:
         If the files are missing or damaged; the message names the file and the line.
     """
     read = read_run(run)
-    links = [("scores", "Scores"), ("forgetting", "Forgetting"), ("calibration", "Calibration")]
-    links += [("classes", "Classes")] if read.classification else []
-    links += [("bits", "Code length"), ("cost", "Cost"), ("origin", "Settings")]
-    body = [
-        headline(read),
-        scores(read),
-        forgetting(read),
-        calibration(read),
-        classes(read) if read.classification else None,
-        code_length(read),
-        cost(read),
-        origin(read),
-    ]
-    return page(f"{read.name}: {read.learner}", join([_header(read), _links(links)]), join(body))
+    sections = [each for each in SECTIONS if each.task in (None, read.task)]
+    body = [section(each.anchor, each.title, *each.content(read)) for each in sections]
+    top = join([_header(read), _links(sections)])
+    return page(f"{read.name}: {read.learner}", top, join([headline(read), *body]))
 
 
 def write_report(run: Path, out: Path | None = None) -> Path:
@@ -66,7 +95,7 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     Returns
     -------
     Path
-        The file. It is replaced whole or not at all.
+        The file. It is replaced completely or not at all.
 
     Raises
     ------
@@ -88,7 +117,7 @@ def page(title: str, top: Markup, body: Markup) -> str:
     Parameters
     ----------
     title : str
-        What the browser's tab shows.
+        Title of the browser's tab.
     top, body : Markup
         The header and the sections.
 
@@ -97,8 +126,8 @@ def page(title: str, top: Markup, body: Markup) -> str:
     str
     """
     style, script = _resource("style.css"), _resource("script.js")
-    # The policy forbids every request and every script but our own, by its hash: were a label ever
-    # to slip through unescaped, the browser would still not run it.
+    # The policy forbids every request, and every script but this one, by its hash. If a label were
+    # not escaped by mistake, the browser would still not run it.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
         "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
@@ -116,7 +145,7 @@ def page(title: str, top: Markup, body: Markup) -> str:
     )
     foot = tag(
         "footer",
-        "Made by kalstream from the files of the run alone; make it again with ",
+        "Made by kalstream from the files of the run. Make it again with ",
         tag("code", "kalstream report"),
         ".",
     )
@@ -126,36 +155,34 @@ def page(title: str, top: Markup, body: Markup) -> str:
     return f"<!doctype html>\n{tag('html', head, content, lang='en')}\n"
 
 
-def _links(links: Sequence[tuple[str, str]]) -> Markup:
-    return tag(
-        "nav", *(tag("a", text, href=f"#{anchor}") for anchor, text in links), aria_label="Sections"
-    )
+def _links(sections: Sequence[Section]) -> Markup:
+    links = [tag("a", each.title, href=f"#{each.anchor}") for each in sections]
+    return tag("nav", *links, aria_label="Sections")
 
 
 def _protocol(protocol: Mapping[str, Any]) -> list[str]:
-    """What is not as usual: late targets, chunks, a learner too slow for the stream."""
+    """Chunks, late labels and cost, where they are not the defaults."""
     chunk, delay, cost = (protocol.get(name) for name in ("chunk", "delay", "cost"))
-    told = []
+    facts = []
     if chunk and chunk != 1:
-        told.append(f"in chunks of {fmt.count(chunk)}")
+        facts.append(f"in chunks of {fmt.count(chunk)}")
     if delay:
-        told.append(f"targets come {fmt.plural(delay, 'row')} late")
+        facts.append(f"labels are {fmt.plural(delay, 'row')} late")
     if cost and cost != 1:
-        told.append(f"of {cost:g} chunks one is learned")
-    return told
+        facts.append(f"one of {cost:g} chunks is learned")
+    return facts
 
 
 def _header(run: Run) -> Markup:
     word, _ = state(run)
     kind = {"finished": "good", "error": "bad"}.get(word, "mixed")
-    ended = (run.end or {}).get("reason")
-    chip = "finished, at the limit that was set" if ended == "limit" else word
+    at_limit = run.end is not None and run.end.reason == "limit"
+    chip = "finished at the limit that was set" if at_limit else word
     target = run.stream.get("target")
-    what = "classification" if run.classification else "regression"
     facts = [
         f"{fmt.count(run.rows)} rows",
-        f"{what} of “{fmt.shortened(target, 40)}”" if target else what,
-        f"{run.learner}, each row predicted before it is learned from",
+        f"{run.task} of “{fmt.shortened(target, 40)}”" if target else run.task,
+        f"{run.learner}, each row predicted before it is learned",
         *_protocol(run.config["protocol"]),
     ]
     return join(

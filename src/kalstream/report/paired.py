@@ -1,4 +1,4 @@
-"""Paired tests of runs, from their files."""
+"""Runs on the same data, and paired tests of each pair."""
 
 from __future__ import annotations
 
@@ -11,12 +11,45 @@ from typing import Any
 
 from kalstream.errors import InvalidInput
 from kalstream.evaluate import paired_test
-from kalstream.report.compare import _check_same_data, _names
+from kalstream.evaluate.metrics import Show, shown
 from kalstream.report.read import Run, read_run, window_lines
 
 
+def read_runs(folders: Sequence[Path]) -> dict[str, Run]:
+    """Runs on the same data, by names that tell them apart.
+
+    Raises
+    ------
+    InvalidInput
+        If there are fewer than two runs, files are missing or damaged, or the data differ.
+    """
+    if len(folders) < 2:
+        raise InvalidInput(f"a comparison needs at least two runs, got {len(folders)}")
+    runs = [read_run(Path(folder)) for folder in folders]
+    first = runs[0]
+    for run in runs[1:]:
+        for key in ("fingerprint", "task", "target"):
+            mine, other = first.stream.get(key), run.stream.get(key)
+            if mine != other:
+                raise InvalidInput(
+                    f"{first.path} and {run.path} are not runs on the same data: their {key} is "
+                    f"{mine!r} and {other!r}; compare runs on the same rows"
+                )
+    return dict(zip(_names(runs), runs, strict=True))
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """Names of the folders, with as much of their paths as tells them apart."""
+    parts = [run.path.resolve().parts for run in runs]
+    for depth in range(1, max(len(part) for part in parts) + 1):
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{part[-1]} ({i})" for i, part in enumerate(parts, start=1)]  # a run given twice
+
+
 def compare_runs(runs: Sequence[Path]) -> list[dict[str, Any]]:
-    """Test each pair of runs, window by window, as `compare` takes it.
+    """Test each pair of runs, window by window, for `compare`.
 
     Parameters
     ----------
@@ -27,18 +60,17 @@ def compare_runs(runs: Sequence[Path]) -> list[dict[str, Any]]:
     -------
     list of dict
         ``a``, ``b``, ``metric``, ``difference``, ``standard_error``, ``p_value``, ``n``,
-        ``margin``; without metrics that one of two runs does not have, and runs of a single window.
+        ``margin``. Metrics that a run does not have, and runs of one window, are left out.
     """
-    if len(runs) < 2:
-        raise InvalidInput(f"a comparison needs at least two runs, not {len(runs)}")
-    read = [read_run(Path(run)) for run in runs]
-    _check_same_data(read)
-    metrics = ("log_loss", "accuracy") if read[0].classification else ("nlpd", "mae")
+    named = read_runs(runs)
+    metrics = shown(next(iter(named.values())).task, Show.TESTS)
+    # log probabilities first: runs are selected by them
+    metrics.sort(key=lambda metric: metric.unit != "nats")
     return [
-        {"a": a, "b": b, **asdict(paired_test(_lines(one, metric), _lines(two, metric), metric))}
-        for (a, one), (b, two) in combinations(zip(_names(read), read, strict=True), 2)
-        for metric in metrics
-        if min(len(one.windows), len(two.windows)) > 1 and _has(one, metric) and _has(two, metric)
+        {"a": a, "b": b, **asdict(paired_test(_lines(one, name), _lines(two, name), name))}
+        for (a, one), (b, two) in combinations(named.items(), 2)
+        for name in (metric.name for metric in metrics)
+        if min(len(one.windows), len(two.windows)) > 1 and _has(one, name) and _has(two, name)
     ]
 
 

@@ -1,4 +1,4 @@
-/* Read-outs for the figures and a switch between day and night. The page is complete without it. */
+/* Values under the pointer, and a switch between light and dark. The page works without it. */
 (function () {
   "use strict";
 
@@ -23,7 +23,7 @@
     return { lo: Number(parts[0]), hi: Number(parts[1]), unit: parts[2] };
   }
 
-  /* The points are read back from the drawn path, so that the page need not hold them twice. */
+  /* The points are read from the drawn path, so the page does not hold them twice. */
   function points(path) {
     return path.getAttribute("d").split(/[ML]/).filter(Boolean).map(function (pair) {
       var xy = pair.split(" ");
@@ -58,29 +58,29 @@
     return (units[which.unit] || compact)(value);
   };
 
-  /* What is at one place: the place itself, moved to the nearest point, and a list of names and values. */
+  /* The point nearest to x, and the names and values there. */
   Chart.prototype.at = function (x) {
-    var self = this, found = [], place = x;
+    var self = this, values = [], place = x;
     if (this.cells.length) {
       var i = 0;
       while (i < this.columns.length - 2 && this.columns[i + 1] < x) i++;
       place = (this.columns[i] + this.columns[i + 1]) / 2;
       this.cells.forEach(function (row) {
         var text = row.values.substr(2 * i, 2);
-        found.push({ name: row.name, text: text === ".." ? "–" : (parseInt(text, 36) / 10).toFixed(0) + "%" });
+        values.push({ name: row.name, text: text === ".." ? "–" : (parseInt(text, 36) / 10).toFixed(0) + "%" });
       });
-      return { x: place, found: found };
+      return { x: place, values: values };
     }
-    /* the line drawn last is the one that matters: the others are read where it has a point */
+    /* the line drawn last is the learner: the others are read where it has a point */
     if (this.lines.length) place = nearest(this.lines[this.lines.length - 1].points, x).x;
     this.lines.forEach(function (line) {
       var point = nearest(line.points, place);
       if (Math.abs(point.x - place) > 0.03) return;
       var value = self.y.lo + point.y * (self.y.hi - self.y.lo);
-      found.push({ name: line.name, text: self.write(value, self.y), point: point });
+      values.push({ name: line.name, text: self.write(value, self.y), point: point });
     });
-    found.sort(function (a, b) { return b.point.y - a.point.y; });
-    return { x: place, found: found };
+    values.sort(function (a, b) { return b.point.y - a.point.y; });
+    return { x: place, values: values };
   };
 
   function element(name, text) {
@@ -111,14 +111,14 @@
 
   function show(chart, x) {
     clear();
-    var seen = chart.at(x);
-    var value = chart.x.lo + seen.x * (chart.x.hi - chart.x.lo);
+    var reading = chart.at(x);
+    var value = chart.x.lo + reading.x * (chart.x.hi - chart.x.lo);
     charts.forEach(function (other) {
       if (other !== chart && !(other.time && chart.time)) return;
       var share = (value - other.x.lo) / (other.x.hi - other.x.lo);
       if (share >= 0 && share <= 1) other.mark.appendChild(line(share));
     });
-    seen.found.forEach(function (one) {
+    reading.values.forEach(function (one) {
       if (!one.point || one.point.y < 0 || one.point.y > 1) return;
       var dot = SVG("circle");
       dot.setAttribute("cx", 100 * one.point.x + "%");
@@ -129,7 +129,7 @@
     });
     readout.textContent = "";
     readout.appendChild(element("b", chart.write(value, chart.x)));
-    seen.found.forEach(function (one) {
+    reading.values.forEach(function (one) {
       var row = element("span", "");
       row.appendChild(element("i", one.name));
       row.appendChild(element("span", one.text));
@@ -137,16 +137,16 @@
     });
     chart.box.appendChild(readout);
     var plot = chart.svg.getBoundingClientRect(), box = chart.box.getBoundingClientRect();
-    var left = plot.left - box.left + seen.x * plot.width;
+    var left = plot.left - box.left + reading.x * plot.width;
     var width = readout.offsetWidth;
     left = left + 14 + width <= box.width ? left + 14 : left - 14 - width;
     readout.style.left = Math.max(0, Math.min(left, box.width - width)) + "px";
-    chart.place = seen.x;
+    chart.place = reading.x;
   }
 
   charts.forEach(function (chart) {
     var svg = chart.svg, title = svg.querySelector("title");
-    /* a title inside SVG pops up over the read-out: the name moves to an attribute */
+    /* browsers show an SVG title over the values: the title moves to an attribute */
     svg.setAttribute("aria-label", title.textContent);
     title.remove();
     svg.setAttribute("tabindex", "0");

@@ -1,166 +1,37 @@
-"""Figures as SVG that stretches with the page while its text keeps its size.
+"""Figures as SVG, which stretch with the page while their text keeps its size.
 
 The outer SVG has no viewBox: it is as wide as the page allows, and places texts and dots by
-percentages. Curves and cells live in an inner SVG of 1000 by 1000 units that is stretched to fill
-it. Axis labels hang over the edge, into the padding of the box around the figure. So one figure
-serves a desktop and a phone without a script. Colours are classes, and the style sheet knows what
-they are by day and by night.
+percentages. Curves and cells are in an inner SVG of 1000 by 1000 units, which is stretched to fill
+the outer one. Axis labels are drawn in the padding of the box around the figure. So one figure fits
+a desktop and a phone without a script. Colours are classes of the style sheet, which has a light
+and a dark scheme.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from kalstream.report import format as fmt
+from kalstream.report.axes import Axis
 from kalstream.report.markup import Markup, tag
 from kalstream.report.read import FloatArray
 
 UNITS = 1000
-LEVELS = 12  # shades of a heat map: about as many as can be told apart
-_FEW = 40  # so many points or fewer are drawn as dots too
-_LABEL_GAP = 15  # pixels between two labels at the end of curves
+LEVELS = 12  # shades of a heat map: about as many as the eye distinguishes
+_FEW_POINTS = 40  # curves of at most this many points get dots too
+_LABEL_GAP = 15  # pixels between two labels at the ends of curves
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-@dataclass(frozen=True)
-class Axis:
-    """Range of values along one side of a figure.
-
-    Attributes
-    ----------
-    lo, hi : float
-        The values at its ends.
-    ticks : tuple of (float, str)
-        Where there are marks, and what they say.
-    unit : str
-        How the script writes a value that is pointed at: see ``script.js``.
-    """
-
-    lo: float
-    hi: float
-    ticks: tuple[tuple[float, str], ...]
-    unit: str = "number"
-
-    def share(self, values: FloatArray) -> FloatArray:
-        """Place of values along the axis: 0 at its low end, 1 at its high end."""
-        return (np.asarray(values, dtype=float) - self.lo) / (self.hi - self.lo)
-
-
-def nice_step(span: float, steps: int) -> float:
-    """Distance of 1, 2, 2.5 or 5 times a power of ten that divides a span into about so many steps.
-
-    Examples
-    --------
-    >>> nice_step(45312, 5), nice_step(0.12, 5)
-    (10000.0, 0.025)
-    """
-    raw = span / steps
-    power = 10.0 ** math.floor(math.log10(raw))
-    options = (1.0, 2.0, 2.5, 5.0, 10.0)
-    return power * next(option for option in options if option * power >= raw * 0.999)
-
-
-def linear(
-    lo: float,
-    hi: float,
-    *,
-    steps: int = 4,
-    label: Callable[[float], str] = fmt.compact,
-    unit: str = "number",
-    snug: bool = False,
-) -> Axis:
-    """An axis with marks at round numbers.
-
-    Parameters
-    ----------
-    lo, hi : float
-        What it must hold; equal ends are moved apart.
-    steps : int
-        About how many marks.
-    label : callable
-        Text of a mark.
-    unit : str
-        See `Axis`.
-    snug : bool
-        End exactly at `lo` and `hi` instead of at a mark.
-
-    Returns
-    -------
-    Axis
-    """
-    size = max(abs(lo), abs(hi))
-    if not hi - lo > max(1e-9 * size, 1e-200):
-        room = 0.1 * size if size > 1e-200 else 1.0
-        lo, hi = lo - room, hi + room
-    step = nice_step(hi - lo, steps)
-    first = math.ceil(lo / step - 1e-9) if snug else math.floor(lo / step + 1e-9)
-    last = math.floor(hi / step + 1e-9) if snug else math.ceil(hi / step - 1e-9)
-    # rounding keeps 3 * 0.1 from being 0.30000000000000004 on the page
-    marks = [float(f"{i * step:.12g}") for i in range(first, last + 1)]
-    ends = (lo, hi) if snug else (marks[0], marks[-1])
-    return Axis(*ends, tuple((mark, label(mark)) for mark in marks), unit)
-
-
-def percent_axis(lo: float, hi: float, *, steps: int = 4) -> Axis:
-    """An axis of shares, written as percentages and kept within 0 and 1."""
-    label = lambda value: f"{100 * value:.4g}%"  # noqa: E731 - a name would say no more
-    axis = linear(lo, hi, steps=steps, label=label, unit="percent")
-    if axis.lo >= 0 and axis.hi <= 1:
-        return axis
-    ticks = tuple(tick for tick in axis.ticks if -1e-9 <= tick[0] <= 1 + 1e-9)
-    return Axis(max(axis.lo, 0.0), min(axis.hi, 1.0), ticks, "percent")
-
-
-def rows_axis(rows: int) -> Axis:
-    """The axis of time: rows of the stream from the first to the last."""
-    return linear(0, max(rows, 1), steps=5, snug=True, unit="rows")
-
-
-def covering(curves: Iterable[FloatArray], keep: Iterable[float] = ()) -> tuple[float, float, bool]:
-    """Range that shows curves well: a few wild values at the start must not flatten the rest.
-
-    Parameters
-    ----------
-    curves : iterable of ndarray
-        What is to be drawn.
-    keep : iterable of float
-        Values that must be inside.
-
-    Returns
-    -------
-    lo, hi : float
-        The range.
-    clipped : bool
-        Whether something lies outside.
-    """
-    values = np.concatenate([np.asarray(curve, dtype=float) for curve in curves])
-    values = values[np.isfinite(values)]
-    kept = [value for value in keep if math.isfinite(value)]
-    if not values.size and not kept:
-        return 0.0, 1.0, False
-    if not values.size:
-        return min(kept), max(kept), False
-    low, high = (
-        np.quantile(values, [0.01, 0.99]) if values.size >= 50 else (values.min(), values.max())
-    )
-    room = high - low
-    lo = float(values.min() if values.min() >= low - 0.5 * room else low)
-    hi = float(values.max() if values.max() <= high + 0.5 * room else high)
-    lo, hi = min([lo, *kept]), max([hi, *kept])
-    return lo, hi, bool(values.min() < lo or values.max() > hi)
-
-
 def coordinates(shares: FloatArray) -> list[str]:
-    """Units of the inner SVG with one decimal, a ten-thousandth of the figure."""
+    """Positions in units of the inner SVG, with one decimal."""
     return [f"{value:g}" for value in np.round(UNITS * np.clip(shares, -50, 50), 1)]
 
 
 def curve(xs: FloatArray, ys: FloatArray) -> str:
-    """Path through points given as shares of the figure; NaN interrupts it."""
+    """Path through points, given as shares of the figure; NaN interrupts it."""
     known = np.isfinite(xs) & np.isfinite(ys)
     across, down = coordinates(np.where(known, xs, 0)), coordinates(np.where(known, 1 - ys, 0))
     parts: list[str] = []
@@ -173,7 +44,7 @@ def curve(xs: FloatArray, ys: FloatArray) -> str:
 def spread(
     places: Sequence[float], low: float, high: float, gap: float = _LABEL_GAP
 ) -> list[float]:
-    """Places moved apart as little as needed to be a gap from each other, within bounds.
+    """Positions, moved apart until neighbours are a gap apart, within bounds.
 
     Examples
     --------
@@ -200,18 +71,18 @@ def _cent(share: float) -> str:
 
 
 class Figure:
-    """One figure: axes, and what is drawn between them.
+    """A figure: axes, and the curves, bars or cells between them.
 
     Parameters
     ----------
     title, description : str
-        What it shows, for those who cannot see it.
+        What it shows; screen readers read both.
     x, y : Axis
         The axes.
     height : int
-        Height of the space between the axes, in pixels.
+        Height between the axes, in pixels.
     time : bool
-        Whether `x` is time: all such figures of a page share one crosshair.
+        Whether `x` is time: all such figures of a page share a crosshair.
     css : str
         Further classes of the box around it.
     """
@@ -254,9 +125,9 @@ class Figure:
         css : str
             Class that gives colour, width and dashes.
         name : str, optional
-            What the read-out calls it; None leaves it out there.
+            Its name in the read-out at the pointer; None leaves it out there.
         label, value : str, optional
-            Text at its end; the value is left out where the screen is narrow.
+            Text at its end; the value is hidden where the screen is narrow.
         """
         across, up = self.x.share(xs), self.y.share(ys)
         known = np.flatnonzero(np.isfinite(up))
@@ -264,7 +135,7 @@ class Figure:
             return
         path = curve(across, up)
         self._inside.append(tag("path", d=path, class_=f"line {css}", data_name=name))
-        if len(known) <= _FEW and label:
+        if len(known) <= _FEW_POINTS and label:
             self.dots(xs, ys, css)
         if label:
             place = float(np.clip(1 - up[known[-1]], 0, 1))
@@ -288,19 +159,19 @@ class Figure:
         self.path(f"M0 {y}H{UNITS}", f"line {css}")
 
     def moments(self, rows: Sequence[float], css: str) -> None:
-        """Draw thin vertical lines; those that would fall on the same place are drawn once."""
+        """Draw thin vertical lines; several at the same position are drawn once."""
         places = sorted(set(coordinates(np.round(self.x.share(np.array(rows, dtype=float)), 3))))
         self.path("".join(f"M{place} 0V{UNITS}" for place in places), css)
 
     def rug(self, rows: Sequence[float], css: str) -> None:
-        """Draw short marks above the figure, where there are too many for lines across it."""
+        """Draw short marks above the figure, for rows too many for `moments`."""
         places = sorted(set(coordinates(np.round(self.x.share(np.array(rows, dtype=float)), 3))))
         path = tag("path", d="".join(f"M{place} 0v1" for place in places), class_=css)
         box = {"viewBox": f"0 0 {UNITS} 1", "preserveAspectRatio": "none"}
         self._over.append(tag("svg", path, **box, x=0, y=-9, width="100%", height=7))
 
     def flags(self, rows: Sequence[float], css: str) -> None:
-        """Draw small triangles above the figure, where thin lines begin."""
+        """Draw small triangles above the figure, at the top of the lines of `moments`."""
         shares = np.round(self.x.share(np.array(rows, dtype=float)), 3)
         for share in sorted(set(shares.tolist())):
             self._over.append(tag("text", "▾", x=_cent(share), y=0, dy=-2, class_=f"flag {css}"))
@@ -334,9 +205,9 @@ class Figure:
         table : ndarray of shape (n_rows, n_columns)
             Values from 0 to 1, the first row at the bottom; NaN leaves a cell empty.
         names : sequence of str
-            What the read-out calls the rows.
+            Names of the rows in the read-out at the pointer.
         css : str
-            Class that gives the colour; the shade is the opacity.
+            Class that gives the colour; the opacity is the value.
         """
         columns = np.round(UNITS * self.x.share(edges), 1)
         tall = UNITS / len(table)
@@ -366,7 +237,7 @@ class Figure:
         Parameters
         ----------
         caption : str, optional
-            What stands under it.
+            Text under it.
 
         Returns
         -------
@@ -436,7 +307,7 @@ class Figure:
 
 
 def _lines(label: str) -> list[object]:
-    """A label over two lines, where it has them."""
+    """A label in one or two lines."""
     first, _, second = label.partition("\n")
     if not second:
         return [first]
@@ -444,7 +315,7 @@ def _lines(label: str) -> list[object]:
 
 
 def runs_of_levels(values: FloatArray) -> Iterable[tuple[int, int, int]]:
-    """Neighbours of the same shade: the shade, the first and the last of them; NaN has none.
+    """Stretches of equal shade: the shade, the first and the last index; NaN has no shade.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Time in few points: windows averaged together, so that a long run still makes a small page."""
+"""Windows grouped into few points, so that a long run makes a small page."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kalstream.evaluate.metrics import Metric
 from kalstream.report.read import FloatArray, IntArray, Run, Window
 
 CURVE = 600  # points of a curve: more than a wide screen has room for
 HEAT = 200  # columns of a heat map: cells of about four pixels on a desktop
-_TREND = 60  # a smoothed curve keeps about so many independent points
+_TREND = 60  # independent points that a smoothed curve keeps, approximately
 
 
 class Timeline:
-    """Windows of a run in at most so many groups of neighbours.
+    """Windows of a run, in at most ``limit`` groups of neighbours.
 
     Parameters
     ----------
@@ -27,7 +28,7 @@ class Timeline:
     Attributes
     ----------
     left, right, middle : ndarray of shape (n_groups,)
-        Row at which each group begins and ends, and halfway.
+        Rows at which each group begins and ends, and the row halfway.
     weights : ndarray of shape (n_groups,)
         Rows scored in each group.
     """
@@ -49,12 +50,12 @@ class Timeline:
         return len(self._starts)
 
     def group_of_window(self) -> IntArray:
-        """Number of the group that each window belongs to."""
+        """Index of the group of each window."""
         sizes = self._lasts - self._starts + 1
         return np.repeat(np.arange(len(self)), sizes)
 
     def sum(self, values: FloatArray) -> FloatArray:
-        """Sum of one value per window over each group; NaN counts as nothing."""
+        """Sum of one value per window over each group; NaN counts as 0."""
         return np.add.reduceat(np.nan_to_num(values), self._starts)
 
     def mean(self, values: FloatArray) -> FloatArray:
@@ -64,29 +65,29 @@ class Timeline:
         sums = self.sum(known * np.nan_to_num(values))
         return np.where(weights > 0, sums / np.where(weights > 0, weights, 1.0), np.nan)
 
-    def rms(self, values: FloatArray) -> FloatArray:
-        """Root of the mean square, for errors that are roots themselves."""
-        return np.sqrt(self.mean(values**2))
+    def average(self, metric: Metric, values: FloatArray) -> FloatArray:
+        """A metric over each group, from its value in each window."""
+        return np.sqrt(self.mean(values**2)) if metric.average == "root" else self.mean(values)
 
     def last(self, values: FloatArray) -> FloatArray:
-        """Value of each group's last window, for what accumulates."""
+        """Value of each group's last window, for sums over all rows so far."""
         return values[self._lasts]
 
 
 def trend(values: FloatArray, weights: FloatArray) -> tuple[FloatArray, int]:
-    """Moving average that leaves about sixty independent points.
+    """Moving average that keeps about sixty independent points.
 
     Parameters
     ----------
     values, weights : ndarray of shape (n,)
-        What to smooth; NaN is left out.
+        Values to smooth, and their weights; NaN is left out.
 
     Returns
     -------
     smooth : ndarray of shape (n,)
         Weighted means over centred stretches, shorter at both ends.
     width : int
-        Points in a full stretch; 1 if nothing had to be smoothed.
+        Points in a full stretch; 1 if nothing was smoothed.
     """
     half = len(values) // _TREND // 2 if len(values) > _TREND else 0
     if half == 0 and len(values) > _TREND:

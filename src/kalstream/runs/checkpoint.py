@@ -103,7 +103,7 @@ class CheckpointWriter:
         return self.evaluation.n_rows, self.evaluation.n_learned
 
     def _nothing_to_save(self) -> bool:
-        is_new = not self.evaluation.adapter.taught
+        is_new = not self.evaluation.adapter.is_fitted
         return not self._can_save or is_new or self._position() == self._saved
 
     def _save_model(self) -> tuple[str, str]:

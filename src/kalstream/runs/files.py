@@ -92,8 +92,8 @@ class _Evaluation(_Part):
     n_learned: Count
     rows_before: Count
     n_infinite: Count
-    judge: dict[str, Any]
-    watched: dict[str, Any]
+    tracker: dict[str, Any]
+    forgetting: dict[str, Any]
     clock: _Clock
 
     @model_validator(mode="after")
@@ -149,19 +149,19 @@ def _with_ids(content: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _with_learned(content: dict[str, Any]) -> dict[str, Any]:
-    """Format 3: n_learnt is called n_learned."""
+def _with_names(content: dict[str, Any]) -> dict[str, Any]:
+    """Format 3: parts of the evaluation have other names."""
     evaluation = content.get("evaluation")
     if not isinstance(evaluation, dict) or "n_learnt" not in evaluation:
         return content
-    names = {"n_learnt": "n_learned"}
+    names = {"n_learnt": "n_learned", "judge": "tracker", "watched": "forgetting"}
     renamed = {names.get(name, name): value for name, value in evaluation.items()}
     return {**content, "evaluation": renamed}
 
 
 _MIGRATIONS: Final[dict[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     1: _with_ids,
-    2: _with_learned,
+    2: _with_names,
 }
 
 

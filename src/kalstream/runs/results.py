@@ -87,7 +87,7 @@ def _encoded(line: dict[str, Any]) -> bytes:
 def _prediction_lines(record: Record, task: str) -> list[dict[str, Any]]:
     batch, answer = record.batch, record.answer
     has_target = known(batch.targets).tolist()
-    predictions = answer.said().tolist()
+    predictions = answer.point_predictions().tolist()
     lines = []
     for i, (target, prediction) in enumerate(zip(batch.targets.tolist(), predictions, strict=True)):
         line = {"row": batch.start + i, "target": target if has_target[i] else None}

@@ -1,4 +1,4 @@
-"""Section on classes: what they are mistaken for, when they appeared, how well each is known."""
+"""Section on classes: confusion matrices, recall over time, and first appearances."""
 
 from __future__ import annotations
 
@@ -8,29 +8,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from kalstream.report import format as fmt
+from kalstream.report.axes import Axis, linear, rows_axis
+from kalstream.report.elements import Children, alarm_key, details, mark_alarms, prose, table
 from kalstream.report.markup import Markup, join, tag
 from kalstream.report.read import FloatArray, IntArray, Run
-from kalstream.report.sections import (
-    alarm_key,
-    details,
-    mark_alarms,
-    section,
-    table,
-    word,
-)
-from kalstream.report.svg import LEVELS, Axis, Figure, linear, rows_axis, scale
+from kalstream.report.svg import LEVELS, Figure, scale
 from kalstream.report.timeline import HEAT, Timeline
 
-SHOWN = 12  # classes that get a line of their own
-_FREQUENT = 8  # of them for being frequent, the others for being confused
+SHOWN = 12  # classes that get a row of their own
+_FREQUENT = 8  # of these: the most frequent ones; the others are those with the most mistakes
 _PHASES = 4
 _PAIRS = 10
-_WORTH = 0.002  # share of rows without a prediction from which on they get a column
+_LEAST_UNPREDICTED = 0.002  # share of rows without a prediction that gets a column
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Classes that are shown one by one.
+    """Classes that get a row of their own.
 
     Attributes
     ----------
@@ -39,7 +33,7 @@ class Choice:
     names : list of str
         Their labels, and ``"others"`` at the end if there are more classes.
     rest : int
-        How many others there are.
+        Number of the other classes.
     """
 
     codes: list[int]
@@ -48,14 +42,14 @@ class Choice:
 
 
 def confusions(run: Run) -> IntArray:
-    """All confusions of a run: number of the window, true code, predicted code and how often."""
+    """All confusions of a run (n, 4): window, true code, predicted code and number of rows."""
     sizes = [len(window.confusion) for window in run.windows]
     number = np.repeat(np.arange(len(sizes)), sizes)
     return np.column_stack([number, np.concatenate([window.confusion for window in run.windows])])
 
 
 def choose(run: Run, counted: IntArray) -> Choice:
-    """Classes worth a line of their own: the most frequent, then those most often mistaken.
+    """Choose the classes that get a row of their own: frequent ones, and often confused ones.
 
     Parameters
     ----------
@@ -79,7 +73,7 @@ def choose(run: Run, counted: IntArray) -> Choice:
         confused = [c for c in codes[np.argsort(-mistakes, kind="stable")] if c not in frequent]
         chosen = np.sort(np.concatenate([frequent, confused[: SHOWN - _FREQUENT]]))
     names = [name_of(run, int(code)) for code in chosen]
-    if len(set(names)) < len(names):  # cut short they are all the same: tell them apart by code
+    if len(set(names)) < len(names):  # the shortened labels are equal: add the codes
         names = [f"{name[:7]}… #{code}" for name, code in zip(names, chosen, strict=True)]
     rest = len(codes) - len(chosen)
     return Choice([int(code) for code in chosen], names + (["others"] if rest else []), rest)
@@ -93,52 +87,49 @@ def name_of(run: Run, code: int) -> str:
 
 
 def _by_code(codes: IntArray, which: IntArray, times: IntArray) -> IntArray:
+    """Number of rows of each code."""
     held = np.isin(which, codes)
     places = np.searchsorted(codes, which[held])
     return np.bincount(places, times[held], minlength=len(codes)).astype(np.int64)
 
 
 def _places(choice: Choice, codes: IntArray) -> IntArray:
-    """Line of each code: its own, or that of the others."""
+    """Row of each code in the tables: its own, or that of the others."""
     chosen = np.array(choice.codes)
     places = np.minimum(np.searchsorted(chosen, codes), len(chosen) - 1)
     return np.where(chosen[places] == codes, places, len(chosen))
 
 
-def classes(run: Run) -> Markup:
-    """Section: the classes through the stream."""
-    title = "Which classes, and what they are taken for"
+def classes(run: Run) -> Children:
+    """Confusion matrices, recall over time, and first appearances of classes."""
     counted = confusions(run)
     if not len(counted):
-        return section("classes", title, word("The files hold no confusions."))
+        return [prose("The files hold no confusion matrix.")]
     choice = choose(run, counted)
-    told = None
+    text = None
     if choice.rest:
-        told = word(
-            f"Of {fmt.count(len(choice.codes) + choice.rest)} classes the {_FREQUENT} most "
-            f"frequent and the {SHOWN - _FREQUENT} most often mistaken ones among the others are "
-            f"shown, in the order in which they appeared; “others” are all the rest."
+        text = prose(
+            f"Of {fmt.count(len(choice.codes) + choice.rest)} classes, this section shows the "
+            f"{_FREQUENT} most frequent ones, and the {SHOWN - _FREQUENT} of the rest with the "
+            "most mistakes, in the order of their first appearance. “others” is the rest."
         )
-    return section(
-        "classes",
-        title,
-        told,
+    return [
+        text,
         _phases(run, counted, choice),
         _worst(run, counted) if len(choice.codes) > 2 else None,
         _recall(run, counted, choice),
         _seen(run),
         _appearances(run),
-    )
+    ]
 
 
 def _phases(run: Run, counted: IntArray, choice: Choice) -> Markup:
-    time = (
-        Timeline(run, _PHASES) if len(run.windows) >= _PHASES else Timeline(run, len(run.windows))
-    )
+    """A confusion matrix for each quarter of the stream."""
+    time = Timeline(run, min(_PHASES, len(run.windows)))
     group = time.group_of_window()[counted[:, 0]]
     without = counted[counted[:, 2] < 0, 3].sum()
-    # the very first row of a run has no prediction: that is not worth a column
-    missed = bool(without >= _WORTH * counted[:, 3].sum())
+    # the first row of a run has no prediction: it does not get a column of its own
+    missed = bool(without >= _LEAST_UNPREDICTED * counted[:, 3].sum())
     if not missed:
         group, counted = group[counted[:, 2] >= 0], counted[counted[:, 2] >= 0]
     figures = []
@@ -146,19 +137,20 @@ def _phases(run: Run, counted: IntArray, choice: Choice) -> Markup:
         matrix = _matrix(counted[group == i], choice, missed)
         span = f"rows {fmt.count(time.left[i] + 1)}–{fmt.count(time.right[i])}"
         figures.append(_confusion(matrix, choice, span, missed))
-    told = (
-        "Each line is a true class; the numbers are the percentages of its rows that were "
-        "predicted as each column. Blue, on the diagonal, is right; orange is wrong."
+    text = (
+        "Each row of a table is a true class. The numbers are the percentages of its rows that "
+        "were predicted as each column. Blue, on the diagonal, is right; orange is wrong."
     )
     if without and not missed:
-        told += f" {fmt.plural(int(without), 'row')} without a prediction left out."
+        text += f" Without a prediction, and left out: {fmt.plural(int(without), 'row')}."
     if choice.rest:
-        told += " Grey: within “others” right and wrong are not told apart."
+        text += " Grey: within “others”, right and wrong are counted together."
     size = "few" if len(choice.names) <= 4 else "many"
-    return join([tag("div", *figures, class_=f"phases {size}"), tag("p", told, class_="caption")])
+    return join([tag("div", *figures, class_=f"phases {size}"), tag("p", text, class_="caption")])
 
 
 def _matrix(counted: IntArray, choice: Choice, missed: bool) -> FloatArray:
+    """Number of rows by true class and predicted class; the last column: no prediction."""
     size = len(choice.names)
     true = _places(choice, counted[:, 1])
     predicted = np.where(counted[:, 2] < 0, size, _places(choice, counted[:, 2]))
@@ -168,6 +160,7 @@ def _matrix(counted: IntArray, choice: Choice, missed: bool) -> FloatArray:
 
 
 def _confusion(matrix: FloatArray, choice: Choice, span: str, missed: bool) -> Markup:
+    """A confusion matrix as a table."""
     heads = choice.names + (["none"] if missed else [])
     turned = "turned" if max(len(name) for name in heads) > 4 else None
     top = [tag("th", tag("span", name), scope="col", class_=turned) for name in heads]
@@ -210,11 +203,12 @@ def _cell(value: float, total: float, css: str) -> Markup:
 
 
 def _worst(run: Run, counted: IntArray) -> Markup | None:
+    """Table of the most frequent mistakes."""
     wrong = counted[counted[:, 1] != counted[:, 2]]
     if not len(wrong):
-        return word("Not a single row was mistaken.")
+        return prose("No row was predicted wrong.")
     codes = np.unique(counted[:, 1:3])
-    # one number for each pair: sorting numbers is twenty times faster than sorting pairs
+    # one number for each pair: sorting numbers is about twenty times faster than sorting pairs
     paired = np.searchsorted(codes, wrong[:, 1]) * len(codes) + np.searchsorted(codes, wrong[:, 2])
     pairs, where = np.unique(paired, return_inverse=True)
     times = np.bincount(where, wrong[:, 3])
@@ -238,6 +232,7 @@ def _full(run: Run, code: int) -> str:
 
 
 def _recall(run: Run, counted: IntArray, choice: Choice) -> Markup:
+    """Heat map of the recall of each class."""
     time = Timeline(run, HEAT)
     group = time.group_of_window()[counted[:, 0]]
     size = len(choice.names)
@@ -266,7 +261,9 @@ def _recall(run: Run, counted: IntArray, choice: Choice) -> Markup:
             "Share of a class's rows that were predicted right ",
             scale("0", "1", "recall"),
             " Empty: no rows. ",
-            "◂ is where a class appeared. " if any(w.new_classes for w in run.windows[1:]) else "",
+            "◂ marks the first row of a class. "
+            if any(w.new_classes for w in run.windows[1:])
+            else "",
             alarm_key(run),
         ]
     )
@@ -274,7 +271,7 @@ def _recall(run: Run, counted: IntArray, choice: Choice) -> Markup:
 
 
 def _mark_new(figure: Figure, run: Run, choice: Choice) -> None:
-    """A pointer where each class appeared, for those that were not there from the beginning."""
+    """Mark the first row of each class that appeared after the first window."""
     later = [new for window in run.windows[1:] for new in window.new_classes]
     later = [new for new in later if new.code in choice.codes]
     places = [len(choice.names) - choice.codes.index(new.code) - 0.5 for new in later]
@@ -283,7 +280,7 @@ def _mark_new(figure: Figure, run: Run, choice: Choice) -> None:
 
 
 def _seen(run: Run) -> Markup | None:
-    """The number of classes through time, where there are too many to mark each."""
+    """Figure of the number of classes over time, if there are too many to mark each."""
     if len(run.labels) <= SHOWN or not any(window.new_classes for window in run.windows[1:]):
         return None
     time = Timeline(run)
@@ -301,6 +298,7 @@ def _seen(run: Run) -> Markup | None:
 
 
 def _appearances(run: Run) -> Markup | None:
+    """Table of the classes that appeared after the first window."""
     later = [new for window in run.windows[1:] for new in window.new_classes]
     if not later:
         return None
@@ -309,5 +307,5 @@ def _appearances(run: Run) -> Markup | None:
     return details(
         f"{fmt.plural(len(later), 'class', 'classes')} that appeared after the first window",
         table(("Row", "Class"), lines),
-        word(f"… and {fmt.count(more)} more.") if more else None,
+        prose(f"… and {fmt.count(more)} more.") if more else None,
     )

@@ -1,0 +1,24 @@
+"""Weighted medians."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+def weighted_median(values: Sequence[float], weights: ArrayLike) -> NDArray[np.float64]:
+    """Weighted median of values (J,), for each row of weights (..., J).
+
+    It is the smallest value at which the weights, summed in the order of the values, reach half.
+
+    Examples
+    --------
+    >>> float(weighted_median([10.0, float("inf"), 1.0], [0.2, 0.3, 0.5]))
+    1.0
+    """
+    order = np.argsort(values)
+    below = np.cumsum(np.asarray(weights)[..., order], axis=-1)
+    index = np.argmax(below >= 0.5 * below[..., -1:], axis=-1)
+    return np.asarray(values, dtype=np.float64)[order][index]

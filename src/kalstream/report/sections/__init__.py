@@ -1,0 +1,1 @@
+"""Sections of a report, one file each; `kalstream.report.page` lists them in their order."""
