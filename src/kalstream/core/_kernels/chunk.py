@@ -112,17 +112,26 @@ def solve_few(system: Array, right: Array) -> None:
 @jit
 def filtered_row(
     i: int,
+    gram_cov: Array,
+    gram_eye: Array,
+    base_mean: Array,
+    kept: float,
+    lost: float,
+    prior_var: float,
+    keep_mean: bool,
     cross: Array,
     reach: Array,
     innovations: Array,
-    base_mean: Array,
-    base_var: float,
-    mean_kept: float,
-    keep_mean: bool,
     mean: Array,
-) -> float:
-    """Moments of row i under the posterior after row i - 1: mean (K,) in place, and variance."""
+) -> tuple[float, bool]:
+    """Moments of row i under the posterior after row i - 1: mean (K,) in place, and variance.
+
+    Also returns whether too little of the variance is left for its digits to be right.
+    """
     n_outputs = mean.shape[0]
+    kept2, spread = kept * kept, prior_var * lost
+    base_var = kept2 * gram_cov[i, i] + spread * gram_eye[i, i]
+    mean_kept = 1.0 if keep_mean else kept
     for k in range(n_outputs):
         mean[k] = mean_kept * base_mean[i, k]
     var = base_var
@@ -133,7 +142,15 @@ def filtered_row(
         if share != 0.0:
             for k in range(n_outputs):
                 mean[k] += share * innovations[j, k]
-    return var
+    return var, var < _LOSSY * base_var and i > 0
+
+
+@jit
+def forget_rows(i: int, g: float, kept: float, lost: float, reach: Array) -> tuple[float, float]:
+    """Apply the coefficient g of row i to the rows before it; returns the new kept and lost."""
+    for j in range(i):
+        reach[j] *= g
+    return kept * g, g * g * lost + (1.0 - g) * (1.0 + g)
 
 
 @jit
@@ -212,16 +229,23 @@ def scan_fixed(
     kept_now, lost_now = 1.0, 0.0
     done = n
     for i in range(n):
-        mean = logit_mean[i]
-        g = gamma[i]
+        mean, g = logit_mean[i], gamma[i]
         # The posterior after row i - 1, then one transition.
-        kept2, spread = kept_now * kept_now, prior_var * lost_now
-        base_var = kept2 * gram_cov[i, i] + spread * gram_eye[i, i]
-        mean_kept = 1.0 if keep_mean else kept_now
-        var = filtered_row(
-            i, cross, reach, innovations, base_mean, base_var, mean_kept, keep_mean, mean
+        var, lossy = filtered_row(
+            i,
+            gram_cov,
+            gram_eye,
+            base_mean,
+            kept_now,
+            lost_now,
+            prior_var,
+            keep_mean,
+            cross,
+            reach,
+            innovations,
+            mean,
         )
-        if var < _LOSSY * base_var and i > 0:
+        if lossy:
             done = i
             break
         var = g * g * var + (1.0 - g) * (1.0 + g) * prior_var * gram_eye[i, i]
@@ -229,11 +253,8 @@ def scan_fixed(
         if not keep_mean:
             for k in range(n_outputs):
                 mean[k] *= g
-        kept_now *= g
-        lost_now = g * g * lost_now + (1.0 - g) * (1.0 + g)
+        kept_now, lost_now = forget_rows(i, g, kept_now, lost_now, reach)
         kept[i], lost[i] = kept_now, lost_now
-        for j in range(i):
-            reach[j] *= g
         if noise_var[i] < np.inf:
             residual_of(i, labels, dense, mean, residual)
             sd = np.sqrt(var + noise_var[i])
@@ -265,6 +286,12 @@ def learn_alpha(
     log_var = log_var / (1.0 + log_var * weight * gradient * gradient)
     log_mean += log_var * weight * gradient
     return min(max(log_mean, centre - bound), centre + bound), log_var
+
+
+@jit
+def coefficient(gamma: float, delta: float, rate: float, gap: float) -> float:
+    """Forgetting coefficient over a time gap: by delta if it is learned, else by gamma."""
+    return np.exp(-0.5 * delta * gap) if rate > 0.0 else gamma**gap
 
 
 @jit
@@ -313,6 +340,45 @@ def calibrated_terms(
 
 
 @jit
+def label_slopes(
+    mean: Array,
+    alpha: float,
+    var: float,
+    var_slope: float,
+    label: int,
+    keep_mean: bool,
+    with_delta: bool,
+    calibrated: bool,
+    active: Array,
+    scaled: Array,
+    ell: Array,
+    slope: Array,
+    work: Array,
+) -> tuple[float, float]:
+    """Derivatives of a label's log predictive, eq. (13), by delta, eq. (9), and by log alpha.
+
+    mean (K,) and var are those of the raw logits, var_slope is the derivative of var by delta. The
+    first result is 0 unless ``with_delta``.
+    """
+    _, along_mean, by_var = calibrated_terms(
+        mean, var, alpha, label, active, scaled, ell, slope, work
+    )
+    by_log_alpha = along_mean + 2.0 * alpha * alpha * var * by_var
+    if not with_delta:
+        return 0.0, by_log_alpha
+    scale2 = alpha * alpha
+    if not calibrated and alpha != 1.0:
+        _, along_mean, by_var = calibrated_terms(
+            mean, var, 1.0, label, active, scaled, ell, slope, work
+        )
+        scale2 = 1.0
+    by_delta = scale2 * by_var * var_slope
+    if not keep_mean:
+        by_delta -= 0.5 * along_mean
+    return by_delta, by_log_alpha
+
+
+@jit
 def scan_learned(
     gram_cov: Array,
     gram_eye: Array,
@@ -356,16 +422,24 @@ def scan_learned(
     done = n
     for i in range(n):
         # The posterior after row i - 1, then one transition with the old delta.
-        kept2, spread = kept_now * kept_now, prior_var * lost_now
-        base_var = kept2 * gram_cov[i, i] + spread * gram_eye[i, i]
-        mean_kept = 1.0 if keep_mean else kept_now
-        var = filtered_row(
-            i, cross, reach, innovations, base_mean, base_var, mean_kept, keep_mean, mean
+        var, lossy = filtered_row(
+            i,
+            gram_cov,
+            gram_eye,
+            base_mean,
+            kept_now,
+            lost_now,
+            prior_var,
+            keep_mean,
+            cross,
+            reach,
+            innovations,
+            mean,
         )
-        if var < _LOSSY * base_var and i > 0:
+        if lossy:
             done = i
             break
-        g = np.exp(-0.5 * delta * gap[i]) if rate > 0.0 else gamma ** gap[i]
+        g = coefficient(gamma, delta, rate, gap[i])
         prior_here = prior_var * gram_eye[i, i]
         mean_g = 1.0 if keep_mean else g
         for k in range(n_outputs):
@@ -374,70 +448,46 @@ def scan_learned(
         alphas[i] = np.exp(log_alpha)
         if noise_var[i] < np.inf:
             predicted, predicted_var = logit_mean[i], max(logit_var[i], 0.0)
-            var_slope = prior_here - predicted_var
+            var_slope, by_delta = prior_here - predicted_var, 0.0
+            step_size = rate * weight[i] * gap[i]
             if labels.shape[0] == 0:
                 residual_of(i, labels, dense, predicted, residual)
-                slope_delta = gaussian_slope(
-                    residual,
-                    predicted,
-                    predicted_var,
-                    noise_var[i] * weight[i],
-                    keep_mean,
-                    var_slope,
+                noise = noise_var[i] * weight[i]
+                by_delta = gaussian_slope(
+                    residual, predicted, predicted_var, noise, keep_mean, var_slope
                 )
-                delta = moved(delta, rate * weight[i] * gap[i] * slope_delta)
-            else:
-                if not is_among(labels[i], active[:n_active]):
-                    active[n_active] = labels[i]
-                    n_active += 1
-                elif n_active > 1:
-                    alpha = np.exp(log_alpha)
-                    _, along_mean, by_var = calibrated_terms(
-                        predicted,
-                        predicted_var,
-                        alpha,
-                        labels[i],
-                        active[:n_active],
-                        scaled,
-                        ell,
-                        slope,
-                        work,
+            elif not is_among(labels[i], active[:n_active]):
+                active[n_active] = labels[i]
+                n_active += 1
+            elif n_active > 1:
+                by_delta, by_log_alpha = label_slopes(
+                    predicted,
+                    alphas[i],
+                    predicted_var,
+                    var_slope,
+                    labels[i],
+                    keep_mean,
+                    rate > 0.0 and gap[i] > 0.0,
+                    calibrated,
+                    active[:n_active],
+                    scaled,
+                    ell,
+                    slope,
+                    work,
+                )
+                if alpha_rule[1] > 0.0:
+                    log_alpha, log_alpha_var = learn_alpha(
+                        log_alpha, log_alpha_var, by_log_alpha, weight[i], alpha_rule
                     )
-                    by_log_alpha = along_mean + 2.0 * alpha * alpha * predicted_var * by_var
-                    scale2 = alpha * alpha
-                    if rate > 0.0 and gap[i] > 0.0:
-                        if not calibrated and alpha != 1.0:
-                            _, along_mean, by_var = calibrated_terms(
-                                predicted,
-                                predicted_var,
-                                1.0,
-                                labels[i],
-                                active[:n_active],
-                                scaled,
-                                ell,
-                                slope,
-                                work,
-                            )
-                            scale2 = 1.0
-                        slope_delta = scale2 * by_var * var_slope
-                        if not keep_mean:
-                            slope_delta -= 0.5 * along_mean
-                        delta = moved(delta, rate * weight[i] * gap[i] * slope_delta)
-                    if alpha_rule[1] > 0.0:
-                        log_alpha, log_alpha_var = learn_alpha(
-                            log_alpha, log_alpha_var, by_log_alpha, weight[i], alpha_rule
-                        )
             if rate > 0.0:
+                delta = moved(delta, step_size * by_delta)
                 delta = min(max(delta, 0.0), largest_delta)
         # Forget and learn with the new delta.
-        g = np.exp(-0.5 * delta * gap[i]) if rate > 0.0 else gamma ** gap[i]
+        g = coefficient(gamma, delta, rate, gap[i])
         gammas[i] = g
         mean_g = 1.0 if keep_mean else g
-        kept_now *= g
-        lost_now = g * g * lost_now + (1.0 - g) * (1.0 + g)
+        kept_now, lost_now = forget_rows(i, g, kept_now, lost_now, reach)
         kept[i], lost[i] = kept_now, lost_now
-        for j in range(i):
-            reach[j] *= g
         if noise_var[i] < np.inf:
             for k in range(n_outputs):
                 mean[k] *= mean_g
