@@ -341,7 +341,7 @@ def plan(
 
     ``products`` of features and posterior are used, and the first consumed, if they are at hand.
     """
-    from kalstream.core._kernels.chunk import sound_rows
+    from kalstream.core._kernels.chunk import rows_are_sound
 
     phi, dtype, prior_var = rows.features[part], rows.features.dtype, rows.prior_var
     if products is not None:
@@ -364,7 +364,7 @@ def plan(
     rows = rows[part]
     told = found.logit_var, rows.noise_var
     unit = float(np.finfo(dtype).eps)
-    if not sound_rows(*told, phi, variances, unit, stored.folds, ROUNDING_LIMITS):
+    if not rows_are_sound(*told, phi, variances, unit, stored.folds, ROUNDING_LIMITS):
         rounding = rounding_error(phi, variances)
         check_innovations(*told, rounding, dtype, folds=stored.folds, first_row=part.start)
 
@@ -427,11 +427,11 @@ def _gains(times_cov: Array, features: Array, kept: Array, spread: Array, system
     The covariance of the weights with each row's target, kept^2 A phi + spread phi, is solved
     for the innovations with the triangular system (n, n).
     """
-    from kalstream.core._kernels.chunk import solve_few, with_targets
+    from kalstream.core._kernels.chunk import solve_lower, target_covariance
 
-    with_targets(times_cov, features, kept, spread)
+    target_covariance(times_cov, features, kept, spread)
     if len(times_cov) <= _FEW_ROWS:
-        solve_few(system, times_cov)
+        solve_lower(system, times_cov)
         return times_cov
     return blas.dtrsm(1.0, system.T, times_cov.T, side=1, lower=0, overwrite_b=1).T
 

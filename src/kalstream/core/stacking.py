@@ -159,13 +159,13 @@ class Stack:
         ordered : bool
             Whether the last label is that of the row before.
         """
-        from kalstream.core._kernels.stacking import correct
+        from kalstream.core._kernels.stacking import predict_rows
 
         moments = self._moments(step)
         plain = self._plain(plain, moments[0])
         belief = self.belief + _SHARE * (0.5 - self.belief)
         known = plain, belief, self.last, self.counts, self.recent, self.stays, self.coef
-        out, bad = correct(*moments, *known, check.flag("ordered", ordered))
+        out, bad = predict_rows(*moments, *known, check.flag("ordered", ordered))
         if bad >= 0:
             self._blame(bad, moments, plain, None, None)
         return out
@@ -199,7 +199,7 @@ class Stack:
         stack : Stack
         corrected : (b, K)
         """
-        from kalstream.core._kernels.stacking import scan
+        from kalstream.core._kernels.stacking import learn_rows
 
         moments = self._moments(step)
         n = moments[0].shape[1]
@@ -211,7 +211,9 @@ class Stack:
         changing = counts, recent, stays, coef, precision
         settings = check.flag("ordered", ordered), _SHARE, _prior(self.n_filters), _KEEP
         now = self.belief, self.last
-        out, belief, last, bad = scan(*moments, plain, labels, weight, *settings, *now, *changing)
+        out, belief, last, bad = learn_rows(
+            *moments, plain, labels, weight, *settings, *now, *changing
+        )
         if bad >= 0:
             self._blame(bad, moments, plain, labels, weight)
         after = check.trusted(type(self), *changing[:3], int(last), *changing[3:], float(belief))
@@ -270,6 +272,8 @@ class Stack:
 @lru_cache
 def _prior(n_filters: int) -> Array:
     """Precision (D,) of the coefficients before any data; not to be changed."""
-    from kalstream.core._kernels.stacking import FILTERS, LABELS
+    from kalstream.core._kernels.stacking import FILTER_PRECISION, LABEL_PRECISION
 
-    return np.array([FILTERS] * (1 + n_filters) + [LABELS] * (len(HALF_LIVES) + 1))
+    return np.array(
+        [FILTER_PRECISION] * (1 + n_filters) + [LABEL_PRECISION] * (len(HALF_LIVES) + 1)
+    )
