@@ -291,10 +291,10 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
             return self._stacked(model, step, codes), plain
         codes, weight = self._learned(step, codes)
         if not self.recent_labels:
-            stack, corrected = _grown(model.stack, step).learned(step, codes, weight, plain=plain)
+            stack, corrected = _grown(model.stack, step).learn(step, codes, weight, plain=plain)
             return model.but(stack=stack, ordered=None), corrected
-        stack, _ = _grown(model.stack, step).learned(step, codes, weight)
-        ordered, corrected = _grown(model.ordered, step).learned(
+        stack, _ = _grown(model.stack, step).learn(step, codes, weight)
+        ordered, corrected = _grown(model.ordered, step).learn(
             step, codes, weight, plain=plain, ordered=True
         )
         return model.but(stack=stack, ordered=ordered), corrected
@@ -304,9 +304,9 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         if not (self.stacking and isinstance(step, MixtureStep)):
             return model if model.stack is None else model.but(stack=None, ordered=None)
         codes, weight = self._learned(step, codes)
-        stack, ordered = _grown(model.stack, step).learned(step, codes, weight)[0], None
+        stack, ordered = _grown(model.stack, step).learn(step, codes, weight)[0], None
         if self.recent_labels and model.ordered is not None:
-            ordered, _ = _grown(model.ordered, step).learned(step, codes, weight)
+            ordered, _ = _grown(model.ordered, step).learn(step, codes, weight)
         return model.but(stack=stack, ordered=ordered)
 
     def _learned(self, step: MixtureStep, codes: Array) -> tuple[Array, Array]:
@@ -351,7 +351,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         said = self._answer(model, ahead)
         if not self.stacking or model.stack is None:
             return said
-        return model.stack.corrected(ahead, said, ordered=False)
+        return model.stack.predict(ahead, said, ordered=False)
 
     def _answer(self, model: Model, ahead: Any) -> Array:
         """Probabilities (b, K) in the order of the filter's outputs."""
@@ -574,14 +574,14 @@ def _grown(stack: Stack | None, step: MixtureStep) -> Stack:
     n_filters, _, n_classes = step.logit_mean.shape
     if stack is None:
         return Stack.start(n_filters, n_classes)
-    return stack if len(stack.counts) == n_classes else stack.grown(n_classes)
+    return stack if len(stack.counts) == n_classes else stack.add_classes(n_classes)
 
 
 def _kept(stack: Stack | None, columns: Array) -> Stack | None:
     """A stack with these classes only."""
     if stack is None:
         return None
-    return stack.grown(max(len(columns) + 1, len(stack.counts))).keep_classes(columns)
+    return stack.add_classes(max(len(columns) + 1, len(stack.counts))).keep_classes(columns)
 
 
 def _among(step: Any, n_known: int) -> Any:
