@@ -52,6 +52,17 @@ def cdf_and_hazard(z, std):
     return log_cdf, density / np.exp(log_cdf)
 
 
+tables = {}
+
+
+def table_of(std, left, size):
+    """`cdf_and_hazard` on the first points of the grid, computed once for all means."""
+    if std not in tables or len(tables[std][0]) < size:
+        tables[std] = cdf_and_hazard(grid_step(std) * (np.arange(size) - left), std)
+    log_cdf, rho = tables[std]
+    return log_cdf[:size], rho[:size]
+
+
 def dense(mean, std):
     """E[softmax] by a trapezoid of over a thousand nodes; `mean` must be snapped."""
     step = grid_step(std)
@@ -59,8 +70,7 @@ def dense(mean, std):
     levels, where, counts = np.unique(offset, return_inverse=True, return_counts=True)
     left = int((5.0 + 9.2 * std) / step)
     nodes = left + int((28.0 + math.log(len(mean)) + 8.0 * std) / step)
-    z = step * (np.arange(nodes + levels[-1]) - left)
-    log_cdf, rho = cdf_and_hazard(z, std)
+    log_cdf, rho = table_of(std, left, nodes + levels[-1])
     log_product = sum(c * log_cdf[k : k + nodes] for k, c in zip(levels, counts, strict=True))
     p = np.array([rho[k : k + nodes] @ np.exp(log_product) for k in levels]) * step
     return p[where]
