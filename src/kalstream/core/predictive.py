@@ -234,7 +234,7 @@ def probit_width(var: Any) -> Any:
     Examples
     --------
     >>> round(probit_width(4.0), 4)
-    1.6035
+    1.6034
     """
     return (1.0 + math.pi / 8.0 * var) ** 0.5
 
