@@ -22,7 +22,7 @@ RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parents[2] / "docs"
 OURS = "kalstream"
 SIMPLE = {"no-change": "no_change", "majority": "majority"}
-# What is changed in the measurements of speed, and what is fixed meanwhile.
+# What varies in each measurement of speed, and what is fixed.
 AXES = {
     "columns": {"classes": 2, "chunk": 1},
     "classes": {"columns": 64, "chunk": 1},
@@ -32,13 +32,13 @@ KEYS = {"accuracy": -1.0, "log_loss": 1.0}  # sign of what is worse
 
 
 class Quality:
-    """What quality.py has found; every number is a mean over seeds.
+    """The results of quality.py; every number is a mean over seeds.
 
     Attributes
     ----------
     streams, methods : list of str
-        methods are kalstream's default, its peers, and what needs no learning; variants are other
-        settings of kalstream, which have no rank.
+        methods are kalstream's default, its peers, and the two that learn nothing; variants are
+        other settings of kalstream, which have no rank.
     """
 
     def __init__(self, cells: list[dict[str, Any]]) -> None:
@@ -62,7 +62,7 @@ class Quality:
         return [c[key] for c in mine if c.get(key) is not None]
 
     def mean(self, method: str, stream: str, key: str) -> float:
-        """NaN where there is none."""
+        """Mean over seeds; NaN if there is no value."""
         values = self.of(method, stream, key)
         return float(np.mean(values)) if values else np.nan
 
@@ -77,7 +77,7 @@ class Quality:
         return float(np.mean([self.mean(method, stream, key) for stream in self.streams]))
 
     def calibrations(self, method: str) -> list[dict[str, Any]]:
-        """What `calibrated` has found, of every run."""
+        """The results of `calibrated` for every run."""
         mine = (cell for cell in self.cells if cell["method"] == method)
         return [cell["calibration"] for cell in mine if cell.get("calibration")]
 
@@ -104,7 +104,7 @@ class Quality:
 
 
 def wins_section(quality: Quality, *more: list[str]) -> list[str]:
-    """Where a peer is better than kalstream's default; more: lines of other sections."""
+    """Where a peer is better than kalstream's default; ``more`` are lines of other sections."""
     lines = []
     for key, word in {"accuracy": "accuracy", "log_loss": "log-loss", "ece": "ECE"}.items():
         won = 0
@@ -143,10 +143,10 @@ def quality_section(quality: Quality) -> list[str]:
         table(names, rows),
         "Accuracy / log-loss in nats, means over seeds where a method is random. Rows: "
         + ", ".join(f"{s} {n:,}" for s, n in most.items())
-        + " (of elec2 and covtype the first). A label never seen before has probability 1/(n+1) "
-        "after n rows, for all. ARF of 50 trees and SRP have one seed. kalstream also learns how "
-        "labels follow each other, where each is known before the next row comes; the table of its "
-        "variants has it without.",
+        + " (the first rows of elec2 and covtype). A label never seen before has probability "
+        "1/(n+1) after n rows, for all methods. ARF of 50 trees and SRP have one seed. kalstream "
+        "also learns how labels follow each other, where each is known before the next row comes; "
+        "the table of its variants shows it without.",
         "![mean ranks](benchmarks/ranks.png)",
         "![accuracy against time](benchmarks/time.png)",
         "### Against the best ensemble of trees",
@@ -162,8 +162,8 @@ def quality_section(quality: Quality) -> list[str]:
             ["method", "Brier", "ECE", "kappa against no-change", "us a row", "KB"],
             _others(quality),
         ),
-        "Time is that of the processor for predicting and learning a row, in a call of its own, "
-        "once what is compiled is there; memory that of the pickled learner.",
+        "Time is processor time to predict and learn a row, one row per call, after compilation; "
+        "memory is the size of the pickled learner.",
         *_whole(quality),
     ]
 
@@ -180,7 +180,7 @@ def _faster(quality: Quality) -> list[list[str]]:
 
 
 def _seeds(quality: Quality) -> list[str]:
-    """How much seeds matter."""
+    """Spread of the accuracy over seeds."""
     spread = []
     for name in quality.methods:
         each = [np.std(quality.of(name, s, "accuracy")) for s in quality.streams]
@@ -218,8 +218,8 @@ def _whole(quality: Quality) -> list[str]:
     return [
         f"### {title}",
         table(["method", "accuracy", "log-loss", "us a row"], lines),
-        "Here a call (`predict_then_learn`) has a hundred rows, which are predicted and learned "
-        "one by one all the same, the labels before them included.",
+        "Here a call (`predict_then_learn`) has a hundred rows. They are still predicted and "
+        "learned one by one, and the labels before each row are used.",
     ]
 
 
@@ -241,10 +241,10 @@ def calibration_section(quality: Quality) -> list[str]:
         "## Calibration",
         table(names, lines),
         "Means over streams, seed 0. Calibrated: the probabilities of a method raised to a power "
-        "that is learned online, as kalstream's filters do inside; what is calibrated already gets "
-        'worse. "kalstream, not calibrated" is its plain mixture without that. Before the power is '
-        "taken probabilities are raised to 1e-6 at least, which by itself helps those that say 0 "
-        "of what then comes.",
+        "that is learned online, as kalstream's filters do internally. Probabilities that are "
+        'calibrated already get worse. "kalstream, not calibrated" is its plain mixture without '
+        "this. Before the power is taken, probabilities below 1e-6 become 1e-6. This alone helps "
+        "methods that give a probability of 0 to a class that then comes.",
         "![reliability](benchmarks/reliability.png)",
     ]
 
@@ -272,7 +272,7 @@ def detect_wins(found: dict[str, Any]) -> list[str]:
 
 
 def detect_section(found: dict[str, Any]) -> list[str]:
-    """Who notices changes, and the regret."""
+    """Changes noticed by each detector, and the regret."""
     cells, lines, regrets = found["cells"], [], []
     for kind in dict.fromkeys(cell["kind"] for cell in cells):
         mine = [cell for cell in cells if cell["kind"] == kind]
@@ -291,14 +291,14 @@ def detect_section(found: dict[str, Any]) -> list[str]:
         table(["change", "detector", "noticed", "median delay", "false in 10,000"], lines),
         "Three classes by a noisy linear rule, 5, 20 and 50 columns, three seeds each; a gradual "
         "change takes 2,000 rows. A change is noticed by an alarm within 1,500 rows of its "
-        "beginning; the delay is the median over those that were. False: neither while a change "
-        "goes on nor within 1,500 rows after it; ADWIN also tells when errors become fewer. "
+        "start; the delay is the median over the noticed changes. False: an alarm neither during a "
+        "change nor within 1,500 rows after it. ADWIN also raises an alarm when errors decrease. "
         "river's detectors see the errors of the same predictions, which are those of "
         "`KalmanClassifier` on scaled columns.",
         "### Regret against the best fixed gamma",
         table(["change", *cells[0]["regret"]], regrets),
-        "Log-loss less that of the best of five fixed gammas, chosen in hindsight for each stream; "
-        "below 0 is better. mixture: without the stack.",
+        "Log-loss minus that of the best of five fixed gammas, chosen in hindsight for each "
+        "stream; below 0 is better. mixture: without the stack.",
     ]
 
 
@@ -346,7 +346,7 @@ def speed_wins(found: dict[str, Any]) -> list[str]:
 
 
 def speed_section(found: dict[str, Any]) -> list[str]:
-    """How time grows, and what it costs to begin."""
+    """Growth of time with size, and the cost of starting up."""
     curves = growth(found["cells"])
     names = list(dict.fromkeys(name for mine in curves.values() for name in mine))
     grown = [
@@ -362,13 +362,13 @@ def speed_section(found: dict[str, Any]) -> list[str]:
     return [
         "## Speed",
         "![time of a row](benchmarks/speed.png)",
-        "A row is predicted and learned; kalstream on raw columns, so that features are columns. "
-        "A point that is missing took more than 20 s for its first rows.",
+        "Each row is predicted and learned. kalstream uses raw columns here, so that features are "
+        "columns. A missing point took more than 20 s for its first rows.",
         table(["exponent of the time in", *curves], grown),
         "Fitted to the upper half of each method's own points: 1 is linear, 2 quadratic.",
         table(["64 columns, 100 classes", "a row", "model"], sizes),
-        table(["to begin", "import", "import and the first ten rows"], begun),
-        "The very first calls of kalstream on a machine compile for some 30 s, which is kept.",
+        table(["start-up", "import", "import and the first ten rows"], begun),
+        "On first use kalstream compiles for about 30 s; the result is cached on disk.",
     ]
 
 
@@ -398,7 +398,7 @@ def text_of(found: dict[str, Any], quality: Quality) -> str:
 
 
 def read_results() -> dict[str, Any]:
-    """Contents of whatever result files there are."""
+    """Contents of the result files that exist."""
     paths = {name: RESULTS / f"{name}.json" for name in ("quality", "detect", "speed")}
     return {n: json.loads(path.read_text()) for n, path in paths.items() if path.exists()}
 

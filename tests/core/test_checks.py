@@ -46,7 +46,7 @@ def learned() -> tuple[MixtureState, MixtureStep, Stack, Any]:
     """A state, the step that led to it, a stack after it, and plain probabilities."""
     rows = np.random.default_rng(0).standard_normal((N, M))
     state, step = POLICY.step_chunk(POLICY.start(M, K, prior_var=1.0), rows, LABELS, **SETTINGS)
-    stack, _ = Stack.start(J, K).learned(step, LABELS)
+    stack, _ = Stack.start(J, K).learn(step, LABELS)
     return state, step, stack, mixture_probabilities(step, method="probit")
 
 
@@ -113,33 +113,35 @@ def bad_calls() -> dict[str, Any]:
     """Calls of a stack that once ended the interpreter, or changed what lay beside an array."""
     short = np.full((2, K), 1 / K)
     return {
-        "label too large": lambda s, t, p: s.learned(t, np.full(N, K)),
-        "label far too large": lambda s, t, p: s.learned(t, np.full(N, 10**9)),
-        "label below -1": lambda s, t, p: s.learned(t, np.full(N, -2)),
-        "label far below": lambda s, t, p: s.learned(t, np.full(N, -(2**62))),
-        "labels of uint64": lambda s, t, p: s.learned(t, np.full(N, 2**64 - 1, np.uint64)),
-        "labels of floats": lambda s, t, p: s.learned(t, LABELS.astype(float)),
-        "labels of strings": lambda s, t, p: s.learned(t, ["a"] * N),
-        "few labels": lambda s, t, p: s.learned(t, LABELS[:2]),
-        "many labels": lambda s, t, p: s.learned(t, np.tile(LABELS, 2)),
-        "labels of two dimensions": lambda s, t, p: s.learned(t, LABELS[:, None]),
-        "no labels": lambda s, t, p: s.learned(t, None),
-        "short plain": lambda s, t, p: s.learned(t, LABELS, plain=short),
-        "narrow plain": lambda s, t, p: s.learned(t, LABELS, plain=p[:, :1]),
-        "wide plain": lambda s, t, p: s.learned(t, LABELS, plain=np.zeros((N, 50))),
-        "flat plain": lambda s, t, p: s.learned(t, LABELS, plain=p.ravel()),
-        "short weight": lambda s, t, p: s.learned(t, LABELS, np.ones(2)),
-        "negative weight": lambda s, t, p: s.learned(t, LABELS, np.full(N, -1.0)),
-        "NaN weight": lambda s, t, p: s.learned(t, LABELS, np.full(N, NAN)),
-        "a word for a flag": lambda s, t, p: s.learned(t, LABELS, ordered="yes"),
-        "corrected: short plain": lambda s, t, p: s.corrected(t, short),
-        "corrected: narrow plain": lambda s, t, p: s.corrected(t, p[:, :1]),
-        "corrected: no step": lambda s, t, p: s.corrected((t,), p),
-        "other filters": lambda s, t, p: Stack.start(J + 1, K).learned(t, LABELS),
-        "fewer filters": lambda s, t, p: Stack.start(1, K).corrected(t, p),
-        "more classes than outputs": lambda s, t, p: s.grown(9).learned(t, np.full(N, 8), plain=p),
-        "grown: fewer": lambda s, t, p: s.grown(K - 1),
-        "grown: a float": lambda s, t, p: s.grown(5.5),
+        "label too large": lambda s, t, p: s.learn(t, np.full(N, K)),
+        "label far too large": lambda s, t, p: s.learn(t, np.full(N, 10**9)),
+        "label below -1": lambda s, t, p: s.learn(t, np.full(N, -2)),
+        "label far below": lambda s, t, p: s.learn(t, np.full(N, -(2**62))),
+        "labels of uint64": lambda s, t, p: s.learn(t, np.full(N, 2**64 - 1, np.uint64)),
+        "labels of floats": lambda s, t, p: s.learn(t, LABELS.astype(float)),
+        "labels of strings": lambda s, t, p: s.learn(t, ["a"] * N),
+        "few labels": lambda s, t, p: s.learn(t, LABELS[:2]),
+        "many labels": lambda s, t, p: s.learn(t, np.tile(LABELS, 2)),
+        "labels of two dimensions": lambda s, t, p: s.learn(t, LABELS[:, None]),
+        "no labels": lambda s, t, p: s.learn(t, None),
+        "short plain": lambda s, t, p: s.learn(t, LABELS, plain=short),
+        "narrow plain": lambda s, t, p: s.learn(t, LABELS, plain=p[:, :1]),
+        "wide plain": lambda s, t, p: s.learn(t, LABELS, plain=np.zeros((N, 50))),
+        "flat plain": lambda s, t, p: s.learn(t, LABELS, plain=p.ravel()),
+        "short weight": lambda s, t, p: s.learn(t, LABELS, np.ones(2)),
+        "negative weight": lambda s, t, p: s.learn(t, LABELS, np.full(N, -1.0)),
+        "NaN weight": lambda s, t, p: s.learn(t, LABELS, np.full(N, NAN)),
+        "a word for a flag": lambda s, t, p: s.learn(t, LABELS, ordered="yes"),
+        "predict: short plain": lambda s, t, p: s.predict(t, short),
+        "predict: narrow plain": lambda s, t, p: s.predict(t, p[:, :1]),
+        "predict: no step": lambda s, t, p: s.predict((t,), p),
+        "other filters": lambda s, t, p: Stack.start(J + 1, K).learn(t, LABELS),
+        "fewer filters": lambda s, t, p: Stack.start(1, K).predict(t, p),
+        "more classes than outputs": lambda s, t, p: s.add_classes(9).learn(
+            t, np.full(N, 8), plain=p
+        ),
+        "add_classes: fewer": lambda s, t, p: s.add_classes(K - 1),
+        "add_classes: a float": lambda s, t, p: s.add_classes(5.5),
         "keep_classes: too large": lambda s, t, p: s.keep_classes([K]),
         "keep_classes: negative": lambda s, t, p: s.keep_classes([-1]),
         "keep_classes: twice": lambda s, t, p: s.keep_classes([0, 0]),
@@ -164,10 +166,10 @@ def test_a_class_may_come_in_the_last_row_of_narrower_probabilities(learned: Any
     # As the estimators call it: a piece of rows ends with a class that is new.
     _, step, _, plain = learned
     labels = np.array([0, 1, 1, 0, 1, 2])
-    stack, said = Stack.start(J, K).learned(step, labels, plain=plain[:, :2], ordered=True)
+    stack, said = Stack.start(J, K).learn(step, labels, plain=plain[:, :2], ordered=True)
     assert said.shape == (N, 2)
     assert stack.counts.tolist() == [2.0, 3.0, 1.0]
-    wide, _ = Stack.start(J, K).learned(step, labels, plain=plain, ordered=True)
+    wide, _ = Stack.start(J, K).learn(step, labels, plain=plain, ordered=True)
     np.testing.assert_array_equal(stack.coef, wide.coef)
 
 
@@ -201,7 +203,7 @@ def test_a_stack_of_parts_that_disagree(learned: Any, changes: dict[str, Any]) -
 def test_a_stack_without_a_solution_is_refused(learned: Any) -> None:
     _, step, stack, _ = learned
     with pytest.raises(KalstreamError):
-        replace(stack, precision=-1e6 * np.eye(J + 6)).learned(step, LABELS)
+        replace(stack, precision=-1e6 * np.eye(J + 6)).learn(step, LABELS)
 
 
 # ---- steps and states of a mixture --------------------------------------------------------
@@ -276,8 +278,8 @@ def test_the_order_of_axes_in_memory_does_not_matter(learned: Any) -> None:
     np.testing.assert_array_equal(
         mixture_probabilities(turned, method="probit"), mixture_probabilities(step, method="probit")
     )
-    there = stack.learned(turned, np.tile(LABELS, 2)[::2], plain=np.asfortranarray(plain))
-    here = stack.learned(step, np.tile(LABELS, 2)[::2].copy(), plain=plain)
+    there = stack.learn(turned, np.tile(LABELS, 2)[::2], plain=np.asfortranarray(plain))
+    here = stack.learn(step, np.tile(LABELS, 2)[::2].copy(), plain=plain)
     np.testing.assert_array_equal(there[1], here[1])
 
 

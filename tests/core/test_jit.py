@@ -1,4 +1,4 @@
-"""The cache of compiled code belongs to all the sources that went into it."""
+"""Cached compiled code is used only while every source compiled into it is unchanged."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ COMPILED = sorted(
 
 
 def stamp_with(monkeypatch: pytest.MonkeyPatch, source: Path, edited: Path) -> str:
-    """Stamp of a source, if another file had one more line."""
+    """Stamp of a source after one line is added to another file."""
 
     def read(path: Path) -> bytes:
         return path.read_bytes() + (b"\nX = 1\n" if path == edited else b"")
@@ -27,17 +27,17 @@ def stamp_with(monkeypatch: pytest.MonkeyPatch, source: Path, edited: Path) -> s
 
 
 def test_there_is_compiled_code_in_several_layers() -> None:
-    assert {path.parent.name for path in COMPILED} >= {"core", "estimators", "features"}
+    assert {path.parent.name for path in COMPILED} >= {"_kernels", "estimators", "features"}
 
 
 @pytest.mark.parametrize(
     ("module", "taken_from"),
     [
         ("estimators/_watch_kernel.py", "estimators/_watch.py"),
-        ("core/_mix.py", "core/_scan.py"),
-        ("core/_mix.py", "core/_softmax_integral.py"),
-        ("core/_few.py", "core/_softmax_integral.py"),  # by way of _scan
-        ("features/_moments.py", "core/_jit.py"),
+        ("core/_kernels/mixture.py", "core/_kernels/chunk.py"),
+        ("core/_kernels/mixture.py", "core/_kernels/softmax_integral.py"),
+        ("core/_kernels/bank.py", "core/_kernels/softmax_integral.py"),  # through chunk
+        ("features/_moments.py", "core/_kernels/_jit.py"),
     ],
 )
 def test_an_edit_of_what_is_compiled_in_makes_old_code_stale(
@@ -49,8 +49,8 @@ def test_an_edit_of_what_is_compiled_in_makes_old_code_stale(
 
 
 def test_an_edit_elsewhere_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = _jit._PACKAGE / "core/_scan.py"
-    assert stamp_with(monkeypatch, source, _jit._PACKAGE / "cli.py") == _jit.stamp_of(source)
+    source = _jit._PACKAGE / "core/_kernels/chunk.py"
+    assert stamp_with(monkeypatch, source, _jit._PACKAGE / "cli/run.py") == _jit.stamp_of(source)
 
 
 @pytest.mark.parametrize("source", COMPILED, ids=lambda path: path.stem)

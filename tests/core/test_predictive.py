@@ -52,6 +52,17 @@ def cdf_and_hazard(z, std):
     return log_cdf, density / np.exp(log_cdf)
 
 
+tables = {}
+
+
+def table_of(std, left, size):
+    """`cdf_and_hazard` on the first points of the grid, computed once for all means."""
+    if std not in tables or len(tables[std][0]) < size:
+        tables[std] = cdf_and_hazard(grid_step(std) * (np.arange(size) - left), std)
+    log_cdf, rho = tables[std]
+    return log_cdf[:size], rho[:size]
+
+
 def dense(mean, std):
     """E[softmax] by a trapezoid of over a thousand nodes; `mean` must be snapped."""
     step = grid_step(std)
@@ -59,8 +70,7 @@ def dense(mean, std):
     levels, where, counts = np.unique(offset, return_inverse=True, return_counts=True)
     left = int((5.0 + 9.2 * std) / step)
     nodes = left + int((28.0 + math.log(len(mean)) + 8.0 * std) / step)
-    z = step * (np.arange(nodes + levels[-1]) - left)
-    log_cdf, rho = cdf_and_hazard(z, std)
+    log_cdf, rho = table_of(std, left, nodes + levels[-1])
     log_product = sum(c * log_cdf[k : k + nodes] for k, c in zip(levels, counts, strict=True))
     p = np.array([rho[k : k + nodes] @ np.exp(log_product) for k in levels]) * step
     return p[where]
@@ -137,7 +147,7 @@ def test_integral_sums_to_one_before_normalisation():
         mean = np.stack(layouts(50, std))
         out = np.empty_like(mean)
         stds = np.full(len(mean), std)
-        kernels.probabilities(mean, stds, *kernels.table(), kernels.work(), out)
+        kernels.probabilities(mean, stds, *kernels.table(), kernels.workspace(), out)
         np.testing.assert_allclose(out.sum(axis=1), 1.0, atol=2e-8)
 
 
@@ -288,7 +298,7 @@ def test_label_terms_over_active_classes():
     rng = np.random.default_rng(3)
     mean, std = rng.normal(size=12) * 3.0, 1.7
     active = np.array([1, 4, 5, 9, 11])
-    scratch = np.full_like(kernels.work(), np.nan)
+    scratch = np.full_like(kernels.workspace(), np.nan)
     got = kernels.label_terms(mean, std, 5, active, *kernels.table(), scratch)
     expected = label_log_prob(mean[active], std**2, 2)
     assert got[0] == pytest.approx(expected.log_prob, abs=1e-12)

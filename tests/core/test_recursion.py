@@ -247,7 +247,7 @@ def test_idle_feature_keeps_its_prior_variance_one_by_one(gamma):
 
 def check_idle(how, prior_var, gamma):
     rng = np.random.default_rng(3)
-    n = 2_000 if how == "textbook" else 20_000
+    n = {"textbook": 500, "b=1000": 20_000}.get(how, 7_000)
     features, targets = rng.standard_normal((n, 3)), rng.standard_normal((n, 1))
     features[:, 1] = 0.0
     shared = {"gamma": gamma, "noise_var": 0.1, "prior_var": prior_var}

@@ -123,12 +123,12 @@ def test_it_is_what_is_written_down(
     for start in range(0, n, cut):  # however they are cut
         rows = slice(start, start + cut)
         here = part_of(step, rows)
-        ahead = stack.corrected(here, plain[rows], ordered=ordered)[0]
+        ahead = stack.predict(here, plain[rows], ordered=ordered)[0]
         np.testing.assert_allclose(ahead, expected[start], rtol=1e-6, atol=1e-12)
         how = {"plain": plain[rows], "ordered": ordered}
-        stack, said = stack.learned(here, labels[rows], weight[rows], **how)
+        stack, said = stack.learn(here, labels[rows], weight[rows], **how)
         found.append(said)
-        blind, _ = blind.learned(here, labels[rows], weight[rows])
+        blind, _ = blind.learn(here, labels[rows], weight[rows])
     np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-6, atol=1e-12)
     # What is not predicted is noted all the same, and teaches nothing about the order.
     np.testing.assert_array_equal(blind.recent, stack.recent)
@@ -145,7 +145,7 @@ def test_labels_without_order_cost_next_to_nothing() -> None:
     state = policy.start(3, 4, prior_var=1.0)
     _, step = policy.step_chunk(state, rows, labels, noise_var=0.03, prior_var=1.0)
     plain, every = mixture_probabilities(step, method="probit"), np.arange(10_000)
-    _, said = Stack.start(5, 4).learned(step, labels, plain=plain, ordered=True)
+    _, said = Stack.start(5, 4).learn(step, labels, plain=plain, ordered=True)
     gain = np.log(np.maximum(said, 1e-9) / np.maximum(plain, 1e-9))[every, labels]
     assert gain[1000:].mean() > -1e-3
 
@@ -153,17 +153,17 @@ def test_labels_without_order_cost_next_to_nothing() -> None:
 def test_classes_come_and_go() -> None:
     rng = np.random.default_rng(0)
     labels, step = np.repeat([0, 1, 2, 0, 2, 1], 5), made_step(rng, 30, 2, 3)
-    whole, _ = Stack.start(2, 3).learned(step, labels)
-    first, _ = Stack.start(2, 2).learned(part_of(step, slice(0, 10)), labels[:10])
-    grown, _ = first.grown(3).learned(part_of(step, slice(10, 30)), labels[10:])
+    whole, _ = Stack.start(2, 3).learn(step, labels)
+    first, _ = Stack.start(2, 2).learn(part_of(step, slice(0, 10)), labels[:10])
+    grown, _ = first.add_classes(3).learn(part_of(step, slice(10, 30)), labels[10:])
     np.testing.assert_allclose(grown.coef, whole.coef)
     assert whole.keep_classes(np.array([0, 2])).last == -1
     left = whole.keep_classes(np.array([1, 2]))
     assert left.last == 0
     np.testing.assert_array_equal(left.counts, whole.counts[1:])
     some = made_step(rng, 3, 2, 2)
-    said = left.corrected(some, np.full((3, 2), 0.5))
+    said = left.predict(some, np.full((3, 2), 0.5))
     assert said.sum(axis=1) == pytest.approx(np.ones(3))
     without = whole.keep_classes(np.array([0, 2]))
-    assert np.isfinite(without.corrected(some, np.full((3, 2), 0.5))).all()
-    assert np.isfinite(without.learned(some, np.array([0, 1, 0]), ordered=True)[0].coef).all()
+    assert np.isfinite(without.predict(some, np.full((3, 2), 0.5))).all()
+    assert np.isfinite(without.learn(some, np.array([0, 1, 0]), ordered=True)[0].coef).all()

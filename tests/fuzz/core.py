@@ -227,7 +227,7 @@ def of_stack(w: World) -> Call:
     if name == "start":
         return core.Stack.start, {"n_filters": stack.n_filters, "n_classes": w.K}, sound_state
     if name == "grown":
-        return stack.grown, {"n_classes": len(stack.counts) + w.below(2)}, sound_state
+        return stack.add_classes, {"n_classes": len(stack.counts) + w.below(2)}, sound_state
     if name == "keep_classes":
         n = len(stack.counts)
         return (
@@ -239,13 +239,13 @@ def of_stack(w: World) -> Call:
     plain = w.rng.dirichlet(np.ones(k), b)
     given = {"step": step, "plain": plain, "ordered": bool(w.rng.random() < 0.5)}
     if name == "corrected":
-        return stack.corrected, given, lambda found: finite("probabilities", found)
+        return stack.predict, given, lambda found: finite("probabilities", found)
     given |= {"labels": w.rng.integers(-1, w.K, b)}
     if w.rng.random() < 0.5:
         given["weight"] = w.rng.choice([0.0, 1.0, 1e4], b)
     if w.rng.random() < 0.3:
         given["plain"] = None
-    return stack.learned, given, lambda pair: sound_state(pair[0])
+    return stack.learn, given, lambda pair: sound_state(pair[0])
 
 
 def of_probabilities(w: World) -> Call:

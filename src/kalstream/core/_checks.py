@@ -21,7 +21,7 @@ _new: Final = object.__new__
 LARGEST_FLOAT64: Final = 1e100
 LARGEST_FLOAT32: Final = 1e15
 LARGEST_VARIANCE: Final = 1e50
-# More features, outputs or samples than any memory holds; numpy cannot even ask for them.
+# More features, outputs or samples than any memory holds; numpy cannot allocate them.
 LARGEST_COUNT: Final = 10**9
 
 _FLOAT64: Final = np.dtype(np.float64)
@@ -90,7 +90,7 @@ def unit_interval(name: str, value: float) -> float:
 
 
 def instance(name: str, value: Any, kind: type) -> None:
-    """An object of the core, and not the pair that a step returned."""
+    """An object of this class; the pair that a step returned gets its own remedy."""
     if not isinstance(value, kind):
         remedy = "unpack what a step returns: state, step = ..." if type(value) is tuple else ""
         if hasattr(value, "posterior"):
@@ -336,9 +336,9 @@ def _float_labels(array: Array, n_outputs: int) -> Targets:
 
 
 def trusted(cls: type[T], *values: Any) -> T:
-    """An object of a frozen dataclass with slots, without the checks of its `__post_init__`.
+    """Make a frozen dataclass with slots without the checks of its `__post_init__`.
 
-    For parts that were just computed: the checks would take as long as learning a row.
+    For values that were just computed: the checks would take as long as learning a row.
     """
     made = _new(cls)
     for set_slot, value in zip(_slots(cls), values, strict=True):  # type: ignore[arg-type]
@@ -348,12 +348,12 @@ def trusted(cls: type[T], *values: Any) -> T:
 
 @cache
 def _slots(cls: Any) -> tuple[Any, ...]:
-    """What sets each slot of a class; half the time of object.__setattr__."""
+    """The setter of each slot of a class; twice as fast as object.__setattr__."""
     return tuple(getattr(cls, name).__set__ for name in cls.__slots__)
 
 
 def is_block(value: Any, shape: tuple[int, ...], dtype: Any = _FLOAT64) -> bool:
-    """Whether compiled code may take a value for a C-ordered array of this shape and dtype."""
+    """Whether a value is a C-ordered array of this shape and dtype, as compiled code needs it."""
     return (
         type(value) is np.ndarray
         and value.shape == shape
@@ -419,7 +419,7 @@ def numeric(name: str, value: Any) -> Array:
     except MemoryError:
         raise
     except Exception as error:  # of whatever library the value comes from
-        raise InvalidInput(f"{name} must be an array of numbers: {said(error)}") from None
+        raise InvalidInput(f"{name} must be an array of numbers: {error_text(error)}") from None
     if array.dtype.kind not in "fiub":
         remedy = ""
         if name.startswith("target"):
@@ -462,22 +462,22 @@ def _holds_masked(value: Any, depth: int = 4) -> bool:
 
 
 def shown(value: Any, limit: int = 80) -> str:
-    """A value as an error quotes it: on one line, short, and whatever its class does."""
+    """A value as an error message quotes it: short, on one line, even if its repr fails."""
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # 10**5000 has no repr, and a class may do as it likes
+    except Exception:  # 10**5000 has no repr, and a class may raise anything
         return f"a {type(value).__name__}"
     return text if len(text) <= limit else f"{text[:limit]}... (a {type(value).__name__})"
 
 
-def said(error: BaseException, limit: int = 400) -> str:
-    """The text of an error of another library, as an error of ours quotes it."""
+def error_text(error: BaseException, limit: int = 400) -> str:
+    """The text of another library's error, as our error message quotes it."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def sum_of_squares(array: Array) -> float:
-    """Of all elements; inf or NaN if one is, or if it overflows."""
+    """Sum of the squares of all elements; inf or NaN if one is, or on overflow."""
     return float(np.vdot(array, array))  # unlike dot, it does not warn
 
 
@@ -490,7 +490,7 @@ def _bounded(name: str, array: Array, dtype: Any) -> None:
     limit = LARGEST_FLOAT32 if dtype == np.float32 else LARGEST_FLOAT64
     if array.size == 0:
         return
-    # One product instead of two passes; NaN fails.
+    # One pass instead of two; NaN fails.
     if array.dtype == np.float64 and sum_of_squares(array) <= limit * limit:
         return
     # No copy is made, and NaN fails both.

@@ -1,4 +1,4 @@
-"""Memory that is used again, so that a state can be copied instead of overwritten."""
+"""Reuse of large memory blocks, so that copying a state is cheap."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _BLOCKS: Final = 4
 
 
 class Spares:
-    """Large arrays, in memory that earlier ones have left.
+    """Makes large arrays in the memory of earlier ones that are gone.
 
-    Fresh memory costs several times the writing of it, since the system clears every page. A block
-    is free once the array that was made from it is gone: views hold on to that array, so nobody
-    can still be reading. A lost block, after an interrupt say, is only memory to allocate again.
+    Fresh memory costs several times as much as writing to it, since the system clears every page. A
+    block is free once the array made from it is gone. Views keep that array alive, so nobody can
+    still read it. If an interrupt loses a block, it is allocated again.
 
     Examples
     --------
@@ -36,12 +36,12 @@ class Spares:
         self._blocks: deque[tuple[bytearray, ref[Array]]] = deque(maxlen=_BLOCKS)
 
     def like(self, array: Array) -> Array:
-        """An array of the same shape, type and order; its numbers are finite and mean nothing."""
+        """An array of the same shape, dtype and order; its content is finite but arbitrary."""
         if array.nbytes < _LARGE:
             return np.zeros_like(array)
         block = self._free(array.nbytes) or bytearray(array.nbytes)
         order: Any = "C" if array.flags.c_contiguous else "F"
-        # Not memory of numpy's own: views would hold on to that, and not to this array.
+        # Not memory owned by numpy: views would keep that alive, and not this array.
         made: Array = np.ndarray(array.shape, array.dtype, buffer=block, order=order)
         self._blocks.append((block, ref(made)))
         return made

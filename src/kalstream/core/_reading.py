@@ -1,4 +1,4 @@
-"""Reading one value per row, whatever holds them: labels as they are, and times."""
+"""Read one value per row from lists, arrays and tables: labels and times."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _FILL = "with None where a label is unknown"
 
 
 def labels(name: str, values: Any) -> tuple[list[Any], bool]:
-    """Labels as they are in a list, of Python's types if they are of numpy's; was it a column.
+    """Labels as a list, with numpy scalars as Python's; and whether they were a column (b, 1).
 
-    numpy would make strings of labels of several types, numbers of other numbers, and tables of
-    tuples, so lists do not become arrays.
+    A list does not become an array first: numpy would turn labels of mixed types into strings, some
+    numbers into others, and tuples into a table.
     """
     check.unmasked(name, values, _FILL)
     if values is None:
@@ -58,13 +58,13 @@ def labels(name: str, values: Any) -> tuple[list[Any], bool]:
 
 
 def _plain(value: Any) -> Any:
-    """A number or string of numpy as one of Python's; dates need care, and stay."""
+    """A numpy number or string as Python's; dates are left as they are."""
     is_plain = isinstance(value, np.generic) and value.dtype.kind not in "mM"
     return value.item() if is_plain else value
 
 
 def array_of(name: str, values: Any) -> Array:
-    """An array of whatever can be one."""
+    """Any value that numpy can read, as an array."""
     if hasattr(values, "toarray") and hasattr(values, "nnz"):
         raise InvalidInput(f"Sparse data was passed for {name}; use .toarray() to make it dense")
     try:
@@ -72,17 +72,19 @@ def array_of(name: str, values: Any) -> Array:
     except MemoryError:
         raise
     except Exception as error:  # of whatever library the values come from
-        raise InvalidInput(f"{name} cannot be read as an array: {check.said(error)}") from error
+        raise InvalidInput(
+            f"{name} cannot be read as an array: {check.error_text(error)}"
+        ) from error
     check.unmasked(name, array, _FILL)
     return array
 
 
 def _dates(name: str, array: Array) -> list[Any]:
-    """Dates and durations as Python's, None where missing; numpy makes numbers of some."""
+    """Dates and durations as Python's, None where missing; numpy turns some into numbers."""
     missing = np.isnat(array)
     micro = _micro(name, array) if np.datetime_data(array.dtype)[0] in _FINE else array
-    found = zip(micro.astype(object).tolist(), missing.tolist(), strict=True)
-    out = [None if lacks else value for value, lacks in found]
+    pairs = zip(micro.astype(object).tolist(), missing.tolist(), strict=True)
+    out = [None if is_missing else value for value, is_missing in pairs]
     if any(isinstance(value, int) for value in out) or not _same(array, micro, missing):
         raise InvalidInput(
             f"{name} is of dtype {array.dtype}, whose values have no exact Python equivalent; "
@@ -98,12 +100,12 @@ def _micro(name: str, array: Array) -> Array:
     """Dates or durations in microseconds."""
     try:
         return array.astype(f"{array.dtype.kind}8[us]")
-    except (OverflowError, TypeError, ValueError) as error:  # years and months are of no length
+    except (OverflowError, TypeError, ValueError) as error:  # years and months have no fixed length
         raise InvalidInput(f"{name} of dtype {array.dtype} cannot be read: {error}") from None
 
 
 def _same(one: Array, other: Array, missing: Array) -> bool:
-    """Whether dates are equal after a change of unit, which wraps around where it overflows."""
+    """Whether dates are equal after a change of unit, which wraps around on overflow."""
     return bool(((other.astype(one.dtype) == one) | missing).all())
 
 
@@ -124,7 +126,7 @@ def moments(time: Any) -> Array:
     try:
         array = np.asarray(time)
     except Exception as error:  # of whatever library the times come from
-        raise InvalidInput(f"time cannot be read as an array: {check.said(error)}") from error
+        raise InvalidInput(f"time cannot be read as an array: {check.error_text(error)}") from error
     check.unmasked("time", array, fill)
     if array.dtype == object and any(hasattr(value, "year") for value in array.flat):
         utc = [_without_zone(value) for value in array.flat]  # date, datetime, pandas' Timestamp

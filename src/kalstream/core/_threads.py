@@ -1,4 +1,4 @@
-"""Hold BLAS thread pools to what a matrix size deserves."""
+"""Limit BLAS to one thread for small matrices."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from time import monotonic
 from typing import Any, Final
 from weakref import ref
 
-# Below this many floating-point operations in one call, waking a second thread costs more than
-# it brings, and on a busy machine OpenBLAS spins: 1e9 is some 30 ms on one core.
+# Below this many floating-point operations in one call, a second thread costs more than it gains,
+# and on a busy machine OpenBLAS spins. 1e9 operations take about 30 ms on one core.
 PARALLEL_FLOPS: Final = 1e9
-# Asking pools for their size takes as long as a small product. If all had one thread, we do not
-# ask again for this many seconds: missing that a pool grew costs speed only.
+# Asking a pool for its size takes as long as a small product. If all pools had one thread, they are
+# not asked again for this many seconds. Missing that a pool grew costs only speed.
 _TRUSTED_SECONDS: Final = 0.5
 
-# Pools that were narrowed with their sizes before, and the bodies that want them narrow. There is
-# no lock, which an interrupt or a fork could leave locked: a race costs speed, never a result.
+# Pools that were set to one thread, with their old sizes, and the bodies that need it. There is no
+# lock, since an interrupt or a fork could leave it locked. A race costs speed, never a result.
 _held: list[tuple[Any, int]] = []
 _inside: dict[int, ref[OneThread]] = {}
 _narrow_until = -math.inf
@@ -56,7 +56,7 @@ def _release() -> None:
 
 def _is_anyone_inside() -> bool:
     for key, body in list(_inside.items()):
-        if body() is None:  # it was interrupted before it could say that it is out
+        if body() is None:  # an interrupt came before it could leave
             _inside.pop(key, None)
     return bool(_inside)
 

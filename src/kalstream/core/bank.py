@@ -199,7 +199,7 @@ class Bank:
         arrays = self.arrays
         n_filters, m, n_outputs = arrays.mean.shape
         if len(features) <= DEFERRED_ROWS:
-            from kalstream.core._kernels.bank import few_products, take_all_pending
+            from kalstream.core._kernels.bank import apply_all_pending, bank_products
 
             n_rows, rows, coefficients = 0, arrays.cov, arrays.mean
             if self.rows is not None and self.coefficients is not None:
@@ -209,13 +209,13 @@ class Bank:
             wide = features.astype(np.float64, copy=False)
             pending = rows, coefficients, n_rows, self.scales
             if m <= _FEW_FEATURES and n_outputs <= _FEW_FEATURES:
-                return few_products(wide, arrays.mirrored(), arrays.mean, *pending)
+                return bank_products(wide, arrays.mirrored(), arrays.mean, *pending)
             times_cov = np.empty((n_filters, len(features), m))
             with OneThread(2.0 * features.size * m):
                 times_mean = np.matmul(features, arrays.mean).astype(np.float64, copy=False)
                 for j in range(n_filters):
                     times_cov[j] = times_symmetric(features, arrays.cov[j].T)
-            return times_cov, times_mean, take_all_pending(times_cov, times_mean, wide, *pending)
+            return times_cov, times_mean, apply_all_pending(times_cov, times_mean, wide, *pending)
         with OneThread(2.0 * features.size * m):
             each = [self._filter(j, arrays).products(features) for j in range(n_filters)]
         return np.stack([cov for cov, _, _ in each]), np.stack([mean for _, mean, _ in each]), False
@@ -348,7 +348,7 @@ def _few_rows(
     bank: Bank, rows: Rows, gammas: Array, part: slice, may_own: bool, own: bool
 ) -> tuple[Bank, BankStep]:
     """Advance over few rows, which stay pending: no covariance is written."""
-    from kalstream.core._kernels.bank import few_rows
+    from kalstream.core._kernels.bank import scan_bank
 
     phi = rows.features[part]
     times_cov, times_mean, lossy = bank.remembered(phi)
@@ -356,7 +356,7 @@ def _few_rows(
         bank = bank.folded(own=own)
         times_cov, times_mean, _ = bank.products(phi)
     here, wide = rows[part], phi.astype(np.float64, copy=False)
-    done, unsound, mean, var, nis, *learned = few_rows(
+    done, unsound, mean, var, nis, *learned = scan_bank(
         times_cov,
         times_mean,
         wide,

@@ -1,10 +1,10 @@
 """Calibration: the factor alpha that multiplies logits in eq. (13), fixed or learned online.
 
-Plain SGD on log alpha has no scale of its own and runs away (to 1e27 on real data). Here log
-alpha is filtered as the weights are: a scalar with a Gaussian prior that forgets towards it, and
-whose observations are the gradients of the log predictive, with their squares as information. A
-step of an example of weight 1 is then at most half a standard deviation, whatever the gradient
-(core/README.md).
+Plain SGD on log alpha runs away (to 1e27 on real data), since nothing sets the size of its steps.
+Here log alpha is filtered as the weights are. It is a scalar with a Gaussian prior and forgets
+towards it. Its observations are the gradients of the log predictive, and their squares are the
+information. So an example of weight 1 moves it by at most half a standard deviation, whatever the
+gradient (core/README.md).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from kalstream.errors import InvalidInput
 
 # log alpha stays within this many prior standard deviations of where it started.
 BOUND: Final = 3.0
-# exp of it is 1e173, and its square still finite.
+# exp(400) is 1e173, and its square is still finite.
 LARGEST_LOG: Final = 400.0
-# With BOUND and the largest factor that the checks let pass, log alpha stays below LARGEST_LOG.
+# With BOUND and the largest init that the checks allow, log alpha stays below LARGEST_LOG.
 _LARGEST_SPREAD: Final = 50.0
 
 
 @dataclass(frozen=True, slots=True)
 class Alpha:
-    """What is known about alpha: mean and variance of log alpha."""
+    """Belief about alpha: mean and variance of log alpha."""
 
     log_mean: float
     log_var: float
@@ -49,7 +49,7 @@ class Alpha:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How alpha moves.
+    """How alpha is learned.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class Calibration:
     gamma: float = 0.9999
 
     def __post_init__(self) -> None:
-        # As floats: of integers compiled code would be compiled anew.
+        # As floats: for integers numba would compile the loops again.
         object.__setattr__(self, "init", check.factor("calibration init", self.init))
         object.__setattr__(self, "gamma", check.unit_interval("calibration gamma", self.gamma))
         spread = check.scalar("calibration spread", self.spread)
@@ -103,7 +103,7 @@ class Calibration:
     def learn(self, alpha: Alpha, gradient: float, weight: float = 1.0) -> Alpha:
         """Alpha after one example, from the derivative of its log probability by log alpha.
 
-        The reference for what `_scan.learn_alpha` does inside a chunk.
+        The reference for `_kernels.chunk.learn_alpha`, which does this inside a chunk.
         """
         check.instance("alpha", alpha, Alpha)
         gradient = check.finite("gradient", gradient)

@@ -1,8 +1,8 @@
-"""The recursion of `recursion.step`, exact, a chunk at a time in matrix-matrix form.
+"""The recursion of `recursion.step`, exact, a chunk of rows at a time.
 
-Everything that happens inside a chunk happens in b-by-b space (core/README.md, "The chunk"): a
-*scan* turns the Gram matrices of the chunk into one triangular system, and the posterior then
-takes one rank-b update. `forgetting.Learned` brings a scan of its own.
+Inside a chunk of b rows all work is in b-by-b matrices (core/README.md, "The chunk"). A *scan*
+turns the Gram matrices of the chunk into one triangular system. Then the posterior takes one
+rank-b update. `forgetting.Learned` has its own scan.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kalstream.core.state import DEFERRED_ROWS, Posterior, Step, Stored
 
 Array = NDArray[Any]
 
-# Up to here the work of a BLAS call on the rows of a chunk is less than the call itself.
+# Up to this many rows a compiled loop is faster than a BLAS call.
 _FEW_ROWS: Final = 16
 
 TRANSITIONS: Final = ("example", "chunk")
@@ -43,8 +43,8 @@ def step_chunk(
 ) -> tuple[Posterior, Step]:
     """Run the recursion, eqs. (7) and (8), over the rows of a chunk.
 
-    Equal to `recursion.step` row by row (with gamma ** time_gap and noise_var / sample_weight),
-    however the rows are cut into chunks.
+    The result equals `recursion.step` row by row (with gamma ** time_gap and
+    noise_var / sample_weight), for every way to cut the rows into chunks.
 
     Parameters
     ----------
@@ -52,8 +52,8 @@ def step_chunk(
     features : (b, m)
     targets : (b,) integer labels, (b, K) values, or (b,) values if K = 1
         Integers of shape (b,) are class labels, -1 if unknown, also if K = 1: for regression pass
-        floats. Floats of shape (b,) are labels too if K > 1. A NaN row, or the label -1, is
-        predicted and not learned.
+        floats. Floats of shape (b,) are labels too if K > 1. A row with a NaN target, or with the
+        label -1, is predicted but not learned.
     gamma : float or (b,)
         Forgetting coefficients in [0, 1].
     noise_var, prior_var : float
@@ -67,7 +67,7 @@ def step_chunk(
     time_gap : float or (b,), optional
         Time since the row before, in steps: the row forgets with gamma ** time_gap.
     donate : bool
-        Allow the buffers of ``posterior`` to be reused; it cannot be used afterwards.
+        Reuse the buffers of ``posterior``, which cannot be used afterwards.
 
     Returns
     -------
@@ -115,10 +115,10 @@ class Rows:
     features : (b, m), in the dtype of the posterior
     targets : Targets
     noise_var : (b,)
-        Divided by the weight; inf where nothing is learned.
+        Divided by the weight; inf where the row is only predicted.
     weight : (b,)
     gap : (b,)
-        Time before each row; 0 for all but the last if the chunk takes one transition.
+        Time before each row; 0 for all but the last row if the chunk forgets once.
     prior_var : float
     keep_mean : bool
     all_learned : bool
@@ -148,7 +148,7 @@ class Rows:
         sample_weight: ArrayLike | None = None,
         time_gap: ArrayLike | None = None,
     ) -> Rows:
-        """Check everything for a posterior or a bank before anything is computed."""
+        """Check all arguments for a posterior or a bank."""
         n_features, n_outputs, dtype = state.n_features, state.n_outputs, state.dtype
         phi = check.feature_rows(features, n_features, dtype)
         n = len(phi)
@@ -192,7 +192,7 @@ class Rows:
 
 @dataclass(slots=True)
 class Grams:
-    """What a scan may know of features and posterior, all float64.
+    """The products of features and posterior that a scan reads, all float64.
 
     Attributes
     ----------
@@ -211,14 +211,14 @@ class Grams:
 
 @dataclass(slots=True)
 class Scan:
-    """What a scan finds about the b rows of a block.
+    """Result of a scan over the b rows of a block.
 
     Attributes
     ----------
     done : int
-        Number of rows scanned: a scan stops early where going on would lose digits.
+        Number of rows scanned. A scan stops before a row that would lose digits.
     gamma, logit_mean, logit_var : (b,), (b, K), (b,)
-        Coefficient used and prediction made.
+        Forgetting coefficient, and the prediction, of each row.
     system : (b, b)
         Lower triangular: ``system @ gains = predicted covariance @ features``; rows and columns
         of rows that are not learned are zero.
@@ -227,7 +227,7 @@ class Scan:
     kept, lost : (b,)
         Product of gamma up to each row, and 1 minus its square.
     reach : (b,)
-        Product of gamma from behind each learned row to the end.
+        Product of gamma after each learned row, to the end of the block.
     nis : (b,)
         Mean square of the innovations; NaN for rows that are not learned.
     """
@@ -243,8 +243,8 @@ class Scan:
     reach: Array
     nis: Array
 
-    def scanned(self) -> Scan:
-        """The rows that were scanned."""
+    def only_done(self) -> Scan:
+        """The scan without the rows it did not reach."""
         n = self.done
         return Scan(
             n,
@@ -260,7 +260,7 @@ class Scan:
 
 
 class Scanner(Protocol):
-    """Scans one part of the rows after the other."""
+    """Scans the parts of a chunk in order."""
 
     def __call__(self, grams: Grams, part: slice) -> Scan:
         """Scan the rows of ``part``."""
@@ -268,7 +268,7 @@ class Scanner(Protocol):
 
 
 def run(posterior: Posterior, rows: Rows, scan: Scanner, donate: bool) -> tuple[Posterior, Step]:
-    """Advance over all rows, block by block; the posterior is untouched if anything fails."""
+    """Learn all rows, block by block; the posterior stays unchanged if anything fails."""
     check.flag("donate", donate)
     original = stored = posterior.stored
     n, m = rows.features.shape
@@ -281,14 +281,14 @@ def run(posterior: Posterior, rows: Rows, scan: Scanner, donate: bool) -> tuple[
             block = plan(stored, rows, scan, part, stored.base.cov is not original.base.cov)
             start += len(block.step.gamma)
             steps.append(block.step)
-            # Arrays of our own may be overwritten; those we were given, only by the last write.
+            # Arrays made here may be overwritten at any time, the caller's only by the last write.
             own = block.stored.base.cov is not original.base.cov
             stored = block.carried_out(own or (donate and start == n))
     return _handed_over(posterior, stored, donate), _joined(steps)
 
 
 def _handed_over(posterior: Posterior, stored: Stored, donate: bool) -> Posterior:
-    """The posterior that goes on from another, which is given up or shares its arrays."""
+    """The new posterior; the old one is given up, or now shares its arrays."""
     if donate:
         posterior._stored = None
     elif stored.base.cov is posterior.stored.base.cov:
@@ -297,23 +297,23 @@ def _handed_over(posterior: Posterior, stored: Stored, donate: bool) -> Posterio
 
 
 def block_rows(n_features: int) -> int:
-    """Rows of a block: enough for the products with the covariance to run at full speed.
+    """Rows of a block: enough for products with the covariance to run at full speed.
 
-    Work inside a block grows with its square, which the products outweigh only if m is large.
+    Work inside a block grows with its square. The products outweigh it only if m is large.
     """
     return 128 if n_features >= 1024 else 64
 
 
 @dataclass(slots=True)
 class Plan:
-    """What a block will do to a posterior; making it may fail, carrying it out may not.
+    """The change that a block makes to a posterior. Planning may fail, carrying out may not.
 
     Attributes
     ----------
     stored : Stored
-        The posterior, with the block's forgetting (which touches no array).
+        The posterior after the block's forgetting, which changes no array.
     rows, coefficients : (n, m), (n, K)
-        What `Stored.updated` takes.
+        Arguments of `Stored.updated`.
     step : Step
     """
 
@@ -337,11 +337,11 @@ def plan(
     own: bool,
     products: tuple[Array, Array] | None = None,
 ) -> Plan:
-    """Plan for as many rows of ``part`` as the scan takes; the step tells how many.
+    """Plan for as many rows of ``part`` as the scan covers; the length of the step says how many.
 
-    ``products`` of features and posterior are used, and the first consumed, if they are at hand.
+    ``products``, if given, are features times covariance and times mean; the first is overwritten.
     """
-    from kalstream.core._kernels.chunk import sound_rows
+    from kalstream.core._kernels.chunk import rows_are_sound
 
     phi, dtype, prior_var = rows.features[part], rows.features.dtype, rows.prior_var
     if products is not None:
@@ -357,19 +357,19 @@ def plan(
     if dtype != np.float64:
         times_cov, times_mean = times_cov.astype(np.float64), times_mean.astype(np.float64)
         phi = phi.astype(np.float64)
-    found = scan(Grams(times_cov @ phi.T, phi @ phi.T, times_mean), part)
-    if found.done < len(phi):
-        found, part = found.scanned(), slice(part.start, part.start + found.done)
-        times_cov, phi = times_cov[: found.done], phi[: found.done]
+    scanned = scan(Grams(times_cov @ phi.T, phi @ phi.T, times_mean), part)
+    if scanned.done < len(phi):
+        scanned, part = scanned.only_done(), slice(part.start, part.start + scanned.done)
+        times_cov, phi = times_cov[: scanned.done], phi[: scanned.done]
     rows = rows[part]
-    told = found.logit_var, rows.noise_var
+    variances_of = scanned.logit_var, rows.noise_var
     unit = float(np.finfo(dtype).eps)
-    if not sound_rows(*told, phi, variances, unit, stored.folds, ROUNDING_LIMITS):
+    if not rows_are_sound(*variances_of, phi, variances, unit, stored.folds, ROUNDING_LIMITS):
         rounding = rounding_error(phi, variances)
-        check_innovations(*told, rounding, dtype, folds=stored.folds, first_row=part.start)
+        check_innovations(*variances_of, rounding, dtype, folds=stored.folds, first_row=part.start)
 
-    system, innovations, reach = found.system, found.innovations, found.reach
-    kept, lost = found.kept, found.lost
+    system, innovations, reach = scanned.system, scanned.innovations, scanned.reach
+    kept, lost = scanned.kept, scanned.lost
     if not rows.all_learned:
         learned = np.isfinite(rows.noise_var)
         system, innovations, reach = (
@@ -381,15 +381,15 @@ def plan(
         kept, lost = kept[learned], lost[learned]
     gains = _gains(times_cov, phi, kept, prior_var * lost, system)
 
-    end = float(found.kept[-1])
+    end = float(scanned.kept[-1])
     stored = stored.decayed(
-        end * end, float(found.lost[-1]), 1.0 if rows.keep_mean else end, prior_var
+        end * end, float(scanned.lost[-1]), 1.0 if rows.keep_mean else end, prior_var
     )
     if rows.keep_mean and len(gains):
         stored = stored.with_mean_added((gains.T @ innovations).astype(dtype))
         innovations = np.zeros_like(innovations)
     gains *= reach[:, None]
-    step = Step(found.logit_mean, found.logit_var, found.gamma, rows.noise_var, found.nis)
+    step = Step(scanned.logit_mean, scanned.logit_var, scanned.gamma, rows.noise_var, scanned.nis)
     return Plan(
         stored, gains.astype(dtype, copy=False), innovations.astype(dtype, copy=False), step
     )
@@ -408,7 +408,7 @@ def fixed_scan(grams: Grams, rows: Rows, gamma: Array) -> Scan:
     """Scan with known coefficients gamma (b,)."""
     from kalstream.core._kernels.chunk import scan_fixed
 
-    found = scan_fixed(
+    fields = scan_fixed(
         grams.cov,
         grams.eye,
         grams.mean,
@@ -418,20 +418,21 @@ def fixed_scan(grams: Grams, rows: Rows, gamma: Array) -> Scan:
         rows.prior_var,
         rows.keep_mean,
     )
-    return Scan(*found)
+    return Scan(*fields)
 
 
 def _gains(times_cov: Array, features: Array, kept: Array, spread: Array, system: Array) -> Array:
-    """Gains (n, m) of the learned rows; times_cov, features times covariance (n, m), is consumed.
+    """Gains (n, m) of the learned rows.
 
-    The covariance of the weights with each row's target, kept^2 A phi + spread phi, is solved
-    for the innovations with the triangular system (n, n).
+    times_cov, features times covariance (n, m), is overwritten. The gains solve the triangular
+    system (n, n) for the covariance of the weights with each row's target, kept^2 A phi +
+    spread phi.
     """
-    from kalstream.core._kernels.chunk import solve_few, with_targets
+    from kalstream.core._kernels.chunk import solve_lower, target_covariance
 
-    with_targets(times_cov, features, kept, spread)
+    target_covariance(times_cov, features, kept, spread)
     if len(times_cov) <= _FEW_ROWS:
-        solve_few(system, times_cov)
+        solve_lower(system, times_cov)
         return times_cov
     return blas.dtrsm(1.0, system.T, times_cov.T, side=1, lower=0, overwrite_b=1).T
 

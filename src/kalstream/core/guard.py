@@ -1,4 +1,4 @@
-"""Is the filter sound: one place that guards innovations and reports health."""
+"""Numerical soundness of a filter: checks of its innovations, and a health report."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kalstream.errors import InvalidInput, NumericalError
 
 Array = NDArray[Any]
 
-# One rounding of the covariance must be less than this part of the noise variance; and what
-# many leave behind less than this part of a predicted variance, unless it is less than this
-# part of the noise variance. tests/numerics shows where these draw the line.
+# Limits of (1) one rounding of the covariance over the noise variance, (2) the sum of all roundings
+# over a predicted variance, unless (3) that sum over the noise variance is below the third.
+# tests/numerics shows what these limits refuse and accept.
 ROUNDING_LIMITS: Final = (1e-3, 0.03, 1e-6)
 
 
@@ -30,16 +30,16 @@ class Health:
     smallest_innovation_var : float
         Least logit_var + noise_var over the rows; must stay positive.
     asymmetry : float
-        Largest difference between cov and its transpose over the largest variance: 0, since
-        one triangle is stored; it is reported so that anything else would show.
+        Largest difference between cov and its transpose, over the largest variance. Always 0,
+        since one triangle is stored; another value would reveal a defect.
     smallest_variance, largest_variance : float
         Range of the weights' variances; the largest never exceeds the prior variance.
     nis : float
         Mean normalised innovation squared: about 1 if noise_var and forgetting fit the data,
-        larger if the filter is too sure of itself. NaN if no row was learned from.
+        larger if the filter is overconfident. NaN if no row was learned.
     effective_memory : float
-        Number of examples from which a filter that forgets nothing would be as sure as this
-        one, about n_features * noise_var / logit_var; the median over the rows learned.
+        Number of examples after which a filter without forgetting would be as certain as this
+        one, about n_features * noise_var / logit_var; the median over the learned rows.
     """
 
     smallest_innovation_var: float
@@ -53,7 +53,7 @@ class Health:
 def health(state: Any, step: Any) -> Health:
     """Report on a posterior, or a policy's state, and the step that led to it.
 
-    Of a mixture, the most believed filter is reported on.
+    For a mixture, the report is about the filter with the largest weight.
 
     Examples
     --------
@@ -131,10 +131,10 @@ def check_innovations(
 ) -> None:
     """Raise `NumericalError` unless every predicted variance (b,) can be trusted.
 
-    What matters is rounding against noise_var, not against the innovation variance: learning
-    may shrink phi' A phi to below noise_var in one step, and the rounding error stays behind.
-    Where features are collinear it also adds up: directions that are never seen keep their
-    large variances, and each of ``folds`` roundings of these leaks into the others.
+    The rounding error is compared with noise_var, not with the innovation variance: learning may
+    shrink phi' A phi to below noise_var in one step, and the rounding error remains. Where
+    features are collinear it also adds up: directions that are never seen keep their large
+    variances, and each of ``folds`` roundings of these leaks into the others.
     """
     at_once, leaked, harmless = ROUNDING_LIMITS
     leak = rounding * np.sqrt(folds)

@@ -425,7 +425,7 @@ class Mixture(Policy):
         step : MixtureStep
         """
         from kalstream.core._kernels.mixture import mix
-        from kalstream.core._kernels.softmax_integral import table, work
+        from kalstream.core._kernels.softmax_integral import table, workspace
 
         self._check(state)
         rows = Rows.read(
@@ -457,7 +457,7 @@ class Mixture(Policy):
             seen.classes,
             seen.count,
             *table(),
-            work(),
+            workspace(),
         )
         grids = state.half_lives, state.calibrations
         step = check.trusted(MixtureStep, moments, weights, log_prob, scale, *grids)
@@ -506,13 +506,13 @@ class Mixture(Policy):
     def _ahead(
         self, state: MixtureState, phi: Array, gap: Array, prior_var: float, keep_mean: bool
     ) -> tuple[Array, ...]:
-        """What `foretell` returns, of a few rows."""
-        from kalstream.core._kernels.mixture import foretell
+        """What `predict_rows` returns, of a few rows."""
+        from kalstream.core._kernels.mixture import predict_rows
 
         products = state.bank.foreseen(phi)
         gammas = _gammas_of(self.half_lives)
         settings = prior_var, keep_mean, self.share, state.log_weights
-        return foretell(*products, phi, gammas, gap, *settings)
+        return predict_rows(*products, phi, gammas, gap, *settings)
 
     def scale(self, state: MixtureState) -> Array:
         """What the variances of each filter are multiples of (J,)."""
@@ -572,10 +572,10 @@ def mixture_probabilities(
     check.choice("method", method, METHODS)
     if method in ("exact", "probit"):
         from kalstream.core._kernels.mixture import mixed_probabilities
-        from kalstream.core._kernels.softmax_integral import table, work
+        from kalstream.core._kernels.softmax_integral import table, workspace
 
         light = check.unit_interval("light", light) if method == "exact" else math.inf
-        out, bad = mixed_probabilities(*moments, light, *table(), work())
+        out, bad = mixed_probabilities(*moments, light, *table(), workspace())
         if bad >= 0:
             _refuse_row(bad, moments)
         return out

@@ -1,14 +1,14 @@
 """From logit moments to predictions: class probabilities, label log-probabilities, densities.
 
 The logits of one example are N(logit_mean, logit_var I): one variance, shared by all classes. Their
-softmax has no closed-form mean, but it is a one-dimensional integral, computed here to about
-1e-6 and differentiated (core/README.md); the paper's Monte Carlo estimate is kept beside it.
+softmax has no closed-form mean, but the mean is a one-dimensional integral (core/README.md). It is
+computed here to about 1e-6, with its derivatives. The paper's Monte Carlo estimate is here too.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -65,8 +65,8 @@ def class_probabilities(
     calibration : scalar or (b,)
         Multiplies the logits (alpha in eq. (13)); positive.
     method : {"exact", "monte-carlo", "probit", "plug-in"}
-        "exact" is the integral, to a relative 1e-6 for probabilities above 1e-8 while
-        calibration * std <= 100; beyond, the integrand's shape at 100 is scaled.
+        "exact" is the integral: relative error 1e-6 for probabilities above 1e-8 if
+        calibration * std <= 100; for larger std the integrand's shape at 100 is scaled.
         "monte-carlo" is eq. (13). "probit" divides the logits by sqrt(1 + pi/8 variance).
         "plug-in" ignores the variance.
     n_samples : int
@@ -92,14 +92,14 @@ def class_probabilities(
         from kalstream.core._kernels import softmax_integral as kernels
 
         out = np.empty_like(mean)
-        kernels.probabilities(mean, std, *kernels.table(), kernels.work(), out)
+        kernels.probabilities(mean, std, *kernels.table(), kernels.workspace(), out)
         out /= out.sum(axis=1, keepdims=True)
     elif method == "monte-carlo":
         n_samples = check.count("n_samples", n_samples)
         rng = check.generator("random_state", random_state)
         out = _monte_carlo(mean, std, n_samples, rng)
     elif method == "probit":
-        out = _softmax(mean / np.sqrt(1.0 + np.pi / 8.0 * std**2)[:, None])
+        out = _softmax(mean / probit_width(std**2)[:, None])
     else:
         out = _softmax(mean)
     return out.reshape(shape)
@@ -114,7 +114,7 @@ def label_log_prob(
 ) -> LabelLogProb:
     """Exact log-probability of each row's label, eq. (11), and its analytic gradients.
 
-    Always finite: where a probability would underflow its logarithm is continued linearly in the
+    Always finite: where a probability would underflow, its logarithm goes on linearly in the
     logits.
 
     Parameters
@@ -151,7 +151,9 @@ def label_log_prob(
     from kalstream.core._kernels import softmax_integral as kernels
 
     log_prob, d_var, d_mean = np.empty(rows), np.empty(rows), np.empty_like(mean)
-    kernels.label_rows(mean, std, index, *kernels.table(), kernels.work(), log_prob, d_mean, d_var)
+    kernels.label_rows(
+        mean, std, index, *kernels.table(), kernels.workspace(), log_prob, d_mean, d_var
+    )
     # The kernel differentiates in alpha mu and alpha^2 s^2, eq. (13).
     d_calibration = ((d_mean * mean).sum(axis=1) + 2.0 * std**2 * d_var) / alpha
     d_mean *= alpha[:, None]
@@ -224,19 +226,30 @@ def mixture_log_density(
     return np.asarray(total)
 
 
+def probit_width(var: Any) -> Any:
+    """Divisor of logits of this variance in the probit approximation: sqrt(1 + pi/8 variance).
+
+    For numbers, numpy arrays and torch tensors.
+
+    Examples
+    --------
+    >>> round(probit_width(4.0), 4)
+    1.6034
+    """
+    return (1.0 + math.pi / 8.0 * var) ** 0.5
+
+
 def _broadcast(**arrays: Array) -> None:
-    """Refuse arrays whose shapes do not go together."""
+    """Refuse arrays whose shapes cannot be broadcast."""
     try:
         np.broadcast_shapes(*(array.shape for array in arrays.values()))
     except ValueError:
         shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-        raise InvalidInput(
-            f"shapes do not go together: {shapes}; give broadcastable ones"
-        ) from None
+        raise InvalidInput(f"shapes cannot be broadcast: {shapes}; give shapes that can") from None
 
 
 def _softmax(logits: Array) -> Array:
-    """Softmax over the last axis, overwriting nothing and overflowing never."""
+    """Softmax over the last axis, as a new array; it never overflows."""
     out = np.exp(logits - logits.max(axis=-1, keepdims=True))
     out /= out.sum(axis=-1, keepdims=True)
     return out
@@ -290,7 +303,7 @@ def _per_row(
     array = _floats(name, value)
     if array.shape not in ((), batch):
         raise InvalidInput(f"{name} has shape {array.shape}; give a scalar or shape {batch}")
-    if array.ndim == 0:  # a single prediction should not pay for reductions
+    if array.ndim == 0:  # no reductions, to keep a single prediction fast
         low = high = float(array)
         array = np.full(batch or 1, low)
     else:

@@ -1,6 +1,6 @@
-"""The textbook recursion, one function per equation of the paper: the reference for the rest.
+"""The textbook recursion: one function per equation of the paper, the reference for the rest.
 
-Plain NumPy on full matrices, one example at a time. `block.step_chunk` gives the same numbers,
+Plain NumPy on full matrices, one example at a time. `chunk.step_chunk` gives the same numbers
 faster. Equation numbers are those of Titsias et al. (2023).
 """
 
@@ -77,7 +77,7 @@ def init(
 
 
 def drift(weights: ArrayLike, *, gamma: float, prior_var: float) -> tuple[Array, float]:
-    """Mean (as weights) and variance of the weights one step on, given weights, eq. (3).
+    """Mean (m, K) and variance of the weights one step later, given the weights now, eq. (3).
 
     Examples
     --------
@@ -119,7 +119,7 @@ def transition(
     cov *= gamma**2  # eq. (7), right
     diagonal = np.einsum("ii->i", cov)
     diagonal += (1.0 - gamma) * (1.0 + gamma) * prior_var
-    # An average of two variances exceeds neither; rounding would, and would add up.
+    # An average of two variances exceeds neither. Rounding could exceed both, and would add up.
     np.minimum(diagonal, np.maximum(before, prior_var).astype(cov.dtype), out=diagonal)
     return Posterior(mean, cov)
 
@@ -151,7 +151,7 @@ def update(
     features : (m,)
     target : int, float or (K,)
         An integer is a class label (its one-hot vector is learned), a float or vector a value.
-        NaN, or the label -1, teaches nothing.
+        For NaN, or the label -1, the posterior stays as it is.
     noise_var : float
 
     Examples
@@ -195,7 +195,7 @@ def step(
     prior_var: float,
     keep_mean: bool = False,
 ) -> tuple[Posterior, Step]:
-    """One turn of the recursion: `transition`, then `update`.
+    """One step of the recursion: `transition`, then `update`.
 
     Examples
     --------
@@ -257,8 +257,8 @@ def delta_gradient(
     """Derivative of the log predictive of a target by delta, where gamma = exp(-delta / 2).
 
     The posterior n-1 is held constant, as in the paper: eq. (9) through the exact eq. (11) for a
-    label, appendix B, eq. (15), for values. Calibration multiplies the logits of a label. 0 for a
-    target that is unknown.
+    label, appendix B, eq. (15), for values. Calibration multiplies the logits of a label. The
+    derivative is 0 if the target is unknown.
 
     Examples
     --------

@@ -302,7 +302,7 @@ class _Scanner:
             self.alphas.append(np.full(scan.done, self.alpha.value))
             return scan
         from kalstream.core._kernels.chunk import scan_learned
-        from kalstream.core._kernels.softmax_integral import table, work
+        from kalstream.core._kernels.softmax_integral import table, workspace
 
         parts, alphas, self.delta, log_mean, log_var, self.seen.count = scan_learned(
             grams.cov,
@@ -325,7 +325,7 @@ class _Scanner:
             self.seen.classes,
             self.seen.count,
             *table(),
-            work(),
+            workspace(),
         )
         self.alpha = Alpha(log_mean, log_var)
         scan = Scan(*parts)

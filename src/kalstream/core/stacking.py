@@ -1,9 +1,9 @@
-"""What filters say together, and what the labels before a row say beside it.
+"""A logistic regression that combines the filters of a mixture with the labels before a row.
 
-A mixture believes one filter or another, and averages probabilities. Logarithms averaged with
-weights of their own can be sharper than each: two filters that agree for reasons of their own are
-right more often. And where labels are known before the next row comes, they tell about it: they
-come in runs, or a class that was just there is due no more. A filter knows nothing of this.
+A mixture averages the probabilities of its filters. A weighted sum of their logarithms can be
+sharper than each of them: two filters that agree for different reasons are right more often. And
+where labels are known before the next row comes, they help to predict it: they come in runs, or a
+class does not come twice in a row. A filter cannot know this.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from kalstream.errors import InvalidInput, NumericalError
 
 Array = NDArray[Any]
 
-# Over some this many labels it is known how often each class came of late.
+# Half-lives, in labels, of the recent class frequencies.
 HALF_LIVES: Final = (1.0, 8.0, 64.0, 512.0)
-# Probability, at each row, that correcting the probabilities begins or ceases to be right.
+# Probability, at each row, that the corrected probabilities start or stop being the better ones.
 _SHARE: Final = 0.001
 _KEEP: Final = 0.5 ** (1.0 / np.array(HALF_LIVES))
 _NOTHING: Final = np.empty((0, 0))
@@ -32,29 +32,29 @@ _NOTHING: Final = np.empty((0, 0))
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A logistic regression on top of a mixture, learned as the rows pass. Never changed.
+    """A logistic regression on top of a mixture, learned online. Immutable.
 
-    The corrected log-probability of class k, among those seen so far, is up to a constant
+    Up to a constant, the corrected log-probability of class k, among those seen so far, is
 
         c_0 log p_k + sum_j c_j z_jk + sum_h c_h log(f_hk / f_k) + c_s log(s_k),
 
-    with p the mixture's probabilities; z_j the logits of filter j, calibrated and shrunk as in the
-    probit approximation; f_k the frequency of the class so far, and f_hk that of late (over a
-    half-life h of `HALF_LIVES`). s_k is about the class of the last label: how much more often it
-    came again than its frequency says (for k that class), or did not (for all others). The
-    coefficients c, at first (1, 0, ..., 0), learn by Newton's steps on the log-probability and
-    forget with a half-life of some 1,400 rows. The answer mixes p and what is corrected, weighed by
-    how well each has predicted.
+    p are the mixture's probabilities. z_j are the logits of filter j, calibrated and shrunk as in
+    the probit approximation. f_k is the overall frequency of the class and f_hk the recent one,
+    with a half-life h of `HALF_LIVES`. s_k compares how often the class of the last label repeats
+    with its overall frequency (for k that class), or how often it does not (for the others). The
+    coefficients c start at (1, 0, ..., 0), learn by Newton steps on the log-probability, and
+    forget with a half-life of about 1,400 rows. The answer averages p and the corrected
+    probabilities, weighted by how well each has predicted.
 
-    Those of labels only learn where ``ordered`` says that the label before each row was known when
-    it was predicted; elsewhere the terms are 0. A weight above 10 counts as 10.
+    The terms of labels are used only with ``ordered``, which says that the label before each row
+    was known when the row was predicted. Otherwise they are 0. A weight above 10 counts as 10.
 
     Attributes
     ----------
     counts : (K,)
-        Labels of each class.
+        Number of labels of each class.
     recent : (H, K)
-        The same, forgotten with each half-life.
+        Recent number of labels of each class, for each half-life.
     stays : (K, 2)
         How often a class followed itself, and how often any class followed it.
     last : int
@@ -62,19 +62,19 @@ class Stack:
     coef, precision : (D,), (D, D)
         With D = 1 + J + H + 1.
     belief : float
-        In what is corrected.
+        Weight of the corrected probabilities in the answer.
 
     Examples
     --------
-    Labels that come in runs of ten, and rows that say nothing:
+    Labels come in runs of ten, and the features carry no information:
 
     >>> from kalstream.core import Mixture, mixture_probabilities
     >>> policy, labels, rows = Mixture(), np.arange(400) // 10 % 2, np.ones((400, 1))
     >>> state = policy.start(1, 2, prior_var=1.0)
-    >>> _, told = policy.step_chunk(state, rows, labels, noise_var=0.03, prior_var=1.0)
-    >>> how = {"plain": mixture_probabilities(told), "ordered": True}
-    >>> stack, said = Stack.start(5, 2).learned(told, labels, **how)
-    >>> bool((said.argmax(axis=1) == labels)[200:].mean() > 0.85)
+    >>> _, step = policy.step_chunk(state, rows, labels, noise_var=0.03, prior_var=1.0)
+    >>> plain = mixture_probabilities(step)
+    >>> stack, corrected = Stack.start(5, 2).learn(step, labels, plain=plain, ordered=True)
+    >>> bool((corrected.argmax(axis=1) == labels)[200:].mean() > 0.85)
     True
     """
 
@@ -105,7 +105,7 @@ class Stack:
 
     @classmethod
     def start(cls, n_filters: int, n_classes: int) -> Self:
-        """Nothing seen yet."""
+        """The stack before any data."""
         prior = _prior(check.count("n_filters", n_filters))
         n_classes = check.count("n_classes", n_classes)
         counts, recent = np.zeros(n_classes), np.zeros((len(HALF_LIVES), n_classes))
@@ -115,18 +115,18 @@ class Stack:
 
     @property
     def n_filters(self) -> int:
-        """How many filters it is for, J."""
+        """Number of filters, J."""
         return len(self.coef) - len(HALF_LIVES) - 2
 
-    def grown(self, n_classes: int) -> Self:
-        """With room for classes never seen."""
+    def add_classes(self, n_classes: int) -> Self:
+        """The stack with n_classes classes; the new ones have not been seen."""
         n_new = check.count("n_classes", n_classes) - len(self.counts)
         if n_new == 0:
             return self
         if n_new < 0:
             raise InvalidInput(
-                f"n_classes is {n_classes}, and the stack has {len(self.counts)} already; it only "
-                "grows, keep_classes drops classes"
+                f"n_classes is {n_classes}, but the stack has {len(self.counts)} classes already; "
+                "use keep_classes to drop classes"
             )
         return replace(
             self,
@@ -136,7 +136,7 @@ class Stack:
         )
 
     def keep_classes(self, columns: Array) -> Self:
-        """With these classes only (K',), in this order."""
+        """The stack with these classes only (K',), in this order."""
         columns = check.columns("columns", columns, len(self.counts))
         places = {column: place for place, column in enumerate(columns.tolist())}
         return replace(
@@ -147,30 +147,30 @@ class Stack:
             last=places.get(self.last, -1),
         )
 
-    def corrected(self, step: MixtureStep, plain: Array, *, ordered: bool = True) -> Array:
-        """Probabilities (b, K) of rows, of which any could be the next.
+    def predict(self, step: MixtureStep, plain: Array, *, ordered: bool = True) -> Array:
+        """Corrected probabilities (b, K) of rows, each as if it were the next one.
 
         Parameters
         ----------
         step : MixtureStep
-            What the rows tell.
+            Predictions of the filters.
         plain : (b, K)
             Probabilities by the mixture.
         ordered : bool
-            Whether the last label is that of the row before.
+            Whether the last label that was learned is that of the row before.
         """
-        from kalstream.core._kernels.stacking import correct
+        from kalstream.core._kernels.stacking import predict_rows
 
         moments = self._moments(step)
         plain = self._plain(plain, moments[0])
         belief = self.belief + _SHARE * (0.5 - self.belief)
         known = plain, belief, self.last, self.counts, self.recent, self.stays, self.coef
-        out, bad = correct(*moments, *known, check.flag("ordered", ordered))
+        out, bad = predict_rows(*moments, *known, check.flag("ordered", ordered))
         if bad >= 0:
             self._blame(bad, moments, plain, None, None)
         return out
 
-    def learned(
+    def learn(
         self,
         step: MixtureStep,
         labels: Array,
@@ -179,19 +179,19 @@ class Stack:
         plain: Array | None = None,
         ordered: bool = False,
     ) -> tuple[Self, Array]:
-        """After rows that were predicted, and then learned.
+        """Predict each row, then learn its label.
 
         Parameters
         ----------
         step : MixtureStep
-            What the rows told before their labels were seen.
+            Predictions of the filters, made before the labels were seen.
         labels : (b,)
-            -1 where there is none.
+            -1 where unknown.
         weight : (b,), optional
         plain : (b, K), optional
-            Probabilities by the mixture, to be corrected.
+            Probabilities by the mixture; they are corrected.
         ordered : bool
-            Whether each row was predicted when the label of the one before it was known; if not,
+            Whether the label before each row was known when the row was predicted. If not,
             nothing is learned about the order of labels.
 
         Returns
@@ -199,7 +199,7 @@ class Stack:
         stack : Stack
         corrected : (b, K)
         """
-        from kalstream.core._kernels.stacking import scan
+        from kalstream.core._kernels.stacking import learn_rows
 
         moments = self._moments(step)
         n = moments[0].shape[1]
@@ -211,7 +211,9 @@ class Stack:
         changing = counts, recent, stays, coef, precision
         settings = check.flag("ordered", ordered), _SHARE, _prior(self.n_filters), _KEEP
         now = self.belief, self.last
-        out, belief, last, bad = scan(*moments, plain, labels, weight, *settings, *now, *changing)
+        out, belief, last, bad = learn_rows(
+            *moments, plain, labels, weight, *settings, *now, *changing
+        )
         if bad >= 0:
             self._blame(bad, moments, plain, labels, weight)
         after = check.trusted(type(self), *changing[:3], int(last), *changing[3:], float(belief))
@@ -222,7 +224,7 @@ class Stack:
         moments = moments_of(step)
         if len(moments[0]) != self.n_filters:
             raise InvalidInput(
-                f"step is of {len(moments[0])} filters, the stack was started for "
+                f"step is of {len(moments[0])} filters, but the stack was started for "
                 f"{self.n_filters}; pass a step of the same mixture"
             )
         return moments
@@ -238,12 +240,12 @@ class Stack:
     def _blame(
         self, row: int, moments: tuple[Array, ...], plain: Array, labels: Any, weight: Any
     ) -> NoReturn:
-        """Say why compiled code refused a row."""
+        """Raise the error for a row that compiled code refused."""
         n_classes = len(self.counts)
         if labels is not None and not -1 <= labels[row] < n_classes:
             raise InvalidInput(
                 f"labels holds {labels[row]} at row {row}, outside 0..{n_classes - 1}; use -1 for "
-                "an unknown label, and grown(n_classes) before a new class comes"
+                "an unknown label, and call add_classes(n_classes) before a new class comes"
             )
         if weight is not None and not 0.0 <= weight[row] < math.inf:
             raise InvalidInput(
@@ -258,8 +260,8 @@ class Stack:
         n_outputs = moments[0].shape[2]
         if min(plain.shape[1] or n_outputs, n_outputs) < n_classes:
             raise InvalidInput(
-                f"step has {n_outputs} classes and plain {plain.shape[1]}, where the stack has "
-                f"seen others at row {row}; give a column for each of its {n_classes} classes"
+                f"step has {n_outputs} classes and plain {plain.shape[1]}, but the stack has seen "
+                f"others at row {row}; give a column for each of its {n_classes} classes"
             )
         raise NumericalError(
             f"the stack cannot be continued at row {row}: its coefficients {self.coef} with belief "
@@ -269,7 +271,9 @@ class Stack:
 
 @lru_cache
 def _prior(n_filters: int) -> Array:
-    """Precision (D,) of the coefficients before any data; not to be changed."""
-    from kalstream.core._kernels.stacking import FILTERS, LABELS
+    """Prior precision (D,) of the coefficients; do not change the array."""
+    from kalstream.core._kernels.stacking import FILTER_PRECISION, LABEL_PRECISION
 
-    return np.array([FILTERS] * (1 + n_filters) + [LABELS] * (len(HALF_LIVES) + 1))
+    return np.array(
+        [FILTER_PRECISION] * (1 + n_filters) + [LABEL_PRECISION] * (len(HALF_LIVES) + 1)
+    )

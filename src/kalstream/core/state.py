@@ -319,11 +319,11 @@ class Stored:
         times_mean = features @ self.base.mean
         lossy = False
         if self.rows is not None:
-            from kalstream.core._kernels.chunk import take_pending
+            from kalstream.core._kernels.chunk import apply_pending
 
             scales = self.scale, self.shift, self.mean_scale
             pending = self.rows, self.coefficients
-            lossy = take_pending(times_cov, times_mean, features, *pending, *scales)
+            lossy = apply_pending(times_cov, times_mean, features, *pending, *scales)
         elif self.scale != 1.0 or self.shift != 0.0 or self.mean_scale != 1.0:
             times_cov *= self.scale
             times_cov += self.shift * features

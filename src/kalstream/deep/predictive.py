@@ -143,7 +143,7 @@ def _terms_on_cpu(
     """Log-probabilities (b,) and the slopes, 0 for rows that are not ``there``."""
     means, stds = mean.double().numpy(), var.double().clamp_min(0.0).sqrt().numpy()
     own, masks = labels.numpy(), known.numpy()
-    out, table, work = np.zeros((3, len(means))), lattice.table(), lattice.work()
+    out, table, work = np.zeros((3, len(means))), lattice.table(), lattice.workspace()
     for i in np.flatnonzero(there.numpy()):
         among = np.flatnonzero(masks[i])
         out[:, i] = lattice.label_terms(means[i], stds[i], int(own[i]), among, *table, work)

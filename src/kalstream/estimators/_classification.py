@@ -102,9 +102,9 @@ class Classification:
         if not (self.stacking and settings.policy.combines):
             return model if model.targets.stack is None else _with_stacks(model, None, None)
         labels = _learned_labels(chunk, step, settings)
-        stack, ordered = _grown(model.targets.stack, step).learned(step, *labels)[0], None
+        stack, ordered = _grown(model.targets.stack, step).learn(step, *labels)[0], None
         if self.recent_labels and model.targets.ordered is not None:
-            ordered, _ = _grown(model.targets.ordered, step).learned(step, *labels)
+            ordered, _ = _grown(model.targets.ordered, step).learn(step, *labels)
         return _with_stacks(model, stack, ordered)
 
     def learn_and_predict(
@@ -121,10 +121,10 @@ class Classification:
         labels = _learned_labels(chunk, step, settings)
         stack = _grown(model.targets.stack, step)
         if not self.recent_labels:
-            stack, corrected = stack.learned(step, *labels, plain=plain)
+            stack, corrected = stack.learn(step, *labels, plain=plain)
             return _with_stacks(model, stack, None), corrected
-        stack, _ = stack.learned(step, *labels)
-        ordered, corrected = _grown(model.targets.ordered, step).learned(
+        stack, _ = stack.learn(step, *labels)
+        ordered, corrected = _grown(model.targets.ordered, step).learn(
             step, *labels, plain=plain, ordered=True
         )
         return _with_stacks(model, stack, ordered), corrected
@@ -134,7 +134,7 @@ class Classification:
         plain, stack = self._plain(model, step), model.targets.stack
         if not self.stacking or stack is None:
             return plain
-        return stack.corrected(step, plain, ordered=False)
+        return stack.predict(step, plain, ordered=False)
 
     def _plain(self, model: Model, step: Any) -> Array:
         """Probabilities (b, K) of the classes known to a model, by the policy alone."""
@@ -203,14 +203,14 @@ def _grown(stack: Stack | None, step: Any) -> Stack:
     n_filters, _, n_classes = step.logit_mean.shape
     if stack is None:
         return Stack.start(n_filters, n_classes)
-    return stack if len(stack.counts) == n_classes else stack.grown(n_classes)
+    return stack if len(stack.counts) == n_classes else stack.add_classes(n_classes)
 
 
 def _with_classes(stack: Stack | None, columns: Array) -> Stack | None:
     """A stack with these classes only."""
     if stack is None:
         return None
-    return stack.grown(max(len(columns) + 1, len(stack.counts))).keep_classes(columns)
+    return stack.add_classes(max(len(columns) + 1, len(stack.counts))).keep_classes(columns)
 
 
 def _class_weights(class_weight: Any, labels: Labels, codes: Array, counts: Array) -> Array | None:

@@ -46,11 +46,12 @@ def read_rows(estimator: Any, X: Any, *, reset: bool) -> Array:
             raise
         if isinstance(error, MemoryError):
             raise OutOfMemory(
-                f"X does not fit in memory as float64: {check.said(error)}; pass fewer rows at once"
+                f"X does not fit in memory as float64: {check.error_text(error)}; pass fewer rows "
+                "at once"
             ) from error
         _blame_column(X, error)
         kind = InvalidType if isinstance(error, TypeError) else InvalidInput
-        raise kind(f"X cannot be read as rows of numbers: {check.said(error)}") from error
+        raise kind(f"X cannot be read as rows of numbers: {check.error_text(error)}") from error
 
 
 def bounded(rows: Array) -> Array:

@@ -1,4 +1,4 @@
-"""How the package compiles: cached on disk where that is possible. Imported on first use only."""
+"""Compile with numba, cached on disk; and the array types of the kernels. Import on first use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from numba import njit
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Labels = NDArray[np.int64]
 
 _PACKAGE: Final = Path(__file__).parents[2]
 _IMPORT: Final = re.compile(r"^from (kalstream[.\w]*) import (\([^)]*\)|.*)$", re.MULTILINE)
@@ -19,13 +24,13 @@ _OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "nsz
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """Compile, and cache what was compiled unless no folder can be written to."""
+    """Compile a function, and cache the result on disk if there is a folder to write to."""
     try:
         compiled = njit(cache=True, **_OPTIONS)(function)
-    except RuntimeError:  # numba found neither the package's folder nor a home to write to
+    except RuntimeError:  # neither the package's folder nor the home folder can be written to
         return njit(**_OPTIONS)(function)
-    # numba looks at the function's own file only, and a compiled function contains functions and
-    # constants of other files: without this, an edit or an upgrade could go on running old code.
+    # numba checks only the function's own file. Compiled code also contains functions and constants
+    # of other files, so without this stamp old code could run after an edit or an upgrade.
     file = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
     if file is not None and hasattr(file, "_source_stamp"):
         file._source_stamp = f"{file._source_stamp} {stamp_of(Path(function.__code__.co_filename))}"
@@ -34,14 +39,14 @@ def jit(function: Callable[..., Any]) -> Any:
 
 @cache
 def stamp_of(source: Path) -> str:
-    """Digest of a source file and of all of kalstream's that it imports, directly or not."""
-    found, to_read = {}, [source]
+    """Digest of a source file and of all kalstream files that it imports, directly or not."""
+    sources, to_read = {}, [source]
     while to_read:
         path = to_read.pop()
-        if path not in found:
-            found[path] = _source(path)
-            to_read += _imported(found[path])
-    return sha256(b"".join(found[path] for path in sorted(found))).hexdigest()
+        if path not in sources:
+            sources[path] = _source(path)
+            to_read += _imported(sources[path])
+    return sha256(b"".join(sources[path] for path in sorted(sources))).hexdigest()
 
 
 @cache
@@ -50,7 +55,7 @@ def _source(path: Path) -> bytes:
 
 
 def _imported(source: bytes) -> Iterator[Path]:
-    """Files of kalstream that a source imports at its top."""
+    """The kalstream files that a source imports at its top."""
     for module, names in _IMPORT.findall(source.decode()):
         folder = _PACKAGE.joinpath(*module.split(".")[1:])
         inner = [folder / f"{name}.py" for name in re.findall(r"\w+", names)]

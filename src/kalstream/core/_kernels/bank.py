@@ -1,4 +1,4 @@
-"""A few rows under many filters, compiled. Imported on first use only, as `_scan`."""
+"""A few rows under all filters of a bank, compiled. Import it on first use, as `chunk`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from kalstream.core._kernels._jit import jit
+from kalstream.core._kernels._jit import Floats, Labels, jit
 from kalstream.core._kernels.chunk import (
+    apply_pending,
+    rows_are_sound,
     scan_fixed,
-    solve_few,
-    sound_rows,
-    take_pending,
-    with_targets,
+    solve_lower,
+    target_covariance,
 )
-
-Array = Any
 
 
 @jit
-def mirror(cov: Array) -> None:
+def mirror(cov: Floats) -> None:
     """Copy the upper triangles of cov (J, m, m) to the lower ones, block by block."""
     n_filters, m, _ = cov.shape
     size = 16
@@ -32,18 +30,19 @@ def mirror(cov: Array) -> None:
 
 
 @jit
-def few_products(
-    features: Array,
-    cov: Array,
-    mean: Array,
-    rows: Array,
-    coefficients: Array,
+def bank_products(
+    features: Floats,
+    cov: Floats,
+    mean: Floats,
+    rows: Floats,
+    coefficients: Floats,
     n_rows: int,
-    scales: Array,
-) -> tuple[Array, Array, bool]:
-    """`bank.Bank.products` of float64 features (n, m); of cov, both triangles are read.
+    scales: Floats,
+) -> tuple[Floats, Floats, bool]:
+    """`bank.Bank.products` of float64 features (n, m); both triangles of cov are read.
 
-    The first n_rows of rows (J, r, m) and coefficients (J, r, K) are pending.
+    The first n_rows of rows (J, r, m) and of coefficients (J, r, K) are pending. Returns features
+    times cov (J, n, m), times mean (J, n, K), and whether digits were lost.
     """
     n_filters, m, n_outputs = mean.shape
     n = features.shape[0]
@@ -58,25 +57,25 @@ def few_products(
             for k in range(m):
                 for c in range(n_outputs):
                     times_mean[j, i, c] += features[i, k] * mean[j, k, c]
-    lossy = take_all_pending(times_cov, times_mean, features, rows, coefficients, n_rows, scales)
+    lossy = apply_all_pending(times_cov, times_mean, features, rows, coefficients, n_rows, scales)
     return times_cov, times_mean, lossy
 
 
 @jit
-def take_all_pending(
-    times_cov: Array,
-    times_mean: Array,
-    features: Array,
-    rows: Array,
-    coefficients: Array,
+def apply_all_pending(
+    times_cov: Floats,
+    times_mean: Floats,
+    features: Floats,
+    rows: Floats,
+    coefficients: Floats,
     n_rows: int,
-    scales: Array,
+    scales: Floats,
 ) -> bool:
-    """`take_pending` for J filters; times_cov (J, n, m) and times_mean (J, n, K) are changed."""
+    """`apply_pending` for J filters; times_cov (J, n, m) and times_mean (J, n, K) are changed."""
     lossy = False
     for j in range(times_cov.shape[0]):
         shrink, scale, shift = scales[j, 0], scales[j, 1], scales[j, 2]
-        lost = take_pending(
+        lost = apply_pending(
             times_cov[j],
             times_mean[j],
             features,
@@ -92,9 +91,17 @@ def take_all_pending(
 
 @jit
 def store_rows(
-    gains: Array, innovations: Array, scales: Array, start: int, rows: Array, coefficients: Array
+    gains: Floats,
+    innovations: Floats,
+    scales: Floats,
+    start: int,
+    rows: Floats,
+    coefficients: Floats,
 ) -> None:
-    """Write pending rows, eqs. in `state.Posterior`, behind the first ``start`` of the room."""
+    """Append gains (J, n, m) and innovations (J, n, K) to the ``start`` rows that are pending.
+
+    rows (J, r, m) and coefficients (J, r, K) change; see `state.Posterior` for the equations.
+    """
     for j in range(gains.shape[0]):
         root = np.sqrt(scales[j, 1])
         for i in range(gains.shape[1]):
@@ -105,21 +112,21 @@ def store_rows(
 
 
 @jit
-def few_rows(
-    times_cov: Array,
-    times_mean: Array,
-    features: Array,
-    labels: Array,
-    dense: Array,
-    noise_var: Array,
-    gammas: Array,
+def scan_bank(
+    times_cov: Floats,
+    times_mean: Floats,
+    features: Floats,
+    labels: Labels,
+    dense: Floats,
+    noise_var: Floats,
+    gammas: Floats,
     prior_var: float,
-    cov: Array,
-    scales: Array,
+    cov: Floats,
+    scales: Floats,
     epsilon: float,
     limits: tuple[float, float, float],
 ) -> tuple[Any, ...]:
-    """What `block.plan` finds, for J filters at once.
+    """Compute what `chunk.plan` computes, for J filters at once.
 
     Parameters
     ----------
@@ -132,9 +139,9 @@ def few_rows(
     Returns
     -------
     done : int
-        Rows that every filter could scan; if fewer than n, the rest is not to be used.
+        Rows that every filter could scan. If fewer than n, no other result is valid.
     unsound : int
-        A filter whose innovations have to be looked at, or -1.
+        A filter whose innovations need `guard.check_innovations`, or -1.
     logit_mean, logit_var, nis : (J, n, K), (J, n), (J, n)
     gains, innovations : (J, n learned, m), (J, n learned, K)
     scales : (J, 5)
@@ -157,7 +164,7 @@ def few_rows(
     done, unsound = n, -1
     for j in range(n_filters):
         products_with(times_cov[j], features, gram_cov)
-        found = scan_fixed(
+        scan = scan_fixed(
             gram_cov,
             gram_eye,
             times_mean[j],
@@ -168,32 +175,34 @@ def few_rows(
             prior_var,
             False,
         )
-        done = min(done, found[0])
-        mean[j], var[j], nis[j] = found[2], found[3], found[9]
-        kept, lost, reach = found[6], found[7], found[8]
+        done = min(done, scan[0])
+        mean[j], var[j], nis[j] = scan[2], scan[3], scan[9]
+        kept, lost, reach = scan[6], scan[7], scan[8]
         for k in range(m):
             variances[k] = scales[j, 1] * cov[j, k, k] + scales[j, 2]
-        if not sound_rows(var[j], noise_var, features, variances, epsilon, scales[j, 4], limits):
+        if not rows_are_sound(
+            var[j], noise_var, features, variances, epsilon, scales[j, 4], limits
+        ):
             unsound = j
         for a in range(learned.shape[0]):
             gains[j, a] = times_cov[j, learned[a]]
-            innovations[j, a] = found[5][learned[a]]
+            innovations[j, a] = scan[5][learned[a]]
             for b in range(learned.shape[0]):
-                system[a, b] = found[4][learned[a], learned[b]]
-        with_targets(gains[j], phi, kept[learned], prior_var * lost[learned])
-        solve_few(system, gains[j])
+                system[a, b] = scan[4][learned[a], learned[b]]
+        target_covariance(gains[j], phi, kept[learned], prior_var * lost[learned])
+        solve_lower(system, gains[j])
         for a in range(learned.shape[0]):
             for k in range(m):
                 gains[j, a, k] *= reach[learned[a]]
         forget(after[j], kept[n - 1], lost[n - 1], prior_var)
-        if done < n:  # the caller comes back with fewer rows
+        if done < n:  # the caller repeats the call with fewer rows
             break
     least = min(after[:, 0].min(), after[:, 1].min())
     return done, unsound, mean, var, nis, gains, innovations, after, least
 
 
 @jit
-def forget(scales: Array, kept: float, lost: float, prior_var: float) -> None:
+def forget(scales: Floats, kept: float, lost: float, prior_var: float) -> None:
     """`Stored.decayed` of one filter's scales (5,), in place."""
     scales[0] *= kept
     scales[1] *= kept * kept
@@ -204,7 +213,7 @@ def forget(scales: Array, kept: float, lost: float, prior_var: float) -> None:
 
 
 @jit
-def products_with(left: Array, right: Array, out: Array) -> None:
+def products_with(left: Floats, right: Floats, out: Floats) -> None:
     """Inner products of the rows of left (n, m) and right (p, m), into out (n, p)."""
     for i in range(left.shape[0]):
         for j in range(right.shape[0]):

@@ -1,9 +1,9 @@
-"""The recursion inside a chunk, compiled. Imported on first use only: numba takes its time.
+"""The recursion inside a chunk, compiled. Import it on first use: `import numba` takes 0.5 s.
 
-Row by row, in the b-by-b space of a chunk (core/README.md, "The chunk"). With C[j, l] the
-covariance phi_j' A_j^- phi_l at the time of row j and r_j its innovation variance, the scan
-keeps cross[l, j] = C[j, l] / sqrt(r_j) and reach[j] = gamma_{j+1} ... gamma_i, so that no quotient
-of vanishing products is ever formed.
+The loops run row by row in the b-by-b space of a chunk (core/README.md, "The chunk"). Let C[j, l]
+be the covariance phi_j' A_j^- phi_l at the time of row j, and r_j the innovation variance of row
+j. A scan keeps cross[l, j] = C[j, l] / sqrt(r_j) and reach[j] = gamma_{j+1} ... gamma_i. So it
+never divides by a product of coefficients, which may be 0.
 """
 
 from __future__ import annotations
@@ -12,30 +12,38 @@ from typing import Any
 
 import numpy as np
 
-from kalstream.core._kernels._jit import jit
+from kalstream.core._kernels._jit import Floats, Labels, jit
 from kalstream.core._kernels.softmax_integral import LARGEST_LOGIT, label_terms
 
-Array = Any
+# gram_cov (b, b), gram_eye (b, b) and base_mean (b, K) of a chunk; see `chunk.Grams`.
+Grams = tuple[Floats, Floats, Floats]
+# cross (b, b), reach (b,), innovations (b, K) and system (b, b): the rows learned so far.
+Past = tuple[Floats, Floats, Floats, Floats]
+# ell, slope and workspace of `softmax_integral`.
+Integral = tuple[Floats, Floats, Floats]
+# log init, prior variance, gamma and bound of `calibration.Calibration`.
+AlphaRule = tuple[float, float, float, float]
 
-# A block ends before a row of which less than this part of the variance is left: what is left
-# is a difference, and would have lost that many digits (core/README.md, "Rounding").
+# A block ends before a row that has less than this part of its variance left. The rest is a
+# difference and would have lost as many digits (core/README.md, "Rounding").
 _LOSSY = 1e-2
 
 
 @jit
-def take_pending(
-    times_cov: Array,
-    times_mean: Array,
-    features: Array,
-    rows: Array,
-    coefficients: Array,
+def apply_pending(
+    times_cov: Floats,
+    times_mean: Floats,
+    features: Floats,
+    rows: Floats,
+    coefficients: Floats,
     scale: float,
     shift: float,
     mean_scale: float,
 ) -> bool:
     """Correct products of features with B and N, in place, for pending rows and scales.
 
-    See `state.Posterior` for the two equations. Returns whether digits were lost.
+    features (n, m), rows (r, m) and coefficients (r, K) are read; times_cov (n, m) and times_mean
+    (n, K) change. See `state.Posterior` for the two equations. Returns whether digits were lost.
     """
     lossy = False
     for i in range(features.shape[0]):
@@ -62,16 +70,20 @@ def take_pending(
 
 
 @jit
-def sound_rows(
-    logit_var: Array,
-    noise_var: Array,
-    features: Array,
-    variances: Array,
+def rows_are_sound(
+    logit_var: Floats,
+    noise_var: Floats,
+    features: Floats,
+    variances: Floats,
     epsilon: float,
     folds: float,
     limits: tuple[float, float, float],
 ) -> bool:
-    """Whether `guard.check_innovations` has nothing to say; NaN is not sound."""
+    """Whether `guard.check_innovations` would accept every row; NaN is not accepted.
+
+    logit_var and noise_var are (b,), features (b, m), variances (m,); limits is
+    `guard.ROUNDING_LIMITS`.
+    """
     at_once, leaked, harmless = limits
     for i in range(logit_var.shape[0]):
         rounding = 0.0
@@ -90,8 +102,11 @@ def sound_rows(
 
 
 @jit
-def with_targets(times_cov: Array, features: Array, kept: Array, spread: Array) -> None:
-    """Covariance (n, m) of the weights with each row's target, from features times covariance."""
+def target_covariance(times_cov: Floats, features: Floats, kept: Floats, spread: Floats) -> None:
+    """Turn features times covariance (n, m), in place, into cov(weights, target) of each row.
+
+    kept and spread are (n,).
+    """
     for i in range(times_cov.shape[0]):
         scale, shift = kept[i] * kept[i], spread[i]
         for k in range(times_cov.shape[1]):
@@ -99,7 +114,7 @@ def with_targets(times_cov: Array, features: Array, kept: Array, spread: Array) 
 
 
 @jit
-def solve_few(system: Array, right: Array) -> None:
+def solve_lower(system: Floats, right: Floats) -> None:
     """Solve the lower triangular system (n, n) for right (n, m), in place."""
     for i in range(right.shape[0]):
         for j in range(i):
@@ -112,17 +127,25 @@ def solve_few(system: Array, right: Array) -> None:
 @jit
 def filtered_row(
     i: int,
-    cross: Array,
-    reach: Array,
-    innovations: Array,
-    base_mean: Array,
-    base_var: float,
-    mean_kept: float,
+    grams: Grams,
+    past: Past,
+    kept: float,
+    lost: float,
+    prior_var: float,
     keep_mean: bool,
-    mean: Array,
-) -> float:
-    """Moments of row i under the posterior after row i - 1: mean (K,) in place, and variance."""
+    mean: Floats,
+) -> tuple[float, bool]:
+    """Moments of row i under the posterior after row i - 1: mean (K,) in place, and variance.
+
+    kept and lost are those of row i - 1. Also returns whether too little of the variance is left
+    to trust its digits.
+    """
+    gram_cov, gram_eye, base_mean = grams
+    cross, reach, innovations, _ = past
     n_outputs = mean.shape[0]
+    kept2, spread = kept * kept, prior_var * lost
+    base_var = kept2 * gram_cov[i, i] + spread * gram_eye[i, i]
+    mean_kept = 1.0 if keep_mean else kept
     for k in range(n_outputs):
         mean[k] = mean_kept * base_mean[i, k]
     var = base_var
@@ -133,27 +156,33 @@ def filtered_row(
         if share != 0.0:
             for k in range(n_outputs):
                 mean[k] += share * innovations[j, k]
-    return var
+    return var, var < _LOSSY * base_var and i > 0
+
+
+@jit
+def forget_rows(i: int, g: float, kept: float, lost: float, reach: Floats) -> tuple[float, float]:
+    """Apply the coefficient g of row i to the rows before it; returns the new kept and lost."""
+    for j in range(i):
+        reach[j] *= g
+    return kept * g, g * g * lost + (1.0 - g) * (1.0 + g)
 
 
 @jit
 def learn_row(
     i: int,
-    gram_cov: Array,
-    gram_eye: Array,
+    grams: Grams,
+    past: Past,
     kept2: float,
     spread: float,
     innovation_sd: float,
-    residual: Array,
-    cross: Array,
-    reach: Array,
-    innovations: Array,
-    system: Array,
+    residual: Floats,
 ) -> None:
     """Learn row i: its innovation, its row of the system, and its covariance with later rows.
 
     kept2 and spread are the scale of cov and the shift, both up to row i.
     """
+    gram_cov, gram_eye, _ = grams
+    cross, reach, innovations, system = past
     for j in range(i):
         system[i, j] = reach[j] * reach[j] * cross[i, j]
     system[i, i] = innovation_sd
@@ -168,8 +197,8 @@ def learn_row(
 
 
 @jit
-def residual_of(i: int, labels: Array, dense: Array, mean: Array, residual: Array) -> None:
-    """Target minus mean (K,), in place; labels (b,) or, if that is empty, dense (b, K)."""
+def write_residual(i: int, labels: Labels, dense: Floats, mean: Floats, residual: Floats) -> None:
+    """Target minus mean (K,), into residual (K,); if labels (b,) is empty, dense (b, K) counts."""
     for k in range(mean.shape[0]):
         residual[k] = -mean[k] if labels.shape[0] else dense[i, k] - mean[k]
     if labels.shape[0]:
@@ -177,7 +206,7 @@ def residual_of(i: int, labels: Array, dense: Array, mean: Array, residual: Arra
 
 
 @jit
-def mean_squares(innovations: Array, noise_var: Array) -> Array:
+def mean_squares(innovations: Floats, noise_var: Floats) -> Floats:
     """Normalised innovation squared of each row (b,), NaN where nothing was learned."""
     n, n_outputs = innovations.shape
     nis = np.full(n, np.nan)
@@ -192,36 +221,30 @@ def mean_squares(innovations: Array, noise_var: Array) -> Array:
 
 @jit
 def scan_fixed(
-    gram_cov: Array,
-    gram_eye: Array,
-    base_mean: Array,
-    labels: Array,
-    dense: Array,
-    noise_var: Array,
-    gamma: Array,
+    gram_cov: Floats,
+    gram_eye: Floats,
+    base_mean: Floats,
+    labels: Labels,
+    dense: Floats,
+    noise_var: Floats,
+    gamma: Floats,
     prior_var: float,
     keep_mean: bool,
 ) -> tuple[Any, ...]:
-    """Scan with known coefficients; see `block.Scan` for what comes back."""
+    """Scan with known coefficients gamma (b,); returns the fields of `chunk.Scan`."""
     n, n_outputs = base_mean.shape
     logit_mean, logit_var = np.empty((n, n_outputs)), np.empty(n)
     cross, system = np.zeros((n, n)), np.zeros((n, n))
     innovations, reach = np.zeros((n, n_outputs)), np.zeros(n)
     kept, lost = np.empty(n), np.empty(n)
     residual = np.empty(n_outputs)
-    kept_now, lost_now = 1.0, 0.0
-    done = n
+    grams, past = (gram_cov, gram_eye, base_mean), (cross, reach, innovations, system)
+    kept_now, lost_now, done = 1.0, 0.0, n
     for i in range(n):
-        mean = logit_mean[i]
-        g = gamma[i]
+        mean, g = logit_mean[i], gamma[i]
         # The posterior after row i - 1, then one transition.
-        kept2, spread = kept_now * kept_now, prior_var * lost_now
-        base_var = kept2 * gram_cov[i, i] + spread * gram_eye[i, i]
-        mean_kept = 1.0 if keep_mean else kept_now
-        var = filtered_row(
-            i, cross, reach, innovations, base_mean, base_var, mean_kept, keep_mean, mean
-        )
-        if var < _LOSSY * base_var and i > 0:
+        var, lossy = filtered_row(i, grams, past, kept_now, lost_now, prior_var, keep_mean, mean)
+        if lossy:
             done = i
             break
         var = g * g * var + (1.0 - g) * (1.0 + g) * prior_var * gram_eye[i, i]
@@ -229,34 +252,20 @@ def scan_fixed(
         if not keep_mean:
             for k in range(n_outputs):
                 mean[k] *= g
-        kept_now *= g
-        lost_now = g * g * lost_now + (1.0 - g) * (1.0 + g)
+        kept_now, lost_now = forget_rows(i, g, kept_now, lost_now, reach)
         kept[i], lost[i] = kept_now, lost_now
-        for j in range(i):
-            reach[j] *= g
         if noise_var[i] < np.inf:
-            residual_of(i, labels, dense, mean, residual)
+            write_residual(i, labels, dense, mean, residual)
             sd = np.sqrt(var + noise_var[i])
-            learn_row(
-                i,
-                gram_cov,
-                gram_eye,
-                kept_now * kept_now,
-                prior_var * lost_now,
-                sd,
-                residual,
-                cross,
-                reach,
-                innovations,
-                system,
-            )
+            kept2, spread = kept_now * kept_now, prior_var * lost_now
+            learn_row(i, grams, past, kept2, spread, sd, residual)
     nis = mean_squares(innovations, noise_var)
     return done, gamma, logit_mean, logit_var, system, innovations, kept, lost, reach, nis
 
 
 @jit
 def learn_alpha(
-    log_mean: float, log_var: float, gradient: float, weight: float, rule: Array
+    log_mean: float, log_var: float, gradient: float, weight: float, rule: AlphaRule
 ) -> tuple[float, float]:
     """`calibration.Calibration.learn`; rule is (log init, prior variance, gamma, bound)."""
     centre, prior_var, gamma, bound = rule
@@ -268,8 +277,14 @@ def learn_alpha(
 
 
 @jit
+def coefficient(gamma: float, delta: float, rate: float, gap: float) -> float:
+    """Forgetting coefficient over a time gap: by delta if it is learned, else by gamma."""
+    return np.exp(-0.5 * delta * gap) if rate > 0.0 else gamma**gap
+
+
+@jit
 def gaussian_slope(
-    residual: Array, mean: Array, var: float, noise_var: float, keep_mean: bool, var_slope: float
+    residual: Floats, mean: Floats, var: float, noise_var: float, keep_mean: bool, var_slope: float
 ) -> float:
     """Derivative of the Gaussian log predictive by delta, eq. (15), summed over outputs."""
     innovation_var = var + noise_var
@@ -282,46 +297,80 @@ def gaussian_slope(
 
 
 @jit
-def moved(delta: float, move: float) -> float:
-    """Delta after a move; an infinite rate times a slope of 0, which is NaN, is no move."""
+def moved_delta(delta: float, move: float) -> float:
+    """Delta after a move. A NaN move is none: an infinite rate times a slope of 0."""
     return delta if np.isnan(move) else delta + move
 
 
 @jit
-def is_among(label: int, classes: Array) -> bool:
+def contains(label: int, classes: Labels) -> bool:
     """Whether a label is one of the classes."""
     return bool(np.any(classes == label))
 
 
 @jit
 def calibrated_terms(
-    mean: Array,
+    mean: Floats,
     var: float,
     alpha: float,
     label: int,
-    active: Array,
-    scaled: Array,
-    ell: Array,
-    slope: Array,
-    work: Array,
+    active: Labels,
+    scaled: Floats,
+    integral: Integral,
 ) -> tuple[float, float, float]:
-    """Log predictive of a label, eq. (13), its slope along the logits, and by their variance."""
+    """Log predictive of a label, eq. (13), its slope along the logits, and by their variance.
+
+    mean (K,) and var are those of the raw logits; scaled (K,) is overwritten.
+    """
     for k in active:
         scaled[k] = min(max(alpha * mean[k], -LARGEST_LOGIT), LARGEST_LOGIT)
     std = min(alpha * np.sqrt(var), LARGEST_LOGIT)
-    return label_terms(scaled, std, label, active, ell, slope, work)
+    return label_terms(scaled, std, label, active, *integral)
+
+
+@jit
+def label_slopes(
+    mean: Floats,
+    alpha: float,
+    var: float,
+    var_slope: float,
+    label: int,
+    keep_mean: bool,
+    with_delta: bool,
+    calibrated: bool,
+    active: Labels,
+    scaled: Floats,
+    integral: Integral,
+) -> tuple[float, float]:
+    """Derivatives of a label's log predictive, eq. (13), by delta, eq. (9), and by log alpha.
+
+    mean (K,) and var are those of the raw logits, var_slope is the derivative of var by delta. The
+    first result is 0 unless ``with_delta``.
+    """
+    _, along_mean, by_var = calibrated_terms(mean, var, alpha, label, active, scaled, integral)
+    by_log_alpha = along_mean + 2.0 * alpha * alpha * var * by_var
+    if not with_delta:
+        return 0.0, by_log_alpha
+    scale2 = alpha * alpha
+    if not calibrated and alpha != 1.0:
+        _, along_mean, by_var = calibrated_terms(mean, var, 1.0, label, active, scaled, integral)
+        scale2 = 1.0
+    by_delta = scale2 * by_var * var_slope
+    if not keep_mean:
+        by_delta -= 0.5 * along_mean
+    return by_delta, by_log_alpha
 
 
 @jit
 def scan_learned(
-    gram_cov: Array,
-    gram_eye: Array,
-    base_mean: Array,
-    labels: Array,
-    dense: Array,
-    noise_var: Array,
-    weight: Array,
-    gap: Array,
+    gram_cov: Floats,
+    gram_eye: Floats,
+    base_mean: Floats,
+    labels: Labels,
+    dense: Floats,
+    noise_var: Floats,
+    weight: Floats,
+    gap: Floats,
     prior_var: float,
     keep_mean: bool,
     gamma: float,
@@ -330,20 +379,22 @@ def scan_learned(
     largest_delta: float,
     log_alpha: float,
     log_alpha_var: float,
-    alpha_rule: Array,
+    alpha_rule: AlphaRule,
     calibrated: bool,
-    active: Array,
+    active: Labels,
     n_active: int,
-    ell: Array,
-    slope: Array,
-    work: Array,
+    ell: Floats,
+    slope: Floats,
+    work: Floats,
 ) -> tuple[Any, ...]:
-    """Scan that decides gamma_i, and alpha, from row i's own prediction and target.
+    """Scan that learns gamma, and alpha, from each row's own prediction and target.
 
-    Order within a row as in Algorithm 1 of the paper: predict with the delta before it, move
-    delta, then forget and learn with the delta after it. With rate 0, gamma rules instead of
-    delta, which need not be finite. ``active`` (K,) begins with the classes
-    seen so far; only these enter the softmax, and it grows as labels come.
+    The order within a row is that of Algorithm 1 of the paper: predict with the old delta, move
+    delta, then forget and learn with the new delta. With rate 0 delta is not used, and need not
+    be finite: gamma is the coefficient. ``active`` (K,) starts with the ``n_active`` classes seen
+    so far. Only these enter the softmax. A new label is added behind them, in place.
+
+    Returns the fields of `chunk.Scan`, alphas (b,), delta, log_alpha, log_alpha_var, n_active.
     """
     n, n_outputs = base_mean.shape
     logit_mean, logit_var = np.empty((n, n_outputs)), np.empty(n)
@@ -352,20 +403,15 @@ def scan_learned(
     innovations, reach = np.zeros((n, n_outputs)), np.zeros(n)
     kept, lost = np.empty(n), np.empty(n)
     residual, mean, scaled = np.empty(n_outputs), np.empty(n_outputs), np.empty(n_outputs)
-    kept_now, lost_now = 1.0, 0.0
-    done = n
+    grams, past = (gram_cov, gram_eye, base_mean), (cross, reach, innovations, system)
+    kept_now, lost_now, done = 1.0, 0.0, n
     for i in range(n):
         # The posterior after row i - 1, then one transition with the old delta.
-        kept2, spread = kept_now * kept_now, prior_var * lost_now
-        base_var = kept2 * gram_cov[i, i] + spread * gram_eye[i, i]
-        mean_kept = 1.0 if keep_mean else kept_now
-        var = filtered_row(
-            i, cross, reach, innovations, base_mean, base_var, mean_kept, keep_mean, mean
-        )
-        if var < _LOSSY * base_var and i > 0:
+        var, lossy = filtered_row(i, grams, past, kept_now, lost_now, prior_var, keep_mean, mean)
+        if lossy:
             done = i
             break
-        g = np.exp(-0.5 * delta * gap[i]) if rate > 0.0 else gamma ** gap[i]
+        g = coefficient(gamma, delta, rate, gap[i])
         prior_here = prior_var * gram_eye[i, i]
         mean_g = 1.0 if keep_mean else g
         for k in range(n_outputs):
@@ -374,88 +420,52 @@ def scan_learned(
         alphas[i] = np.exp(log_alpha)
         if noise_var[i] < np.inf:
             predicted, predicted_var = logit_mean[i], max(logit_var[i], 0.0)
-            var_slope = prior_here - predicted_var
+            var_slope, by_delta = prior_here - predicted_var, 0.0
+            step_size = rate * weight[i] * gap[i]
             if labels.shape[0] == 0:
-                residual_of(i, labels, dense, predicted, residual)
-                slope_delta = gaussian_slope(
-                    residual,
-                    predicted,
-                    predicted_var,
-                    noise_var[i] * weight[i],
-                    keep_mean,
-                    var_slope,
+                write_residual(i, labels, dense, predicted, residual)
+                noise = noise_var[i] * weight[i]
+                by_delta = gaussian_slope(
+                    residual, predicted, predicted_var, noise, keep_mean, var_slope
                 )
-                delta = moved(delta, rate * weight[i] * gap[i] * slope_delta)
-            else:
-                if not is_among(labels[i], active[:n_active]):
-                    active[n_active] = labels[i]
-                    n_active += 1
-                elif n_active > 1:
-                    alpha = np.exp(log_alpha)
-                    _, along_mean, by_var = calibrated_terms(
-                        predicted,
-                        predicted_var,
-                        alpha,
-                        labels[i],
-                        active[:n_active],
-                        scaled,
-                        ell,
-                        slope,
-                        work,
+            elif not contains(labels[i], active[:n_active]):
+                active[n_active] = labels[i]
+                n_active += 1
+            elif n_active > 1:
+                by_delta, by_log_alpha = label_slopes(
+                    predicted,
+                    alphas[i],
+                    predicted_var,
+                    var_slope,
+                    labels[i],
+                    keep_mean,
+                    rate > 0.0 and gap[i] > 0.0,
+                    calibrated,
+                    active[:n_active],
+                    scaled,
+                    (ell, slope, work),
+                )
+                if alpha_rule[1] > 0.0:
+                    log_alpha, log_alpha_var = learn_alpha(
+                        log_alpha, log_alpha_var, by_log_alpha, weight[i], alpha_rule
                     )
-                    by_log_alpha = along_mean + 2.0 * alpha * alpha * predicted_var * by_var
-                    scale2 = alpha * alpha
-                    if rate > 0.0 and gap[i] > 0.0:
-                        if not calibrated and alpha != 1.0:
-                            _, along_mean, by_var = calibrated_terms(
-                                predicted,
-                                predicted_var,
-                                1.0,
-                                labels[i],
-                                active[:n_active],
-                                scaled,
-                                ell,
-                                slope,
-                                work,
-                            )
-                            scale2 = 1.0
-                        slope_delta = scale2 * by_var * var_slope
-                        if not keep_mean:
-                            slope_delta -= 0.5 * along_mean
-                        delta = moved(delta, rate * weight[i] * gap[i] * slope_delta)
-                    if alpha_rule[1] > 0.0:
-                        log_alpha, log_alpha_var = learn_alpha(
-                            log_alpha, log_alpha_var, by_log_alpha, weight[i], alpha_rule
-                        )
             if rate > 0.0:
+                delta = moved_delta(delta, step_size * by_delta)
                 delta = min(max(delta, 0.0), largest_delta)
         # Forget and learn with the new delta.
-        g = np.exp(-0.5 * delta * gap[i]) if rate > 0.0 else gamma ** gap[i]
+        g = coefficient(gamma, delta, rate, gap[i])
         gammas[i] = g
         mean_g = 1.0 if keep_mean else g
-        kept_now *= g
-        lost_now = g * g * lost_now + (1.0 - g) * (1.0 + g)
+        kept_now, lost_now = forget_rows(i, g, kept_now, lost_now, reach)
         kept[i], lost[i] = kept_now, lost_now
-        for j in range(i):
-            reach[j] *= g
         if noise_var[i] < np.inf:
             for k in range(n_outputs):
                 mean[k] *= mean_g
-            residual_of(i, labels, dense, mean, residual)
+            write_residual(i, labels, dense, mean, residual)
             var = g * g * var + (1.0 - g) * (1.0 + g) * prior_here
-            learn_row(
-                i,
-                gram_cov,
-                gram_eye,
-                kept_now * kept_now,
-                prior_var * lost_now,
-                np.sqrt(var + noise_var[i]),
-                residual,
-                cross,
-                reach,
-                innovations,
-                system,
-            )
+            sd = np.sqrt(var + noise_var[i])
+            kept2, spread = kept_now * kept_now, prior_var * lost_now
+            learn_row(i, grams, past, kept2, spread, sd, residual)
     nis = mean_squares(innovations, noise_var)
     scan = (done, gammas, logit_mean, logit_var, system, innovations, kept, lost, reach, nis)
     return scan, alphas, delta, log_alpha, log_alpha_var, n_active

@@ -1,150 +1,171 @@
-"""Bayes' rule over filters and calibrations, compiled. Imported on first use only, as `_scan`."""
+"""Bayes' rule over filters and calibrations, compiled. Import it on first use, as `chunk`."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from kalstream.core._kernels._jit import jit
-from kalstream.core._kernels.chunk import calibrated_terms, is_among
+from kalstream.core._kernels._jit import Floats, Labels, jit
+from kalstream.core._kernels.chunk import calibrated_terms, contains
 from kalstream.core._kernels.softmax_integral import LARGEST_LOGIT, probabilities
 from kalstream.core.policy import KEEP_SCALE
 
-Array = Any
-
-# A target that no filter could have foreseen must not leave -inf minus -inf behind.
+# Least log-likelihood: a target that every filter rules out must not give -inf minus -inf.
 _LEAST_LOG = -1e100
-# From here on the difference of two lgamma is taken by Stirling's series.
+# From here on Stirling's series replaces the difference of two lgamma.
 _MUCH_FREEDOM = 1e6
 
 
 @jit
 def mix(
-    means: Array,
-    variances: Array,
-    labels: Array,
-    dense: Array,
-    noise_var: Array,
-    weight: Array,
-    switch: Array,
-    calibrations: Array,
+    means: Floats,
+    variances: Floats,
+    labels: Labels,
+    dense: Floats,
+    noise_var: Floats,
+    weight: Floats,
+    switch: Floats,
+    calibrations: Floats,
     exact: bool,
     learn_scale: bool,
-    log_weights: Array,
-    spread: Array,
-    active: Array,
+    log_weights: Floats,
+    spread: Floats,
+    active: Labels,
     n_active: int,
-    ell: Array,
-    slope: Array,
-    work: Array,
-) -> tuple[Array, Array, Array, int]:
+    ell: Floats,
+    slope: Floats,
+    work: Floats,
+) -> tuple[Floats, Floats, Floats, int]:
     """Bayes' rule with a fixed share of switching over J filters and C calibrations.
 
     Parameters
     ----------
     means, variances : (J, b, K), (J, b)
         One-step-ahead moments of each filter.
-    switch : (b,)
-        Probability of switching before the row.
+    labels, dense : (b,), (b, K)
+        Of `_checks.Targets.arrays`: one of the two is empty.
+    noise_var, weight, switch : (b,)
+        Noise variance over the weight, inf where nothing is learned; sample weight; probability
+        of switching before the row.
+    calibrations : (C,)
+    exact, learn_scale : bool
+        As in `mixture.Mixture`.
     log_weights, spread : (J, C), (J, 2), changed in place
+        Spread holds degrees of freedom and sum of squares.
+    active, n_active, ell, slope, work
+        As in `chunk.scan_learned`.
 
     Returns
     -------
     weights : (b, J, C)
         Before each row's target was seen, after switching.
     scale : (b, J)
-        What variances were multiples of, before each row's target was seen.
+        The unit of each filter's variances, before each row's target was seen.
     log_prob : (b,)
-        Log predictive of the mixture; NaN where there is none.
+        Log predictive of the mixture; NaN for rows that do not change the weights.
     n_active : int
     """
     n_filters, n, n_outputs = means.shape
     n_calibrations = calibrations.shape[0]
-    n_all = n_filters * n_calibrations
     weights, log_prob = np.empty((n, n_filters, n_calibrations)), np.full(n, np.nan)
     scale = np.ones((n, n_filters))
     log_liks = np.empty((n_filters, n_calibrations))
     scaled = np.empty(n_outputs)
     for i in range(n):
-        whole = 0.0
-        for j in range(n_filters):
-            for c in range(n_calibrations):
-                share = np.exp(log_weights[j, c])
-                share += switch[i] * (1.0 / n_all - share)
-                weights[i, j, c] = share
-                whole += share
-        for j in range(n_filters):
-            for c in range(n_calibrations):
-                weights[i, j, c] /= whole
-                if switch[i] > 0.0:
-                    log_weights[j, c] = np.log(weights[i, j, c])
+        switch_weights(log_weights, switch[i], weights[i])
         if learn_scale:
             for j in range(n_filters):
                 scale[i, j] = spread[j, 1] / spread[j, 0]
         if noise_var[i] == np.inf:
             continue
-        if learn_scale and not spread[:, 1].min() > 0.0:  # too early to say anything
+        if learn_scale and not spread[:, 1].min() > 0.0:  # no residual yet: there is no density
             for j in range(n_filters):
                 unit = max(variances[j, i], 0.0) + noise_var[i] * weight[i]
                 learn_spread(dense[i], means[j, i], unit, weight[i], spread[j])
             continue
-        if labels.shape[0] and not is_among(labels[i], active[:n_active]):
+        if labels.shape[0] and not contains(labels[i], active[:n_active]):
             active[n_active] = labels[i]
             n_active += 1
             continue
         for j in range(n_filters):
-            var = max(variances[j, i], 0.0)
+            mean, var = means[j, i], max(variances[j, i], 0.0)
+            total = var + noise_var[i] * weight[i]
             for c in range(n_calibrations):
                 if learn_scale:
-                    total = var + noise_var[i] * weight[i]
-                    log_lik = student_log_density(dense[i], means[j, i], total, spread[j])
+                    log_lik = student_log_density(dense[i], mean, total, spread[j])
                 elif labels.shape[0] == 0:
-                    total = var + noise_var[i] * weight[i]
-                    log_lik = -0.5 * n_outputs * np.log(2.0 * np.pi * total)
-                    for k in range(n_outputs):
-                        log_lik -= 0.5 * (dense[i, k] - means[j, i, k]) ** 2 / total
+                    log_lik = gaussian_log_density(dense[i], mean, total)
                 elif exact:
                     log_lik = calibrated_terms(
-                        means[j, i],
+                        mean,
                         var,
                         calibrations[c],
                         labels[i],
                         active[:n_active],
                         scaled,
-                        ell,
-                        slope,
-                        work,
+                        (ell, slope, work),
                     )[0]
                 else:
                     log_lik = probit_log_prob(
-                        means[j, i], var, calibrations[c], labels[i], active[:n_active]
+                        mean, var, calibrations[c], labels[i], active[:n_active]
                     )
                 log_liks[j, c] = max(log_lik, _LEAST_LOG)
             if learn_scale:
-                total = var + noise_var[i] * weight[i]
-                learn_spread(dense[i], means[j, i], total, weight[i], spread[j])
+                learn_spread(dense[i], mean, total, weight[i], spread[j])
         log_prob[i] = log_sum_exp(log_weights + log_liks)
-        for j in range(n_filters):
-            for c in range(n_calibrations):
-                log_weights[j, c] += weight[i] * log_liks[j, c]
-        normalise(log_weights)
+        learn_weights(log_weights, weight[i], log_liks)
     return weights, scale, log_prob, n_active
 
 
 @jit
-def foretell(
-    times_cov: Array,
-    times_mean: Array,
-    features: Array,
-    gamma: Array,
-    gap: Array,
+def switch_weights(log_weights: Floats, switch: float, out: Floats) -> None:
+    """Weights (J, C) after a switch with this probability, into out; log_weights follow."""
+    n_filters, n_calibrations = log_weights.shape
+    whole = 0.0
+    for j in range(n_filters):
+        for c in range(n_calibrations):
+            share = np.exp(log_weights[j, c])
+            share += switch * (1.0 / log_weights.size - share)
+            out[j, c] = share
+            whole += share
+    for j in range(n_filters):
+        for c in range(n_calibrations):
+            out[j, c] /= whole
+            if switch > 0.0:
+                log_weights[j, c] = np.log(out[j, c])
+
+
+@jit
+def learn_weights(log_weights: Floats, power: float, log_liks: Floats) -> None:
+    """Bayes' rule: log_weights (J, C), in place, after likelihoods (J, C) to a power."""
+    for j in range(log_weights.shape[0]):
+        for c in range(log_weights.shape[1]):
+            log_weights[j, c] += power * log_liks[j, c]
+    normalise(log_weights)
+
+
+@jit
+def gaussian_log_density(target: Floats, mean: Floats, var: float) -> float:
+    """Log density of a target (K,), eq. (6)."""
+    log_density = -0.5 * target.shape[0] * np.log(2.0 * np.pi * var)
+    for k in range(target.shape[0]):
+        log_density -= 0.5 * (target[k] - mean[k]) ** 2 / var
+    return log_density
+
+
+@jit
+def predict_rows(
+    times_cov: Floats,
+    times_mean: Floats,
+    features: Floats,
+    gamma: Floats,
+    gap: Floats,
     prior_var: float,
     keep_mean: bool,
     share: float,
-    log_weights: Array,
-) -> tuple[Array, Array, Array, Array, Array, Array, Array]:
+    log_weights: Floats,
+) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats, Floats]:
     """Moments of rows after one transition each, eq. (7), and the weights after switching.
 
     Parameters
@@ -179,12 +200,12 @@ def foretell(
             gammas[j, i] = g
             for c in range(log_weights.shape[1]):
                 weights[i, j, c] = (1.0 - switch) * np.exp(log_weights[j, c]) + switch / n_all
-    unlearnt, none = np.full(n, np.inf), np.full((n_filters, n), np.nan)
-    return mean, var, gammas, unlearnt, none, weights, np.full(n, np.nan)
+    noise_var, nis = np.full(n, np.inf), np.full((n_filters, n), np.nan)
+    return mean, var, gammas, noise_var, nis, weights, np.full(n, np.nan)
 
 
 @jit
-def squared_distance(target: Array, mean: Array) -> float:
+def squared_distance(target: Floats, mean: Floats) -> float:
     total = 0.0
     for k in range(target.shape[0]):
         total += (target[k] - mean[k]) ** 2
@@ -192,8 +213,8 @@ def squared_distance(target: Array, mean: Array) -> float:
 
 
 @jit
-def student_log_density(target: Array, mean: Array, unit: float, spread: Array) -> float:
-    """Log density of a target (K,) whose variance is unit times a scale known by spread (2,)."""
+def student_log_density(target: Floats, mean: Floats, unit: float, spread: Floats) -> float:
+    """Log density of a target (K,) of variance unit times a scale that spread (2,) estimates."""
     freedom, squares = spread
     n_outputs = target.shape[0]
     after = freedom + n_outputs
@@ -206,14 +227,14 @@ def student_log_density(target: Array, mean: Array, unit: float, spread: Array) 
 
 @jit
 def log_gamma_ratio(x: float, more: float) -> float:
-    """Log of Gamma(x + more) / Gamma(x); the difference of two large lgamma has no digits left."""
+    """Log of Gamma(x + more) / Gamma(x). For large x the difference of two lgamma has no digits."""
     if x < _MUCH_FREEDOM:
         return math.lgamma(x + more) - math.lgamma(x)
     return (x + more - 0.5) * math.log1p(more / x) - more + more * math.log(x)
 
 
 @jit
-def learn_spread(target: Array, mean: Array, unit: float, weight: float, spread: Array) -> None:
+def learn_spread(target: Floats, mean: Floats, unit: float, weight: float, spread: Floats) -> None:
     """Degrees of freedom and sum of squares after a target, in place."""
     spread[0] = KEEP_SCALE * spread[0] + weight * target.shape[0]
     spread[1] = KEEP_SCALE * spread[1] + weight * squared_distance(target, mean) / unit
@@ -221,19 +242,20 @@ def learn_spread(target: Array, mean: Array, unit: float, weight: float, spread:
 
 @jit
 def mixed_probabilities(
-    means: Array,
-    variances: Array,
-    weights: Array,
-    calibrations: Array,
+    means: Floats,
+    variances: Floats,
+    weights: Floats,
+    calibrations: Floats,
     light: float,
-    ell: Array,
-    slope: Array,
-    work: Array,
-) -> tuple[Array, int]:
-    """Class probabilities (b, K) of a mixture with weights (b, J, C), and a row that has none.
+    ell: Floats,
+    slope: Floats,
+    work: Floats,
+) -> tuple[Floats, int]:
+    """Class probabilities (b, K) of a mixture with weights (b, J, C), and the first bad row.
 
-    The lightest components that hold ``light`` together are taken by probit, the others exactly.
-    The row is -1 if all have; NaN and numbers without bounds would lead the integral astray.
+    The lightest components, up to a total weight of ``light``, use the probit approximation, the
+    others the integral. A row is bad if its moments are NaN or too large for the integral, or its
+    weights are negative or sum to 0. -1 if no row is bad.
     """
     n_filters, n, n_outputs = means.shape
     n_all = n_filters * calibrations.shape[0]
@@ -265,7 +287,7 @@ def mixed_probabilities(
                     return out, i
                 exact = weight >= (1.0 - 1e-9) * least and n_outputs > 1  # ties are not split
                 if not exact:
-                    alpha /= np.sqrt(1.0 + np.pi / 8.0 * spread * spread)
+                    alpha = probit_factor(alpha, spread * spread)
                 for k in range(n_outputs):
                     mean[0, k] = alpha * (means[j, i, k] - top)
                     one[0, k] = np.exp(mean[0, k]) if not exact else 0.0
@@ -280,17 +302,17 @@ def mixed_probabilities(
 
 
 @jit
-def log_sum_exp(x: Array) -> float:
+def log_sum_exp(x: Floats) -> float:
     top = x.max()
     return top + np.log(np.exp(x - top).sum())
 
 
 @jit
-def normalise(log_weights: Array) -> None:
+def normalise(log_weights: Floats) -> None:
     """Shift the logarithms of weights (J, C), in place, so that the weights sum to 1.
 
-    The largest is subtracted first. One shift by `log_sum_exp` would lose the logarithm of the sum:
-    beside 1e14, a surprise of 1e7 standard deviations, float64 keeps two digits after the point.
+    The largest is subtracted first. One shift by `log_sum_exp` would lose the logarithm of the
+    sum: next to 1e14, from a residual of 1e7 standard deviations, float64 keeps two decimals.
     """
     top, total = log_weights.max(), 0.0
     for j in range(log_weights.shape[0]):
@@ -304,15 +326,18 @@ def normalise(log_weights: Array) -> None:
 
 
 @jit
-def shrunk(alpha: float, var: float) -> float:
-    """The factor of a logit's mean in the probit approximation to eq. (13)."""
-    return alpha / np.sqrt(1.0 + np.pi / 8.0 * alpha * alpha * var)
+def probit_factor(alpha: float, var: float) -> float:
+    """Factor of the logit means in the probit approximation to eq. (13).
+
+    var is that of the calibrated logits. The divisor is `predictive.probit_width`.
+    """
+    return alpha / np.sqrt(1.0 + np.pi / 8.0 * var)
 
 
 @jit
-def probit_log_prob(mean: Array, var: float, alpha: float, label: int, active: Array) -> float:
-    """Log of the probit approximation to eq. (13): the softmax of logits shrunk by their spread."""
-    factor = shrunk(alpha, var)
+def probit_log_prob(mean: Floats, var: float, alpha: float, label: int, active: Labels) -> float:
+    """Log of the probit approximation to eq. (13): a softmax of the means times `probit_factor`."""
+    factor = probit_factor(alpha, alpha * alpha * var)
     top = mean[label]
     for k in active:
         top = max(top, mean[k])
@@ -323,7 +348,7 @@ def probit_log_prob(mean: Array, var: float, alpha: float, label: int, active: A
 
 
 @jit
-def watched_rows(weights: Array, logit_var: Array, order: Array) -> tuple[Array, Array]:
+def watched_rows(weights: Floats, logit_var: Floats, order: Labels) -> tuple[Floats, Floats]:
     """Half-life weights and variances (b, J) in this order.
 
     From the weights (b, J, C) of a mixture and its variances (J, b).

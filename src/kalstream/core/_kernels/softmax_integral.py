@@ -5,7 +5,7 @@ identity (core/README.md) eq. (11) of the paper is
 
     p_k = integral of rho(x - mean_k) E(x) dx,     E(x) = exp(sum_j log F(x - mean_j)).
 
-What makes it cheap, in this order:
+Why it is cheap, in this order:
 
 * In u = z / c, c^2 = 1 + std^2 / KAPPA, F keeps its place and width for every std, and one lattice
   u_i serves them all. ell = log(-log F), nearly linear in the tails, is tabulated over
@@ -17,23 +17,17 @@ What makes it cheap, in this order:
 * The integrand is analytic, so the trapezoid rule converges exponentially. Right of the last node
   E is nearly 1, so what remains of the sum is a suffix sum of rho.
 
-Import this module lazily: `import numba` takes half a second.
+Import this module on first use: `import numba` takes 0.5 s.
 """
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kalstream.core._kernels._jit import jit
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.float64]
+from kalstream.core._kernels._jit import Floats, Labels, jit
 
 # u = z / sqrt(1 + std^2 / KAPPA): a larger KAPPA resolves large std better on a longer lattice.
 KAPPA = 14.0
@@ -73,7 +67,7 @@ _WIDE_OF_TWO = 6.0
 
 
 @lru_cache(maxsize=1)
-def table() -> tuple[Array, Array]:
+def table() -> tuple[Floats, Floats]:
     """Return `(ell, slope)`, each (std nodes, lattice): log(-log F) and its derivative in u."""
     u = U_MIN + STEP * np.arange(LATTICE, dtype=np.float64)
     nodes = STD_NODES + POINTS // 2  # so that the rule stays centred up to STD_MAX
@@ -84,12 +78,12 @@ def table() -> tuple[Array, Array]:
     return ell, slope
 
 
-def work() -> Array:
+def workspace() -> Floats:
     """Return scratch space for one thread of kernel calls; its size does not depend on K."""
     return np.empty((WORK_ROWS, LATTICE))
 
 
-def _log_minus_log_cdf(std: float, u: Array) -> tuple[Array, Array]:
+def _log_minus_log_cdf(std: float, u: Floats) -> tuple[Floats, Floats]:
     """Accurate ell and d ell/du at z = c u, by quadratures of positive terms (no cancellation)."""
     from scipy.special import ndtr, wrightomega
 
@@ -126,7 +120,7 @@ def _log_minus_log_cdf(std: float, u: Array) -> tuple[Array, Array]:
         gumbel = h * np.exp(-y - np.exp(-y))[::-1]
         t = (z[0] - y[-1] + h * np.arange(y.size + (z.size - 1) * refine)) / std
 
-        def smooth(values: Array) -> Array:
+        def smooth(values: Floats) -> Floats:
             windows = np.lib.stride_tricks.sliding_window_view(values, y.size)[::refine]
             return np.asarray(windows @ gumbel)
 
@@ -139,7 +133,7 @@ def _log_minus_log_cdf(std: float, u: Array) -> tuple[Array, Array]:
 
 
 @jit
-def _lagrange(t: float, weights: Array) -> None:
+def _lagrange(t: float, weights: Floats) -> None:
     """Weights of the POINTS-point rule at fraction t of its middle interval (points -3..4)."""
     a, b, c, d = t + 3.0, t + 2.0, t + 1.0, t
     e, f, g, h = t - 1.0, t - 2.0, t - 3.0, t - 4.0
@@ -156,7 +150,7 @@ def _lagrange(t: float, weights: Array) -> None:
 
 
 @jit
-def _dot(a: Array, b: Array) -> float:
+def _dot(a: Floats, b: Floats) -> float:
     total = 0.0
     for i in range(a.size):
         total += a[i] * b[i]
@@ -165,7 +159,7 @@ def _dot(a: Array, b: Array) -> float:
 
 @jit
 def _fill_lattice(
-    std: float, ell: Array, slope: Array, log_cdf: Array, rho: Array, weights: Array
+    std: float, ell: Floats, slope: Floats, log_cdf: Floats, rho: Floats, weights: Floats
 ) -> None:
     """Interpolate the table across std: log F and rho (per unit of u) on the lattice."""
     # An index is made of it: NaN must not become one.
@@ -188,7 +182,7 @@ def _fill_lattice(
 
 
 @jit
-def _first_above(level: float, spread: Array, log_cdf: Array, low: int, high: int) -> int:
+def _first_above(level: float, spread: Floats, log_cdf: Floats, low: int, high: int) -> int:
     """Bisect for the shift in [low, high] at which sum_j log F, increasing, reaches `level`."""
     while high > low:
         middle = (low + high) // 2
@@ -227,17 +221,17 @@ def _locate(gap: float, per_step: float, limit: int, var: float) -> tuple[int, f
 
 @jit
 def _spread(
-    mean: Array,
-    active: NDArray[np.int64],
+    mean: Floats,
+    active: Labels,
     skip: int,
     pivot: float,
     top: float,
     per_step: float,
     limit: int,
     var: float,
-    ones: Array,
-    lifts: Array,
-    weights: Array,
+    ones: Floats,
+    lifts: Floats,
+    weights: Floats,
 ) -> int:
     """Sum the rules of the active classes but `skip`: `ones`, and times mean - pivot, `lifts`."""
     ones[:] = 0.0
@@ -260,14 +254,14 @@ def _spread(
 
 @jit
 def _setup(
-    mean: Array,
+    mean: Floats,
     std: float,
-    active: NDArray[np.int64],
-    ell: Array,
-    slope: Array,
-    log_cdf: Array,
-    rho: Array,
-    weights: Array,
+    active: Labels,
+    ell: Floats,
+    slope: Floats,
+    log_cdf: Floats,
+    rho: Floats,
+    weights: Floats,
 ) -> tuple[float, float, int, int]:
     """Fill the row's lattice; return top mean, lattice steps per logit, offset limit, stride."""
     _fill_lattice(std, ell, slope, log_cdf, rho, weights)
@@ -288,7 +282,7 @@ def _setup(
 
 @jit
 def _nodes(
-    spread: Array, stride: int, log_cdf: Array, rho: Array, suffix: Array
+    spread: Floats, stride: int, log_cdf: Floats, rho: Floats, suffix: Floats
 ) -> tuple[int, int]:
     """Choose the first node and the number of nodes; sum rho from each lattice point onwards."""
     last = LATTICE - spread.size + LEFT
@@ -305,7 +299,7 @@ def _nodes(
 
 @jit
 def _products(
-    spread: Array, log_cdf: Array, first: int, stride: int, count: int, product: Array
+    spread: Floats, log_cdf: Floats, first: int, stride: int, count: int, product: Floats
 ) -> tuple[float, float]:
     """Fill E at the nodes; return the E that goes with the suffix sum, and the tail's ratio."""
     before = total = 0.0
@@ -321,7 +315,7 @@ def _products(
 
 @jit
 def _correlate(
-    rho: Array, at_nodes: Array, first: int, stride: int, count: int, out: Array
+    rho: Floats, at_nodes: Floats, first: int, stride: int, count: int, out: Floats
 ) -> None:
     """Add sum_q at_nodes[q] rho(x_q - .) to `out`, at every lattice offset it has."""
     for q in range(count):
@@ -361,7 +355,7 @@ def _lesser_of_two(gap: float, std: float) -> float:
 
 @jit
 def probabilities(
-    mean: Array, std: Array, ell: Array, slope: Array, work: Array, out: Array
+    mean: Floats, std: Floats, ell: Floats, slope: Floats, work: Floats, out: Floats
 ) -> None:
     """Write E[softmax] of each row of `mean` (b, K), with `std` (b,), to `out` (b, K)."""
     log_cdf, rho, suffix, spread, lifts = work[0], work[1], work[2], work[3], work[4]
@@ -393,15 +387,15 @@ def probabilities(
 
 @jit
 def _label(
-    mean: Array,
+    mean: Floats,
     std: float,
     label: int,
-    active: NDArray[np.int64],
-    ell: Array,
-    slope: Array,
-    work: Array,
+    active: Labels,
+    ell: Floats,
+    slope: Floats,
+    work: Floats,
 ) -> tuple[float, float, float, float, float, float, int, int, int, int, int]:
-    """`label_terms`, and what `label_rows` needs to go on; `work[8]` holds p w at the nodes."""
+    """`label_terms`, and what else `label_rows` needs; `work[8]` holds p w at the nodes."""
     log_cdf, rho, suffix, others, lifts = work[0], work[1], work[2], work[3], work[4]
     product, spread, squares, posterior = work[5], work[6], work[7], work[8]
     weights, change = work[9, :POINTS], work[9, POINTS : 2 * POINTS]
@@ -462,18 +456,18 @@ def _label(
 
 @jit
 def label_terms(
-    mean: Array,
+    mean: Floats,
     std: float,
     label: int,
-    active: NDArray[np.int64],
-    ell: Array,
-    slope: Array,
-    work: Array,
+    active: Labels,
+    ell: Floats,
+    slope: Floats,
+    work: Floats,
 ) -> tuple[float, float, float]:
     """Return log p_label, sum_j mean_j dlogp/dmean_j and dlogp/dvar, over the `active` classes.
 
     `mean` (K,) and `std` are those of the calibrated logits; `label` is one of `active`; `ell` and
-    `slope` are `table()` and `work` is `work()`, any content. Callable from compiled code.
+    `slope` are `table()`, and `work` is a `workspace()`, any content. Callable from compiled code.
 
     With T = sum of rho_j over j != label, h = rho F of the label, and w = rho_label E / p (the
     density of the largest perturbed logit, given that it is the label's):
@@ -492,15 +486,15 @@ def label_terms(
 
 @jit
 def label_rows(
-    mean: Array,
-    std: Array,
-    labels: NDArray[np.int64],
-    ell: Array,
-    slope: Array,
-    work: Array,
-    log_prob: Array,
-    d_mean: Array,
-    d_var: Array,
+    mean: Floats,
+    std: Floats,
+    labels: Labels,
+    ell: Floats,
+    slope: Floats,
+    work: Floats,
+    log_prob: Floats,
+    d_mean: Floats,
+    d_var: Floats,
 ) -> None:
     """`label_terms` of each row of `mean` (b, K), K > 1, and the whole gradient `d_mean` (b, K)."""
     rho, posterior, weights = work[1], work[8], work[9, :POINTS]

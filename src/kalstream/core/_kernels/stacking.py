@@ -1,39 +1,40 @@
-"""Compiled loops of `stack`."""
+"""Compiled loops of `stacking`. Import it on first use, as `chunk`."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from kalstream.core._kernels._jit import jit
-from kalstream.core._kernels.mixture import shrunk
+from kalstream.core._kernels._jit import Floats, Labels, jit
+from kalstream.core._kernels.mixture import probit_factor
 
-Array = Any
-
-# Less than this is not told apart: a class that was ruled out may still come.
-LEAST = 1e-9
-# How many labels the frequencies of classes count for, where little is known of the past.
+# Smaller probabilities count as this: a class that was ruled out may still come.
+LEAST_PROBABILITY = 1e-9
+# Number of labels by which the recent class frequencies are smoothed towards the overall ones.
 SMOOTH = 1.0
-# What is learned about coefficients is forgotten with a half-life of some 1,400 rows.
+# Forgetting of the coefficients, per row: a half-life of about 1,400 rows.
 KEEP = 0.9995
-# A row counts for no more than so many: one of weight 1,000 would decide all coefficients.
-HEAVIEST = 10.0
-# Log-odds beyond this would be probabilities of 0 and 1, from which there is no way back.
-MOST_SURE = 30.0
-# Precision of coefficients before any data: of filters, and of labels.
-FILTERS = 40.0
-LABELS = 10.0
+# Larger sample weights count as this: one row of weight 1,000 would decide all coefficients.
+LARGEST_WEIGHT = 10.0
+# Larger log-odds would round to probabilities of 0 and 1, which never change again.
+LARGEST_LOG_ODDS = 30.0
+# Prior precision of the coefficients: of the mixture and its filters, and of the label terms.
+FILTER_PRECISION = 40.0
+LABEL_PRECISION = 10.0
 
 
 @jit
 def describe_filters(
-    means: Array, variances: Array, weights: Array, calibrations: Array, active: Array, out: Array
+    means: Floats,
+    variances: Floats,
+    weights: Floats,
+    calibrations: Floats,
+    active: Labels,
+    out: Floats,
 ) -> bool:
-    """Log-probabilities of classes by the mixture, and calibrated logits by each filter.
+    """Describe one row: class log-probabilities of the mixture, calibrated logits of each filter.
 
-    Of one row: means (J, K), variances (J,), weights (J, C); out (A, D) for the active classes.
-    Returns whether all of it is finite.
+    From means (J, K), variances (J,) and weights (J, C), into the first 1 + J columns of out (A, D)
+    for the A active classes. Returns whether all of these are finite.
     """
     size = 0.0
     n_filters, n_calibrations, n_active = means.shape[0], calibrations.shape[0], len(active)
@@ -47,34 +48,45 @@ def describe_filters(
         for c in range(n_calibrations):
             mass += weights[j, c]
             mean_log += weights[j, c] * np.log(calibrations[c])
-            alpha = shrunk(calibrations[c], var)
+            alpha = probit_factor(calibrations[c], calibrations[c] * calibrations[c] * var)
             total = 0.0
             for a in range(n_active):
                 each[a] = np.exp(alpha * (means[j, active[a]] - top))
                 total += each[a]
             for a in range(n_active):
                 out[a, 0] += weights[j, c] * each[a] / total
-        alpha = shrunk(np.exp(mean_log / mass) if mass > 0.0 else 1.0, var)
+        alpha = np.exp(mean_log / mass) if mass > 0.0 else 1.0
+        alpha = probit_factor(alpha, alpha * alpha * var)
         for a in range(n_active):
             out[a, j + 1] = alpha * (means[j, active[a]] - top)
             size += abs(out[a, j + 1])
         size += abs(mass) + abs(variances[j])
     for a in range(n_active):
         size += abs(out[a, 0])
-        out[a, 0] = np.log(max(out[a, 0], LEAST))
+        out[a, 0] = np.log(max(out[a, 0], LEAST_PROBABILITY))
     return bool(size < np.inf)
 
 
 @jit
 def describe_labels(
-    counts: Array, recent: Array, stays: Array, last: int, active: Array, first: int, out: Array
+    counts: Floats,
+    recent: Floats,
+    stays: Floats,
+    last: int,
+    active: Labels,
+    first: int,
+    out: Floats,
 ) -> None:
-    """How often classes came of late, and if the last one stays, against what is usual."""
+    """Describe the labels before a row, into columns ``first`` and on of out (A, D).
+
+    The logarithms of the recent frequency of each class (for each half-life), and of the frequency
+    with which the last class repeats, both over the overall frequency.
+    """
     n_lives, n_active = recent.shape[0], len(active)
     total = counts.sum() + 0.5 * n_active
     usual_last = (counts[last] + 0.5) / total
     stay = (stays[last, 0] + SMOOTH * usual_last) / (stays[last, 1] + SMOOTH)
-    goes = np.log(max(1.0 - stay, LEAST) / max(1.0 - usual_last, LEAST))
+    goes = np.log(max(1.0 - stay, LEAST_PROBABILITY) / max(1.0 - usual_last, LEAST_PROBABILITY))
     for a in range(n_active):
         out[a, first + n_lives] = np.log(stay / usual_last) if active[a] == last else goes
     for h in range(n_lives):
@@ -85,8 +97,8 @@ def describe_labels(
 
 
 @jit
-def softmax_of(described: Array, coef: Array, out: Array) -> None:
-    """Probabilities (A,) of classes described by (A, D)."""
+def softmax(described: Floats, coef: Floats, out: Floats) -> None:
+    """Probabilities (A,), into out, of classes described by (A, D): a softmax of linear scores."""
     n_active = described.shape[0]
     top = -np.inf
     for a in range(n_active):
@@ -103,10 +115,11 @@ def softmax_of(described: Array, coef: Array, out: Array) -> None:
 
 
 @jit
-def blend(own: Array, belief: float, active: Array, out: Array) -> bool:
-    """Move probabilities (K,) of the active classes, which keep their sum, towards own (A,).
+def blend(own: Floats, belief: float, active: Labels, out: Floats) -> bool:
+    """Average out (K,), in place, with probabilities ``own`` (A,) of the active classes.
 
-    Returns whether they were finite and not negative.
+    ``belief`` is the weight of ``own``. The active classes keep their sum. Returns whether out was
+    finite and not negative.
     """
     whole = 0.0
     for k in range(out.shape[0]):
@@ -120,43 +133,43 @@ def blend(own: Array, belief: float, active: Array, out: Array) -> bool:
 
 
 @jit
-def add_solution(matrix: Array, right: Array, out: Array) -> None:
-    """Add the solution (D,) of a small positive definite system, by Cholesky, to out.
+def add_solution(matrix: Floats, right: Floats, out: Floats) -> None:
+    """Add the solution (D,) of a small positive definite system to out, by Cholesky.
 
-    LAPACK would take longer to compile than all the rest.
+    Not by LAPACK: numba would take longer to compile the call than everything else here.
     """
     n = len(right)
-    factor, found = np.empty((n, n)), np.empty(n)
+    factor, solution = np.empty((n, n)), np.empty(n)
     for i in range(n):
         for j in range(i + 1):
             rest = matrix[i, j]
             for k in range(j):
                 rest -= factor[i, k] * factor[j, k]
             factor[i, j] = np.sqrt(rest) if i == j else rest / factor[j, j]
-        found[i] = right[i]
+        solution[i] = right[i]
         for k in range(i):
-            found[i] -= factor[i, k] * found[k]
-        found[i] /= factor[i, i]
+            solution[i] -= factor[i, k] * solution[k]
+        solution[i] /= factor[i, i]
     for i in range(n - 1, -1, -1):
         for k in range(i + 1, n):
-            found[i] -= factor[k, i] * found[k]
-        found[i] /= factor[i, i]
-        out[i] += found[i]
+            solution[i] -= factor[k, i] * solution[k]
+        solution[i] /= factor[i, i]
+        out[i] += solution[i]
 
 
 @jit
-def improve(
-    described: Array,
-    own: Array,
+def newton_step(
+    described: Floats,
+    own: Floats,
     label: int,
     weight: float,
-    prior: Array,
-    coef: Array,
-    precision: Array,
+    prior: Floats,
+    coef: Floats,
+    precision: Floats,
 ) -> None:
-    """One step of Newton's on the log-probability of a label, in place.
+    """One Newton step on the log-probability of a label; coef (D,) and precision (D, D) change.
 
-    The precision forgets towards that of the prior (D,), whose mean is (1, 0, ..., 0).
+    The precision forgets towards that of the prior (D,), which has mean (1, 0, ..., 0).
     """
     n = coef.shape[0]
     mean, gradient = np.zeros(n), np.empty(n)
@@ -177,8 +190,10 @@ def improve(
 
 
 @jit
-def note(label: int, last: int, keep: Array, counts: Array, recent: Array, stays: Array) -> None:
-    """Take in a label, in place."""
+def count_label(
+    label: int, last: int, keep: Floats, counts: Floats, recent: Floats, stays: Floats
+) -> None:
+    """Add a label to counts (K,), recent (H, K) and stays (K, 2), in place."""
     if last >= 0:
         stays[last, 1] += 1.0
         if last == label:
@@ -191,39 +206,43 @@ def note(label: int, last: int, keep: Array, counts: Array, recent: Array, stays
 
 
 @jit
-def scan(
-    means: Array,
-    variances: Array,
-    weights: Array,
-    calibrations: Array,
-    plain: Array,
-    labels: Array,
-    weight: Array,
+def learn_rows(
+    means: Floats,
+    variances: Floats,
+    weights: Floats,
+    calibrations: Floats,
+    plain: Floats,
+    labels: Labels,
+    weight: Floats,
     ordered: bool,
     share: float,
-    prior: Array,
-    keep: Array,
+    prior: Floats,
+    keep: Floats,
     belief: float,
     last: int,
-    counts: Array,
-    recent: Array,
-    stays: Array,
-    coef: Array,
-    precision: Array,
-) -> tuple[Array, float, int, int]:
-    """Rows that are predicted, and then learned if they have a label.
+    counts: Floats,
+    recent: Floats,
+    stays: Floats,
+    coef: Floats,
+    precision: Floats,
+) -> tuple[Floats, float, int, int]:
+    """Predict each row, and then learn it if it has a label.
 
-    The last five arrays change in place.
+    counts, recent, stays, coef and precision change in place; see `stacking.Stack` for them.
 
     Parameters
     ----------
     means, variances, weights, calibrations : (J, b, K), (J, b), (b, J, C), (C,)
     plain : (b, K') or (0, 0)
-        Probabilities to be corrected, if any are.
+        Probabilities of the mixture to correct; (0, 0) to learn only.
     labels : (b,)
         -1 where there is none.
     ordered : bool
-        Whether the label before each row was known when it was predicted.
+        Whether each row was predicted after the label before it was known.
+    share : float
+        Probability, at each row, that the correction starts or stops being better.
+    prior, keep : (D,), (H,)
+        Prior precision of the coefficients; forgetting of ``recent`` for each half-life.
 
     Returns
     -------
@@ -231,11 +250,11 @@ def scan(
     belief, last : float, int
         After the last row.
     bad : int
-        A row that cannot be used, or -1: its label, its weight, or what it tells.
+        The first row with a bad label, weight or prediction; -1 if there is none.
     """
     n_filters, n, n_outputs = means.shape
-    out, n_said = plain.copy(), plain.shape[1]
-    n_described = min(n_said, n_outputs) if n_said else n_outputs
+    out, n_columns = plain.copy(), plain.shape[1]
+    n_described = min(n_columns, n_outputs) if n_columns else n_outputs
     active = np.flatnonzero(counts > 0.0)
     described, own = np.zeros((len(active), coef.shape[0])), np.empty(len(active))
     now = belief
@@ -244,7 +263,7 @@ def scan(
         if label < -1 or label >= counts.shape[0] or not 0.0 <= weight[i] < np.inf:
             return out, belief, last, i
         # Nothing is learned from the first row of a class: it need not be described.
-        if len(active) and (n_said or (label >= 0 and counts[label] > 0.0)):
+        if len(active) and (n_columns or (label >= 0 and counts[label] > 0.0)):
             if active[-1] >= n_described:
                 return out, belief, last, i
             sound = describe_filters(
@@ -253,25 +272,25 @@ def scan(
             described[:, n_filters + 1 :] = 0.0
             if ordered and last >= 0:
                 describe_labels(counts, recent, stays, last, active, n_filters + 1, described)
-            softmax_of(described, coef, own)
+            softmax(described, coef, own)
             if not (sound and own.sum() < 2.0):
                 return out, belief, last, i
             now = belief + share * (0.5 - belief)
-            if n_said and not blend(own, now, active, out[i]):
+            if n_columns and not blend(own, now, active, out[i]):
                 return out, belief, last, i
         if label < 0:
             continue
         is_new = not counts[label] > 0.0
         if not is_new:
             place = np.searchsorted(active, label)
-            w = min(weight[i], HEAVIEST)
+            w = min(weight[i], LARGEST_WEIGHT)
             odds = np.log(now / (1.0 - now))
-            odds += w * (np.log(max(own[place], LEAST)) - described[place, 0])
-            belief = 1.0 / (1.0 + np.exp(-min(max(odds, -MOST_SURE), MOST_SURE)))
-            improve(described, own, place, w, prior, coef, precision)
+            odds += w * (np.log(max(own[place], LEAST_PROBABILITY)) - described[place, 0])
+            belief = 1.0 / (1.0 + np.exp(-min(max(odds, -LARGEST_LOG_ODDS), LARGEST_LOG_ODDS)))
+            newton_step(described, own, place, w, prior, coef, precision)
             if not abs(coef.sum() + belief) < np.inf:
                 return out, belief, last, i
-        note(label, last, keep, counts, recent, stays)
+        count_label(label, last, keep, counts, recent, stays)
         if is_new:
             active = np.flatnonzero(counts > 0.0)
             described = np.zeros((len(active), coef.shape[0]))
@@ -281,21 +300,21 @@ def scan(
 
 
 @jit
-def correct(
-    means: Array,
-    variances: Array,
-    weights: Array,
-    calibrations: Array,
-    plain: Array,
+def predict_rows(
+    means: Floats,
+    variances: Floats,
+    weights: Floats,
+    calibrations: Floats,
+    plain: Floats,
     belief: float,
     last: int,
-    counts: Array,
-    recent: Array,
-    stays: Array,
-    coef: Array,
+    counts: Floats,
+    recent: Floats,
+    stays: Floats,
+    coef: Floats,
     ordered: bool,
-) -> tuple[Array, int]:
-    """Corrected probabilities (b, K) of rows, each as the next one, and a bad row as in `scan`."""
+) -> tuple[Floats, int]:
+    """Corrected probabilities (b, K) of rows, each as the next one; bad as in `learn_rows`."""
     n_filters, n, n_outputs = means.shape
     out, active = plain.copy(), np.flatnonzero(counts > 0.0)
     if len(active) and active[-1] >= min(plain.shape[1], n_outputs):
@@ -307,7 +326,7 @@ def correct(
         sound = describe_filters(
             means[:, i], variances[:, i], weights[i], calibrations, active, described
         )
-        softmax_of(described, coef, own)
+        softmax(described, coef, own)
         if not (sound and own.sum() < 2.0 and blend(own, belief, active, out[i])):
             return out, i
     return out, -1
