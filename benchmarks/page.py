@@ -30,12 +30,6 @@ def machine() -> str:
     return f"{model}, {os.cpu_count()} cores, {platform.system()}, {versions}, one BLAS thread"
 
 
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def write_section(name: str, body: str) -> None:
     """Replace (or add) one section of the page, and print it."""
     print(body)

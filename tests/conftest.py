@@ -1,6 +1,5 @@
 """Settings of all tests: hypothesis profiles and one BLAS thread."""
 
-import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +9,10 @@ import scipy.linalg.blas  # noqa: F401  (a thread pool can be limited only once 
 from hypothesis import HealthCheck, settings
 from threadpoolctl import threadpool_limits
 
-# numba's cache checks the file of a function, not the files of the functions it calls. So here
-# every state of the sources has its own cache. Nothing above imports numba.
+# The tests have a cache of compiled kernels of their own; core/jit.py keeps it up to date. Nothing
+# above imports numba.
 ROOT = Path(__file__).parents[1]
-_kernels = b"".join(
-    path.read_bytes() for path in sorted(ROOT.glob("src/kalstream/core/_kernels/*.py"))
-)
-_cache = ROOT / ".numba_cache" / hashlib.sha256(_kernels).hexdigest()[:16]
-os.environ.setdefault("NUMBA_CACHE_DIR", str(_cache))
+os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / ".numba_cache"))
 
 # The first example of a property often compiles a kernel, so there is no time limit.
 settings.register_profile(

@@ -49,7 +49,7 @@ def functions(path: Path) -> Iterator[tuple[str, int, str]]:
             first = node.body[0]
             if ast.get_docstring(node) is not None:
                 n -= 1 + (first.end_lineno or first.lineno) - first.lineno
-            yield node.name, n, "\n".join(lines[node.lineno - 2 : node.end_lineno])
+            yield node.name, n, "\n".join(lines[max(0, node.lineno - 3) : node.end_lineno])
 
 
 @pytest.mark.parametrize("path", sorted(SOURCES.rglob("*.py")), ids=lambda path: path.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import figures
@@ -394,7 +395,15 @@ def text_of(found: dict[str, Any], quality: Quality) -> str:
     for name, section in {"detect": detect_section, "speed": speed_section}.items():
         body += section(found[name]) if name in found else []
     tried = Path(__file__).with_name("tried.md").read_text(encoding="utf-8").strip()
-    return "\n\n".join([*body, tried]) + "\n"
+    return "\n".join(map(wrapped, "\n\n".join([*body, tried]).split("\n"))) + "\n"
+
+
+def wrapped(line: str) -> str:
+    """A line of prose within 100 characters; headings, tables and figures stay whole."""
+    if line.startswith(("#", "|", "!", "    ", "```")):
+        return line
+    indent = "  " if line.startswith("- ") else ""
+    return fill(line, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def read_results() -> dict[str, Any]:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from kalstream.core._kernels import _jit
+from kalstream.core import jit
 
 COMPILED = sorted(
-    path for path in _jit._PACKAGE.rglob("*.py") if "\n@jit\n" in path.read_text(encoding="utf-8")
+    path for path in jit._PACKAGE.rglob("*.py") if "\n@jit\n" in path.read_text(encoding="utf-8")
 )
 
 
@@ -18,11 +18,11 @@ def stamp_with(monkeypatch: pytest.MonkeyPatch, source: Path, edited: Path) -> s
     def read(path: Path) -> bytes:
         return path.read_bytes() + (b"\nX = 1\n" if path == edited else b"")
 
-    monkeypatch.setattr(_jit, "_source", read)
-    _jit.stamp_of.cache_clear()
-    stamp = _jit.stamp_of(source)
+    monkeypatch.setattr(jit, "_source", read)
+    jit.stamp_of.cache_clear()
+    stamp = jit.stamp_of(source)
     monkeypatch.undo()
-    _jit.stamp_of.cache_clear()
+    jit.stamp_of.cache_clear()
     return stamp
 
 
@@ -35,29 +35,29 @@ def test_there_is_compiled_code_in_several_layers() -> None:
     [
         ("estimators/_watch_kernel.py", "estimators/_watch.py"),
         ("core/_kernels/mixture.py", "core/_kernels/chunk.py"),
-        ("core/_kernels/mixture.py", "core/_kernels/softmax_integral.py"),
-        ("core/_kernels/bank.py", "core/_kernels/softmax_integral.py"),  # through chunk
-        ("features/_moments.py", "core/_kernels/_jit.py"),
+        ("core/_kernels/mixture.py", "core/softmax_integral.py"),
+        ("core/_kernels/bank.py", "core/softmax_integral.py"),  # through chunk
+        ("features/_moments.py", "core/jit.py"),
     ],
 )
 def test_an_edit_of_what_is_compiled_in_makes_old_code_stale(
     monkeypatch: pytest.MonkeyPatch, module: str, taken_from: str
 ) -> None:
-    source, edited = _jit._PACKAGE / module, _jit._PACKAGE / taken_from
+    source, edited = jit._PACKAGE / module, jit._PACKAGE / taken_from
     assert source in COMPILED
-    assert stamp_with(monkeypatch, source, edited) != _jit.stamp_of(source)
+    assert stamp_with(monkeypatch, source, edited) != jit.stamp_of(source)
 
 
 def test_an_edit_elsewhere_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = _jit._PACKAGE / "core/_kernels/chunk.py"
-    assert stamp_with(monkeypatch, source, _jit._PACKAGE / "cli/run.py") == _jit.stamp_of(source)
+    source = jit._PACKAGE / "core/_kernels/chunk.py"
+    assert stamp_with(monkeypatch, source, jit._PACKAGE / "cli/run.py") == jit.stamp_of(source)
 
 
 @pytest.mark.parametrize("source", COMPILED, ids=lambda path: path.stem)
 def test_every_compiled_function_has_the_stamp(source: Path) -> None:
     import importlib
 
-    name = ".".join(("kalstream", *source.relative_to(_jit._PACKAGE).with_suffix("").parts))
+    name = ".".join(("kalstream", *source.relative_to(jit._PACKAGE).with_suffix("").parts))
     functions: list[Any] = [
         f for f in vars(importlib.import_module(name)).values() if is_own(f, name)
     ]
@@ -65,7 +65,7 @@ def test_every_compiled_function_has_the_stamp(source: Path) -> None:
     for function in functions:
         file = getattr(function._cache, "_cache_file", None)
         if file is not None:  # there is a folder to write to
-            assert _jit.stamp_of(source) in file._source_stamp
+            assert jit.stamp_of(source) in file._source_stamp
 
 
 def is_own(value: Any, module: str) -> bool:

@@ -23,7 +23,7 @@ from sklearn.exceptions import NotFittedError
 
 from kalstream import KalmanClassifier, KalmanRegressor
 from kalstream.core import Fixed
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.errors import InvalidInput, InvalidType, KalstreamError, OutOfMemory
 from kalstream.estimators import _input
 

@@ -219,7 +219,7 @@ def test_heavy_rows_leave_probabilities_that_are_some(how: dict[str, Any]) -> No
     assert np.abs(model._model.targets.stack.coef).max() < 20.0
 
 
-def test_a_stack_that_was_off_begins_anew_and_classes_still_retire() -> None:
+def test_a_stack_that_was_off_starts_again_and_classes_still_retire() -> None:
     X, y = runs(300)
     model = KalmanClassifier(features="scaled").partial_fit(X[:100], np.minimum(y[:100], 1))
     model.set_params(stacking=False).partial_fit(X[100:], y[100:])

@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.deep import Moments
 from kalstream.deep.head import check_labels, is_capturing
 from kalstream.errors import InvalidInput, NumericalError

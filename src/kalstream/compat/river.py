@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from kalstream import estimators
 from kalstream._optional import require
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.errors import InvalidInput
 from kalstream.estimators.inputs import read_values, read_weights
 from kalstream.estimators.labels import read_labels

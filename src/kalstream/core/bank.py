@@ -13,7 +13,7 @@ from typing import Any, Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.core._memory import Spares
 from kalstream.core._threads import OneThread
 from kalstream.core.chunk import Rows, block_rows, fixed_scanner, plan

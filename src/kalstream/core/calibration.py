@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.errors import InvalidInput
 
 # log alpha stays within this many prior standard deviations of where it started.

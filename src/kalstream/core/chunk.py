@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import blas
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.core._threads import OneThread
 from kalstream.core.guard import ROUNDING_LIMITS, check_innovations, rounding_error
 from kalstream.core.state import DEFERRED_ROWS, Posterior, Step, Stored

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.core.calibration import Calibration
 from kalstream.core.single import SingleFilter, as_calibration
 
@@ -13,7 +13,7 @@ from kalstream.core.single import SingleFilter, as_calibration
 @final
 @dataclass(frozen=True, slots=True)
 class Fixed(SingleFilter):
-    """One gamma for ever.
+    """One gamma that never changes.
 
     Parameters
     ----------

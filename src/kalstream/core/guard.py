@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.core.state import Posterior, Step
 from kalstream.errors import InvalidInput, NumericalError
 
@@ -68,9 +68,9 @@ def health(state: Any, step: Any) -> Health:
     """
     posterior: Posterior = getattr(state, "posterior", state)
     check.instance("state", posterior, Posterior)
-    if hasattr(step, "told") and hasattr(state, "heaviest"):
+    if hasattr(state, "heaviest") and not isinstance(step, Step):
         try:
-            filters = step.filters
+            filters = step.bank.filters()
         except (AttributeError, TypeError, ValueError):  # a step made by hand
             filters = ()
         if state.heaviest >= len(filters):

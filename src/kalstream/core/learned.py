@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.core.calibration import Calibration
 from kalstream.core.policy import Policy
 from kalstream.core.single import LARGEST_DELTA, SingleFilter, as_calibration

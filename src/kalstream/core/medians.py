@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 
-def weighted_median(values: Sequence[float], weights: ArrayLike) -> NDArray[np.float64]:
+def weighted_median(values: ArrayLike, weights: ArrayLike) -> NDArray[np.float64]:
     """Weighted median of values (J,), for each row of weights (..., J).
 
     It is the smallest value at which the weights, summed in the order of the values, reach half.

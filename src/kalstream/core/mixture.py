@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Self, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.core.bank import Bank, run_bank
 from kalstream.core.chunk import Rows
+from kalstream.core.medians import weighted_median
 from kalstream.core.policy import (
     Policy,
     PolicyState,
     SeenClasses,
     check_seen,
     gamma_of,
-    weighted_median,
 )
 from kalstream.core.predictive import METHODS, class_probabilities
 from kalstream.core.recursion import init
@@ -391,7 +391,7 @@ class Mixture(Policy):
             if getattr(state, name) != getattr(self, name):
                 raise InvalidInput(
                     f"state is of a mixture with {name} {getattr(state, name)}, this one has "
-                    f"{getattr(self, name)}; use the policy that started it, or start anew"
+                    f"{getattr(self, name)}; use the policy that started it, or start again"
                 )
 
     def step_chunk(
@@ -425,7 +425,7 @@ class Mixture(Policy):
         step : MixtureStep
         """
         from kalstream.core._kernels.mixture import mix
-        from kalstream.core._kernels.softmax_integral import table, workspace
+        from kalstream.core.softmax_integral import table, workspace
 
         self._check(state)
         rows = Rows.read(
@@ -572,7 +572,7 @@ def mixture_probabilities(
     check.choice("method", method, METHODS)
     if method in ("exact", "probit"):
         from kalstream.core._kernels.mixture import mixed_probabilities
-        from kalstream.core._kernels.softmax_integral import table, workspace
+        from kalstream.core.softmax_integral import table, workspace
 
         light = check.unit_interval("light", light) if method == "exact" else math.inf
         out, bad = mixed_probabilities(*moments, light, *table(), workspace())

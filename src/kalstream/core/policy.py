@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.core.state import BankStep, Posterior
 from kalstream.errors import InvalidInput
 
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from kalstream.core.predictive import Method
 
 Array = NDArray[Any]
-
-# The scale of a regression forgets as a filter with a half-life of about 700 examples.
-KEEP_SCALE: Final = 0.999
 
 # Classes that a checkpoint may hold, by the tag that stands for them in the file.
 TAGGED: dict[str, type] = {}
@@ -384,17 +381,3 @@ def check_seen(seen: Any, n_outputs: int) -> None:
             f"the seen of the state must be one bool for each of {n_outputs} outputs, got "
             f"{check.kind_of(seen)}; take a state from start or step_chunk"
         )
-
-
-def weighted_median(values: ArrayLike, weights: ArrayLike) -> Array:
-    """Weighted median of values (J,), for each row of weights (..., J).
-
-    Examples
-    --------
-    >>> float(weighted_median((1.0, 3.0, 2.0), [0.2, 0.2, 0.6]))
-    2.0
-    """
-    order = np.argsort(values)
-    below = np.cumsum(np.asarray(weights)[..., order], axis=-1)
-    index = np.argmax(below >= 0.5 * below[..., -1:], axis=-1)
-    return np.asarray(values, dtype=np.float64)[order][index]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def class_probabilities(
     if mean.shape[1] == 1:
         return np.ones(shape)
     if method == "exact":
-        from kalstream.core._kernels import softmax_integral as kernels
+        from kalstream.core import softmax_integral as kernels
 
         out = np.empty_like(mean)
         kernels.probabilities(mean, std, *kernels.table(), kernels.workspace(), out)
@@ -148,7 +148,7 @@ def label_log_prob(
         raise InvalidInput(
             f"labels run from {index.min()} to {index.max()}; use 0 to {n_classes - 1}"
         )
-    from kalstream.core._kernels import softmax_integral as kernels
+    from kalstream.core import softmax_integral as kernels
 
     log_prob, d_var, d_mean = np.empty(rows), np.empty(rows), np.empty_like(mean)
     kernels.label_rows(

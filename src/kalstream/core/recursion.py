@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.core.guard import check_innovations, rounding_error
 from kalstream.core.predictive import gaussian_log_density, label_log_prob
 from kalstream.core.state import Posterior, Step

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.core._threads import OneThread
 from kalstream.core.calibration import BOUND, Alpha, Calibration
 from kalstream.core.chunk import Grams, Rows, Scan, fixed_scan, run
@@ -302,7 +302,7 @@ class _Scanner:
             self.alphas.append(np.full(scan.done, self.alpha.value))
             return scan
         from kalstream.core._kernels.chunk import scan_learned
-        from kalstream.core._kernels.softmax_integral import table, workspace
+        from kalstream.core.softmax_integral import table, workspace
 
         parts, alphas, self.delta, log_mean, log_var, self.seen.count = scan_learned(
             grams.cov,

@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.core.mixture import MixtureStep, moments_of
 from kalstream.errors import InvalidInput, NumericalError
 

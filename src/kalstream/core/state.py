@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import blas
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.core._memory import Spares
 from kalstream.errors import DonatedState, InvalidInput
 

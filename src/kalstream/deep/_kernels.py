@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kalstream._optional import require
-from kalstream.core._kernels import softmax_integral as lattice
+from kalstream.core import softmax_integral as lattice
 from kalstream.core.single import LARGEST_DELTA
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def _spread_kernel(  # type: ignore[no-untyped-def]
         tl.atomic_add(at + SPAN + m, w * (mean - pivot), mask=there)
 
 
+# over 80 lines: cut into several kernels, each part would pass the row's vectors through memory.
 @triton.jit
 def _slopes_kernel(  # type: ignore[no-untyped-def]
     mean_ptr, top_ptr, var_ptr, label_ptr, there_ptr, spread_ptr, ell_ptr, slope_ptr,
@@ -100,11 +101,7 @@ def _slopes_kernel(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr, LEFT: tl.constexpr, KAPPA: tl.constexpr, STD_MAX: tl.constexpr,
     WIDE: tl.constexpr, Q: tl.constexpr,
 ):  # fmt: skip
-    """One row: its lattice, E at the nodes, and the two derivatives.
-
-    Longer than other functions: cut into several kernels, each part would have to pass the row's
-    vectors through global memory.
-    """
+    """One row: its lattice, E at the nodes, and the two derivatives."""
     row = tl.program_id(0)
     var = tl.load(var_ptr + row)
     std = tl.sqrt(tl.maximum(var, tl.load(c_ptr + _LEAST)))

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from kalstream._files import replacing
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.deep._ranks import Ranks
 from kalstream.deep.replay import RecentMemory, ReplayStreams
 from kalstream.errors import CheckpointError, InvalidInput, NumericalError
@@ -294,7 +294,7 @@ class Learner(ABC):
         dtype = next((each.dtype for each in self.backbone.parameters()), rows.dtype)
         if rows.is_floating_point():
             rows = rows.to(dtype)
-        if not bool(torch.isfinite(rows).all()):  # NaN would stay in running averages for ever
+        if not bool(torch.isfinite(rows).all()):  # NaN would stay in the running averages
             row = int((~torch.isfinite(rows)).flatten(1).any(1).nonzero()[0, 0])
             raise InvalidInput(f"X holds NaN or infinity in row {row}; remove such rows")
         return rows.to(self.device)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.core import half_life
 from kalstream.core.single import LARGEST_DELTA
 from kalstream.deep import predictive

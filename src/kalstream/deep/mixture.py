@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.deep import predictive
 from kalstream.deep.filter import Step
 from kalstream.deep.head import MOST_GRAPHS, KalmanHead, Moments, seen_before

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kalstream.core._kernels import softmax_integral as lattice
+from kalstream.core import softmax_integral as lattice
 from kalstream.core.predictive import class_probabilities as core_probabilities
 from kalstream.core.predictive import label_log_prob as core_log_prob
 

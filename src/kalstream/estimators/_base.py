@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.core.guard import Health, health
 from kalstream.core.policy import Policy, PolicyState
 from kalstream.core.state import Posterior
@@ -91,15 +91,15 @@ class KalmanEstimator(BaseEstimator, ABC):
         sample_weight: Any,
         time: Any,
         *,
-        anew: bool = False,
+        restart: bool = False,
         predict: bool = False,
         prepared: Callable[[Model], Model] | None = None,
     ) -> Any:
         """Learn a chunk: all of it is published in one step, or nothing.
 
-        ``anew`` discards what was learned before: the call is `fit`. ``prepared`` changes the model
-        before it learns. With ``predict``, returns predictions of the rows, each made before the
-        row was learned.
+        ``restart`` discards what was learned before: the call is `fit`. ``prepared`` changes the
+        model before it learns. With ``predict``, returns predictions of the rows, each made before
+        the row was learned.
         """
         settings = self._settings
 
@@ -108,18 +108,18 @@ class KalmanEstimator(BaseEstimator, ABC):
             if model is None:
                 model = self._new_model(fitted)
             weight = read_weights(sample_weight, len(rows))
-            if weight is not None and anew and not weight.any():
+            if weight is not None and restart and not weight.any():
                 raise InvalidInput("sample_weight is zero in every row: nothing to learn")
             gaps = gaps_before(model, time, len(rows), settings.unit)
             if prepared is not None:
                 model = prepared(model)
             return learn(model, Chunk(rows, targets, weight, *gaps), settings, predict)
 
-        shared = None if anew else self.__dict__.get("_published")
+        shared = None if restart else self.__dict__.get("_published")
         if shared is None:
             model, prediction = change(None)
             made = Shared(model)
-            if anew:
+            if restart:
                 self._published = made
                 return prediction
             shared = self.__dict__.setdefault("_published", made)

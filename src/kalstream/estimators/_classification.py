@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.core.predictive import METHODS
 from kalstream.core.stacking import Stack
 from kalstream.errors import InvalidInput
@@ -176,7 +176,7 @@ def without_class(model: Model, label: Any, settings: Settings) -> Model:
         names = ", ".join(map(repr, known.labels.classes[:10].tolist()))
         raise InvalidInput(f"{check.shown(label)} is no class of this model; it knows {names}")
     if len(known.labels.names) == 1:
-        raise InvalidInput(f"{label!r} is the only class; call reset() to start anew")
+        raise InvalidInput(f"{label!r} is the only class; call reset() to start again")
     kept = np.delete(np.arange(len(known.labels.names)), column)
     targets = Classes(
         known.labels.without(label),

@@ -123,7 +123,7 @@ def state_of(model: Model, settings: Settings) -> PolicyState:
     if state is None or not isinstance(state, settings.policy.state_type):
         raise InvalidInput(
             f"forgetting is {settings.forgetting!r} now, and was something else when learning "
-            "began; set it back, or call reset() to start anew"
+            "began; set it back, or call reset() to start again"
         )
     return state
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kalstream.core.policy import KEEP_SCALE
+from kalstream.core.scale import KEEP_SCALE
 from kalstream.errors import InvalidInput
 from kalstream.estimators._chunk import Chunk
 from kalstream.estimators._learning import predict_chunk, state_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.core.calibration import Calibration
 from kalstream.core.fixed import Fixed
 from kalstream.core.learned import Learned

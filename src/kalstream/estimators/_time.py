@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kalstream.core import _checks as check
-from kalstream.core import _reading as reading
+from kalstream.core import checks as check
+from kalstream.core import reading
 from kalstream.errors import InvalidInput
 from kalstream.estimators._model import Model
 
@@ -56,7 +56,7 @@ def gaps_before(model: Model, time: Any, n: int, unit: float) -> tuple[Array | N
     if model.n_seen and model.time is None:
         raise InvalidInput(
             f"time is given now and was not for the {model.n_seen} rows before; "
-            "give it in every call, or never (reset() starts anew)"
+            "give it in every call, or never (reset() starts again)"
         )
     start = times[0] - unit if model.time is None else model.time
     steps = np.diff(times, prepend=start)

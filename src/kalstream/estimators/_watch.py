@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kalstream.core.policy import weighted_median
+from kalstream.core.medians import weighted_median
 
 Array = NDArray[Any]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kalstream.core._kernels._jit import jit
+from kalstream.core.jit import jit
 from kalstream.estimators._watch import ALARMS, BEGAN, DISTANCE, ON, PEAK, RECENT, N
 
 Array = Any

@@ -450,7 +450,7 @@ def _whole(cls: type, parts: dict[str, Any]) -> Any:
         made.set_state(state)
     elif issubclass(cls, BitGenerator):
         seeds, state = parts["seeds"], parts["state"]
-        # numpy trusts these: it would read beyond its buffers, or mix a pool for ever
+        # numpy trusts these: it would read beyond its buffers, or mix a pool without end
         pos, buffer_pos = state["state"].get("pos", 0), state.get("buffer_pos", 0)
         if not (0 <= pos <= 624 and 0 <= buffer_pos <= 4) or (seeds or {}).get("pool_size", 4) > 99:
             raise ValueError("no generator is in such a state")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.core.guard import Health
 from kalstream.errors import InvalidInput
 from kalstream.estimators._base import KalmanEstimator
@@ -189,7 +189,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
                 f"y contains NaN or None at row {labels.index(None)}; fit needs every label, "
                 "partial_fit lets time pass without one"
             )
-        self._learn(X, labels, sample_weight, time, anew=True)
+        self._learn(X, labels, sample_weight, time, restart=True)
         return self
 
     def partial_fit(

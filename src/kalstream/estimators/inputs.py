@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.core.policy import Policy
 from kalstream.errors import InvalidInput, InvalidType, OutOfMemory
 from kalstream.features.rows import bounded, read_rows

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import DataConversionWarning
 
-from kalstream.core import _checks as check
-from kalstream.core import _reading as reading
+from kalstream.core import checks as check
+from kalstream.core import reading
 from kalstream.errors import InvalidInput
 
 Array = NDArray[Any]
@@ -75,7 +75,7 @@ class Labels:
         if not new:
             return self
         more = Labels((*self.names, *new))
-        # A copy of the dictionary takes a fraction of the time to make it anew.
+        # A copy of the dictionary takes a fraction of the time to make it again.
         more.__dict__["column"] = column | dict(
             zip(new, range(len(column), len(more.names)), strict=True)
         )

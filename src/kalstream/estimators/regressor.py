@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import RegressorMixin
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.core.guard import Health
 from kalstream.core.policy import Policy
 from kalstream.errors import InvalidInput
@@ -113,7 +113,7 @@ random_state
                 "y contains NaN or infinity; fit needs every target, "
                 "partial_fit lets time pass where one is NaN"
             )
-        self._learn(X, values, sample_weight, time, anew=True)
+        self._learn(X, values, sample_weight, time, restart=True)
         return self
 
     def partial_fit(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kalstream.core._kernels._jit import jit
+from kalstream.core.jit import jit
 
 Array = NDArray[np.float64]
 

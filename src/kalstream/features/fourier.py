@@ -10,7 +10,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.errors import InvalidInput, OutOfMemory
 from kalstream.features.rows import read_rows
 from kalstream.features.scaling import OnlineScaler, forked

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.validation import validate_data
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.errors import InvalidInput, InvalidType, OutOfMemory
 
 Array = NDArray[Any]

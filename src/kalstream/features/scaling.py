@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from kalstream.core import _checks as check
+from kalstream.core import checks as check
 from kalstream.core.policy import gamma_of
 from kalstream.features.rows import read_rows
 

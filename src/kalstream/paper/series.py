@@ -8,11 +8,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike
 
+from kalstream import _markdown
 from kalstream.core import Fixed, Learned, Mixture, gaussian_log_density
 from kalstream.errors import InvalidInput
 from kalstream.paper.figures import new_figure, save
 from kalstream.paper.plan import Plan
-from kalstream.paper.tables import markdown
 from kalstream.streams import time_series
 from kalstream.streams.series import CHANGES
 
@@ -60,7 +60,7 @@ def table(content: dict[str, Any]) -> str:
                 f"{each['running'][-1]}"
             )
         rows.append([name, f"{each['density']:.3f}"])
-    made = markdown(["method", "mean log predictive density"], rows)
+    made = _markdown.table(["method", "mean log predictive density"], rows)
     return f"{made}\n\n{len(content['y']):,} observations, seed {content['seed']}.\n"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kalstream import _markdown
 from kalstream.paper.plan import Method, Plan
 from kalstream.paper.results import Results
 
@@ -28,14 +29,8 @@ def table(plan: Plan, results: Results) -> str:
         for stream in plan.streams:
             row += _cell(method, stream, results.runs_of(method, stream), has_paper)
         rows.append(row)
-    page = f"{markdown(head, rows)}\n\n{_note(plan, results)}\n"
+    page = f"{_markdown.table(head, rows)}\n\n{_note(plan, results)}\n"
     return f"{page}\n{_chosen(plan, results)}\n" if plan.search and results.searches else page
-
-
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _chosen(plan: Plan, results: Results) -> str:
@@ -46,7 +41,7 @@ def _chosen(plan: Plan, results: Results) -> str:
         cells = [", ".join(f"{name} {value:g}" for name, value in each.items()) for each in chosen]
         if any(cells):
             rows.append([method.key, *cells])
-    return markdown(["hyper-parameters", *plan.streams], rows)
+    return _markdown.table(["hyper-parameters", *plan.streams], rows)
 
 
 def _cell(method: Method, stream: str, runs: list[dict[str, Any]], has_paper: bool) -> list[str]:

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kalstream._files import is_temporary, write_whole
+from kalstream._json import loads
 from kalstream.errors import InvalidInput
 from kalstream.runs.options import Options, checked
 
@@ -264,7 +265,7 @@ def check_lines(path: Path, size: int) -> None:
 
 def _read(path: Path, kind: type[BaseModel], remedy: str) -> dict[str, Any] | None:
     try:
-        content = json.loads(path.read_bytes().decode(), parse_constant=_refuse)
+        content = loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError) as error:
@@ -304,7 +305,3 @@ def _write(
 def _digest(content: dict[str, Any]) -> str:
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return sha256(text.encode()).hexdigest()
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not a JSON number")

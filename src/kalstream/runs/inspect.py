@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kalstream._json import from_number
 from kalstream.errors import InvalidInput
 from kalstream.runs.checkpoint import open_checkpoint
 from kalstream.streams import Batch, Columns, Stream, TableStream, format_of
@@ -74,7 +75,7 @@ def described(checkpoint: str | Path) -> dict[str, Any]:
     weights = sorted(model.half_life_weights_.items())
     about["half_life_weights"] = {str(_plain(h)): w for h, w in weights}
     about["calibration"] = model.calibration_
-    if not isinstance(model.forgetting, float):
+    with suppress(InvalidInput):  # a fixed gamma has no drift alarm
         about["drift"] = {k: _plain(v) for k, v in asdict(model.drift()).items()}
     about["health"] = {k: _plain(v) for k, v in asdict(model.health_).items()}
     if columns is not None:
@@ -87,7 +88,4 @@ def described(checkpoint: str | Path) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON can hold: "inf" for an infinite half-life, None for NaN."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "inf" if value > 0.0 else None
-    return value
+    return from_number(value) if isinstance(value, float) else value

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from kalstream._printable import printable, quoted
-from kalstream.core._checks import LARGEST_FLOAT64 as LARGEST
+from kalstream.core.checks import LARGEST_FLOAT64 as LARGEST
 from kalstream.errors import InvalidInput
 from kalstream.streams.base import CLASSIFICATION, REGRESSION, Array, check_task
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kalstream.core import _checks as check
-from kalstream.core import _reading as reading
+from kalstream.core import checks as check
+from kalstream.core import reading
 from kalstream.errors import InvalidInput
 from kalstream.streams.fingerprint import of_arrays
 

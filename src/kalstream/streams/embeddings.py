@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from kalstream.core._checks import LARGEST_FLOAT64 as LARGEST
+from kalstream.core.checks import LARGEST_FLOAT64 as LARGEST
 from kalstream.errors import InvalidInput, MissingFile
 from kalstream.streams.base import CLASSIFICATION, Array, Batch, Stream, as_targets, check_task
 from kalstream.streams.files import check_choice, load_npy, tasks, unreadable

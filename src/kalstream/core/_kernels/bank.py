@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from kalstream.core._kernels._jit import Floats, Labels, jit
 from kalstream.core._kernels.chunk import (
     apply_pending,
     rows_are_sound,
@@ -14,6 +13,7 @@ from kalstream.core._kernels.chunk import (
     solve_lower,
     target_covariance,
 )
+from kalstream.core.jit import Floats, Labels, jit
 
 
 @jit

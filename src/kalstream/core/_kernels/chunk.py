@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from kalstream.core._kernels._jit import Floats, Labels, jit
-from kalstream.core._kernels.softmax_integral import LARGEST_LOGIT, label_terms
+from kalstream.core.jit import Floats, Labels, jit
+from kalstream.core.softmax_integral import LARGEST_LOGIT, label_terms
 
 # gram_cov (b, b), gram_eye (b, b) and base_mean (b, K) of a chunk; see `chunk.Grams`.
 Grams = tuple[Floats, Floats, Floats]
@@ -361,6 +361,7 @@ def label_slopes(
     return by_delta, by_log_alpha
 
 
+# over 80 lines: a third are arguments, which numba takes one by one.
 @jit
 def scan_learned(
     gram_cov: Floats,

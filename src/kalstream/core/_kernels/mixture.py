@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from kalstream.core._kernels._jit import Floats, Labels, jit
 from kalstream.core._kernels.chunk import calibrated_terms, contains
-from kalstream.core._kernels.softmax_integral import LARGEST_LOGIT, probabilities
-from kalstream.core.policy import KEEP_SCALE
+from kalstream.core.jit import Floats, Labels, jit
+from kalstream.core.scale import KEEP_SCALE
+from kalstream.core.softmax_integral import LARGEST_LOGIT, probabilities
 
 # Least log-likelihood: a target that every filter rules out must not give -inf minus -inf.
 _LEAST_LOG = -1e100
@@ -44,7 +44,7 @@ def mix(
     means, variances : (J, b, K), (J, b)
         One-step-ahead moments of each filter.
     labels, dense : (b,), (b, K)
-        Of `_checks.Targets.arrays`: one of the two is empty.
+        Of `checks.Targets.arrays`: one of the two is empty.
     noise_var, weight, switch : (b,)
         Noise variance over the weight, inf where nothing is learned; sample weight; probability
         of switching before the row.

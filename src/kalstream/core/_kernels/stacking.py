@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kalstream.core._kernels._jit import Floats, Labels, jit
 from kalstream.core._kernels.mixture import probit_factor
+from kalstream.core.jit import Floats, Labels, jit
 
 # Smaller probabilities count as this: a class that was ruled out may still come.
 LEAST_PROBABILITY = 1e-9

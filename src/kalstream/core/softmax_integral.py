@@ -27,7 +27,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from kalstream.core._kernels._jit import Floats, Labels, jit
+from kalstream.core.jit import Floats, Labels, jit
 
 # u = z / sqrt(1 + std^2 / KAPPA): a larger KAPPA resolves large std better on a longer lattice.
 KAPPA = 14.0

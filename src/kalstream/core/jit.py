@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
-_PACKAGE: Final = Path(__file__).parents[2]
+_PACKAGE: Final = Path(__file__).parents[1]
 _IMPORT: Final = re.compile(r"^from (kalstream[.\w]*) import (\([^)]*\)|.*)$", re.MULTILINE)
 
 # reassoc and contract let reductions be vectorised; NaN and inf keep their meaning.
