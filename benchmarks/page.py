@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from kalstream._markdown import table  # noqa: F401  (for the scripts)
+
 PAGE = Path(__file__).with_name("README.md")
 
 
