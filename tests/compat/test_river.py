@@ -19,7 +19,7 @@ from sklearn.preprocessing import StandardScaler
 from kalstream import estimators
 from kalstream.compat.river import KalmanClassifier, KalmanRegressor
 from kalstream.errors import InvalidInput, OutOfMemory
-from kalstream.estimators import _input
+from kalstream.estimators import inputs
 from kalstream.features import OnlineScaler, RandomFourierFeatures
 
 MODELS = [KalmanClassifier, KalmanRegressor]
@@ -518,7 +518,7 @@ def test_features_that_do_not_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> 
     model = KalmanClassifier(0.9, "raw")
     model.learn_one({"a": 1.0}, "low")
     before = pickle.dumps(model)
-    monkeypatch.setattr(_input, "available_bytes", lambda: 8 * 3 * (3 + 1) - 1)
+    monkeypatch.setattr(inputs, "available_bytes", lambda: 8 * 3 * (3 + 1) - 1)
     with pytest.raises(OutOfMemory, match="3 features; a filter over them with 1 outputs"):
         model.learn_one({"a": 1.0, "b": 2.0}, "low")
     assert pickle.dumps(model) == before

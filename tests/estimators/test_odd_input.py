@@ -25,7 +25,7 @@ from kalstream import KalmanClassifier, KalmanRegressor
 from kalstream.core import Fixed
 from kalstream.core import checks as check
 from kalstream.errors import InvalidInput, InvalidType, KalstreamError, OutOfMemory
-from kalstream.estimators import _input
+from kalstream.estimators import inputs
 
 try:
     import polars
@@ -605,7 +605,7 @@ def test_units_of_time():
         (np.float32(0.5), 0.5),
         (7, 7.0),
     ):
-        assert _input.read_unit(unit) == seconds
+        assert inputs.read_unit(unit) == seconds
 
 
 # ---- settings ----------------------------------------------------------------------------------
@@ -642,11 +642,11 @@ def test_filters_that_do_not_fit_are_refused_before_memory_is_asked_for(kind, me
 
 
 def test_sizes_are_compared_with_what_is_available(monkeypatch):
-    monkeypatch.setattr(_input, "available_bytes", lambda: 8 * 3 * (3 + 2) - 1)
+    monkeypatch.setattr(inputs, "available_bytes", lambda: 8 * 3 * (3 + 2) - 1)
     with pytest.raises(OutOfMemory, match=r"3 features; a filter .* 2 outputs .* in float64"):
         KalmanClassifier(0.9, "raw").partial_fit(ROWS, LABELS)
     KalmanClassifier(0.9, "raw", dtype="float32").partial_fit(ROWS, LABELS)
-    monkeypatch.setattr(_input, "available_bytes", lambda: None)
+    monkeypatch.setattr(inputs, "available_bytes", lambda: None)
     KalmanClassifier(0.9, "raw").partial_fit(ROWS, LABELS)
 
 
@@ -655,11 +655,11 @@ def test_an_allocation_that_fails_is_named():
         raise MemoryError("no more")
 
     with pytest.raises(OutOfMemory, match=r"7 features; a filter over them with 2 outputs"):
-        _input.allocated(fails, Fixed(0.9), 7, 2, np.float64)
+        inputs.allocated(fails, Fixed(0.9), 7, 2, np.float64)
 
 
 def test_available_memory_is_known_here():
-    available = _input.available_bytes()
+    available = inputs.available_bytes()
     assert available is None or 2**20 < available < 2**60
 
 
