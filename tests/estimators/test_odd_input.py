@@ -26,6 +26,7 @@ from kalstream.core import Fixed
 from kalstream.core import checks as check
 from kalstream.errors import InvalidInput, InvalidType, KalstreamError, OutOfMemory
 from kalstream.estimators import inputs
+from kalstream.estimators._time import read_unit
 
 try:
     import polars
@@ -605,7 +606,7 @@ def test_units_of_time():
         (np.float32(0.5), 0.5),
         (7, 7.0),
     ):
-        assert inputs.read_unit(unit) == seconds
+        assert read_unit(unit) == seconds
 
 
 # ---- settings ----------------------------------------------------------------------------------

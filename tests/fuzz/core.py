@@ -124,9 +124,9 @@ def bits(value: Any) -> Any:
     if isinstance(value, Bank):
         if value.stored is None:
             return "given away"
-        cov = np.triu(value.stack.cov)  # the rest is not meant
+        cov = np.triu(value.stored.cov)  # the rest is not meant
         pending = None if value.rows is None else (bits(value.rows), bits(value.coefficients))
-        return bits(value.stack.mean), bits(cov), bits(value.scales), pending
+        return bits(value.stored.mean), bits(cov), bits(value.scales), pending
     if is_dataclass(value) and not isinstance(value, type):
         return tuple(bits(getattr(value, field.name)) for field in fields(value))
     if isinstance(value, list | tuple):

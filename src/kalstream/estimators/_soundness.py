@@ -54,6 +54,8 @@ def _check_filters(part: str, arrays: Any, rows: Any, coefficients: Any, scales:
     need((variances >= 0.0).all(), f"{part}.cov", "without negative variances")
     need_array(f"{part}.scales", scales, (*batch, 5))
     need((scales >= 0.0).all(), f"{part}.scales", "at least 0")
+    # Forgetting only lowers the scales of the mean and of the covariance.
+    need((scales[..., :2] <= 1.0 + 1e-9).all(), f"{part}.scales", "at most 1 for mean and cov")
     if rows is None and coefficients is None:
         return
     need(isinstance(rows, np.ndarray) and rows.ndim == mean.ndim, f"{part}.rows", "an array")
