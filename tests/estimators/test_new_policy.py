@@ -1,7 +1,8 @@
 """One file is enough for a forgetting policy: this one is, and knows nothing of the other three.
 
 Two plain posteriors are kept by the textbook recursion: one that forgets, and one that does not.
-Every row goes to the one that has predicted better.
+The weights follow their recent errors. For brevity it ignores time gaps and transition="chunk",
+which a policy for others must honour.
 """
 
 from dataclasses import dataclass, replace
@@ -162,24 +163,24 @@ class Duel(Policy):
             beliefs.append(state.half_life_weights)
             learns = not missing[i] and weight[i] > 0.0
             noise = noise_var / weight[i] if learns else np.inf
-            after, told = [], []
+            after, moments = [], []
             for posterior, gamma in zip(state.posteriors, state.gammas, strict=True):
                 if learns:
                     posterior, step = step_row(
                         posterior, phi, dense[i], gamma=gamma, noise_var=noise, prior_var=prior_var
                     )
-                    told.append((step.logit_mean, step.logit_var, step.nis))
+                    moments.append((step.logit_mean, step.logit_var, step.nis))
                 else:
                     posterior = transition(posterior, gamma=gamma, prior_var=prior_var)
-                    told.append((*predict_row(posterior, phi), np.nan))
+                    moments.append((*predict_row(posterior, phi), np.nan))
                 after.append(posterior)
             losses = state.losses
             if learns:
-                errors = [np.square(dense[i] - mean).sum() for mean, _, _ in told]
+                errors = [np.square(dense[i] - mean).sum() for mean, _, _ in moments]
                 losses = 0.9 * losses + 0.1 * np.minimum(errors, 10.0)
                 seen[labels[i] if labels is not None else slice(None)] = True
             state = replace(state, fast=after[0], slow=after[1], losses=losses)
-            steps.append((told, noise))
+            steps.append((moments, noise))
         return replace(state, seen=seen), DuelStep(joined(steps, state), np.array(beliefs))
 
     def predict(
@@ -188,11 +189,11 @@ class Duel(Policy):
         self.owned(state)
         steps = []
         for phi in features:
-            told = []
+            moments = []
             for posterior, gamma in zip(state.posteriors, state.gammas, strict=True):
                 ahead = transition(posterior, gamma=gamma, prior_var=prior_var)
-                told.append((*predict_row(ahead, phi), np.nan))
-            steps.append((told, np.inf))
+                moments.append((*predict_row(ahead, phi), np.nan))
+            steps.append((moments, np.inf))
         weights = np.repeat(state.half_life_weights[None], len(steps), axis=0)
         return DuelStep(joined(steps, state), weights)
 
@@ -210,7 +211,7 @@ class Duel(Policy):
 
 
 def joined(steps: list[Any], state: DuelState) -> BankStep:
-    each = [[[told[j][part] for told, _ in steps] for j in range(2)] for part in range(3)]
+    each = [[[moments[j][part] for moments, _ in steps] for j in range(2)] for part in range(3)]
     means, variances, nis = (np.array(part, dtype=np.float64) for part in each)
     gammas = np.repeat(np.array(state.gammas)[:, None], len(steps), axis=1)
     return BankStep(means, variances, gammas, np.array([noise for _, noise in steps]), nis)

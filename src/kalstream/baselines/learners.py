@@ -23,6 +23,10 @@ SGD: Final = partial(torch.optim.SGD, lr=0.001, momentum=0.9, weight_decay=1e-4)
 class _Baseline(Learner):
     """A backbone and a softmax layer, trained by gradients alone.
 
+    To add a baseline learner, subclass it, set ``replays``, and write `_chunks`, which makes all
+    random draws. Override `_train` for another loss. Then export the class, and add it to
+    `BASELINES` in paper/learners.py.
+
     A gradient step that fails changes nothing. If a chunk takes several steps, those before the
     failed one remain; the chunk is then neither counted nor added to the replay memory.
     """

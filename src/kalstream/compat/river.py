@@ -291,8 +291,8 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         if ready is None:
             return {}
         estimator, row = ready
-        found, classes = estimator.probabilities_and_classes(row)
-        return dict(zip(classes.tolist(), found[0].tolist(), strict=True))
+        probabilities, classes = estimator.probabilities_and_classes(row)
+        return dict(zip(classes.tolist(), probabilities[0].tolist(), strict=True))
 
     def predict_one(self, x: Mapping[Hashable, Any]) -> Any:
         """Most probable label; None before the first label.
@@ -301,8 +301,8 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         ----------
         x : dict
         """
-        found = self.predict_proba_one(x)
-        return max(found, key=found.__getitem__) if found else None
+        probabilities = self.predict_proba_one(x)
+        return max(probabilities, key=probabilities.__getitem__) if probabilities else None
 
     def learn_many(self, X: Any, y: Any, w: Any = 1.0) -> None:
         """Learn rows in their order.
@@ -334,8 +334,8 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         if ready is None:
             return pandas.DataFrame(index=X.index)
         estimator, rows = ready
-        found, classes = estimator.probabilities_and_classes(rows)
-        return pandas.DataFrame(found, index=X.index, columns=classes.tolist())
+        probabilities, classes = estimator.probabilities_and_classes(rows)
+        return pandas.DataFrame(probabilities, index=X.index, columns=classes.tolist())
 
     def predict_many(self, X: Any) -> Any:
         """Most probable label for each row of X; None before the first label.

@@ -2,7 +2,7 @@
 
 Inside a chunk of b rows all work is in b-by-b matrices (core/README.md, "The chunk"). A *scan*
 turns the Gram matrices of the chunk into one triangular system. Then the posterior takes one
-rank-b update. `forgetting.Learned` has its own scan.
+rank-b update. `learned.Learned` has its own scan.
 """
 
 from __future__ import annotations
@@ -379,6 +379,7 @@ def plan(
         )
         times_cov, phi = times_cov[learned], phi[learned]
         kept, lost = kept[learned], lost[learned]
+    # eq. (8), for all rows of the block at once
     gains = _gains(times_cov, phi, kept, prior_var * lost, system)
 
     end = float(scanned.kept[-1])

@@ -66,7 +66,9 @@ def health(state: Any, step: Any) -> Health:
     >>> report.smallest_innovation_var, report.effective_memory
     (2.0, 2.0)
     """
-    posterior: Posterior = getattr(state, "posterior", state)
+    posterior: Posterior = state
+    if hasattr(state, "heaviest"):
+        posterior = state.posteriors[state.heaviest]
     check.instance("state", posterior, Posterior)
     if hasattr(state, "heaviest") and not isinstance(step, Step):
         try:

@@ -1,9 +1,13 @@
 """What a forgetting policy is: the interface that estimators, checkpoints and adapters rely on.
 
-A policy is one file: a frozen dataclass with settings that extends `Policy`, and its state, a
-dataclass that extends `PolicyState`. `Fixed`, `Learned` and `Mixture` are such files. To add one,
+A policy is one file with three classes: settings (a frozen dataclass that extends `Policy`), a
+state (a dataclass that extends `PolicyState`), and the report of a step (`PolicyStep`). `Mixture`
+is such a file; `Fixed` and `Learned` share the state and the step of `single`. To add a policy,
 write the file and pass an instance as ``KalmanClassifier(forgetting=...)``; nothing else changes.
-A single filter is a bank of one.
+A single filter is a bank of one. tests/estimators/test_new_policy.py has a complete policy.
+
+A checkpoint holds settings and state by their fields, under their ``tag``. Import the module of
+your policy before you load such a file.
 
 A policy holds settings only. `start` makes a state, `step_chunk` advances one, `predict` looks one
 step ahead. A chunk learned at once gives the same as its rows learned one by one. Only classes
@@ -69,8 +73,16 @@ class _Tagged(ABC):
     tag: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
-        if "tag" in cls.__dict__:
-            TAGGED[cls.tag] = cls
+        if "tag" not in cls.__dict__:
+            return
+        other = TAGGED.setdefault(cls.tag, cls)
+        # A dataclass with slots is made twice.
+        if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise InvalidInput(
+                f"the tag {cls.tag!r} of {cls.__qualname__} is that of {other.__qualname__} in "
+                f"{other.__module__}; choose another tag"
+            )
+        TAGGED[cls.tag] = cls
 
 
 class PolicyState(_Tagged):
@@ -278,8 +290,9 @@ class Policy(_Tagged):
     ) -> tuple[Any, Any]:
         """Advance over the rows of a chunk; returns the state after it, and a `PolicyStep`.
 
-        The arguments are those of `kalstream.core.step_chunk`. The state that was given stays as
-        it was, unless ``donate`` gives it away.
+        The arguments are those of `kalstream.core.step_chunk`, and ``targets`` may also be a
+        `checks.Targets`, as classifiers pass it: `checks.targets` reads both. The state that was
+        given stays as it was, unless ``donate`` gives it away.
         """
 
     @abstractmethod

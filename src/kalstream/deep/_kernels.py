@@ -1,6 +1,6 @@
 """Fused kernels (Triton) for learned forgetting on a GPU.
 
-The mathematics is that of `core._kernels.softmax_integral.label_terms`: classes are spread onto a
+The mathematics is that of `core.softmax_integral.label_terms`: classes are spread onto a
 lattice, and all sums over classes become correlations with the lattice's log F and rho.
 `predictive.slopes` uses these kernels if there are CUDA and Triton. Its plain version is the
 reference.

@@ -1,7 +1,7 @@
 """Log-probabilities of labels under Gaussian logits, eq. (13), differentiable, on any device.
 
 On the CPU they are those of `kalstream.core.label_log_prob`, gradients included. On other devices
-the same integral is computed on the same lattice (core/README.md, "The exact predictive"), for all
+the same integral is computed on the same lattice (core/README.md, "The softmax integral"), for all
 rows at once.
 """
 

@@ -1,4 +1,9 @@
-"""Replay: a memory of recent rows, and streams over all past chunks."""
+"""Replay: a memory of recent rows, and streams over all past chunks.
+
+A learner draws from its replay before it trains on a chunk (`OnlineLearner._inputs`, the
+baselines' `_chunks`), and adds the chunk after it has learned it (`Learner` in `base`). ER, ER++
+and `OnlineLearner` use `RecentMemory`; `OnlineSGD` uses `ReplayStreams`.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import numpy as np
 from sklearn.base import clone
 
-from kalstream.core.mixture import MixtureState
 from kalstream.core.policy import TAGGED, PolicyState
 from kalstream.core.stacking import Stack
 from kalstream.core.state import BankStep
@@ -129,8 +128,8 @@ def _check_classes(model: Model) -> int:
         need(stack is None or isinstance(stack, Stack), name, "a Stack or None")
         if stack is None:
             continue
-        if not isinstance(state, MixtureState):
-            raise ValueError(f"{name} must be None without a mixture")
+        if state is None:
+            raise ValueError(f"{name} must be None without a state")
         need(stack.n_filters == len(state.half_lives), name, "of the filters of the state")
         need(len(stack.counts) <= state.n_outputs, name, f"of at most {len(names)} classes")
         need(not stack.counts[len(names) :].any(), name, f"of the {len(names)} labels")

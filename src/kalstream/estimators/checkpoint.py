@@ -6,10 +6,17 @@ object with one key stands for a value that JSON lacks, ``{"@tuple": [...]}``, o
 a class in `TAGGED`, ``{"Fixed": {"gamma": 0.9, ...}}``. Tags are explicit: they stay when a class
 is renamed. No class is imported or looked up by a name from a file, so reading cannot run code.
 
-Compatibility: every version of kalstream reads all earlier formats and refuses later ones. If you
-change the fields of a tagged class or the meaning of a tag, raise `FORMAT` in `migrations` and add
-a function there that turns a tree of the old format into one of the new. A forgetting policy
-declares the tags of its settings and of its state itself: see `kalstream.core.policy`.
+Compatibility: every version of kalstream reads all earlier formats and refuses later ones. To
+change the fields of a tagged class or the meaning of a tag:
+
+1. raise `FORMAT` in `migrations`, and add a function there that turns a tree of the old format into
+   one of the new;
+2. here, name new classes in `TAGGED` and fields that are not saved in `_LEFT_OUT`;
+3. add what must hold to `_soundness.CHECKS` (arrays that compiled code reads) or to `_saving`;
+4. write files of the new format with ``python tests/estimators/test_saved_files.py``.
+
+A forgetting policy declares the tags of its settings and of its state itself: see
+`kalstream.core.policy`. Runs and networks have formats of their own: `runs.files`, `deep.base`.
 """
 
 from __future__ import annotations
@@ -358,6 +365,11 @@ class _Decoder:
         ((tag, content),) = node.items()
         if tag in TAGGED:
             return _whole(TAGGED[tag], {key: self.value(v) for key, v in content.items()})
+        if tag[:1] != "@":
+            raise CheckpointError(
+                f"it holds a {_shown(tag)}, which no imported module defines; import the module "
+                "that defines it, such as that of your forgetting policy, before you load the file"
+            )
         content = self.value(content)
         if tag == "@same":
             return self.shared[content]

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kalstream._json import finite
+from kalstream._json import finite, to_number
 from kalstream.errors import InvalidInput
 from kalstream.streams import CLASSIFICATION, REGRESSION
 
@@ -280,16 +280,20 @@ class Score:
             assert row is not None
             self.sums[name] += float(row(rows).sum())
 
-    def _restore_sums(self, sums: list[float | None]) -> None:
-        """Take sums from a checkpoint; a metric that is newer than it stays undefined."""
-        if len(sums) > len(self.sums):
-            raise ValueError(f"sums of {len(sums)} metrics, but {len(self.sums)} are registered")
-        self.sums = dict.fromkeys(self.sums, math.nan)
-        for name, value in zip(self.sums, sums, strict=False):
-            self.sums[name] = math.nan if value is None else value
+    def _restore_sums(self, sums: dict[str, float | None] | list[float | None]) -> None:
+        """Take sums from a checkpoint; a metric that is newer than it stays undefined.
 
-    def _listed_sums(self) -> list[float | None]:
-        return [finite(value) for value in self.sums.values()]
+        Run formats 1 and 2 have a list, in the order of the metrics of then.
+        """
+        if isinstance(sums, list):
+            sums = dict(zip(self.sums, sums, strict=False))
+        if unknown := set(sums) - set(self.sums):
+            raise ValueError(f"sums of {', '.join(sorted(unknown))}, which are not registered")
+        for name in self.sums:
+            self.sums[name] = to_number(sums.get(name))
+
+    def _saved_sums(self) -> dict[str, float | None]:
+        return {name: finite(value) for name, value in self.sums.items()}
 
 
 class LabelScore(Score):
@@ -357,7 +361,7 @@ class LabelScore(Score):
         return {
             "n": self.n,
             "right": self.right,
-            "sums": self._listed_sums(),
+            "sums": self._saved_sums(),
             "bins": self.bins.tolist(),
             "classes": self.classes.tolist(),
         }
@@ -415,7 +419,7 @@ class ValueScore(Score):
         return {
             "n": self.n,
             "n_density": self.n_density,
-            "sums": self._listed_sums(),
+            "sums": self._saved_sums(),
             "pit": self.pit.tolist(),
         }
 
@@ -456,8 +460,8 @@ def _row_metrics(task: str) -> list[str]:
     return [name for name, m in METRICS.items() if m.task == task and m.row is not None]
 
 
-# Checkpoints hold the sums of `row` in this order: append new metrics behind the others.
-_ALL: Final = (
+# Checkpoints of run formats 1 and 2 hold the sums of `row` in this order: append new metrics.
+_BUILT_IN: Final = (
     Metric(
         "accuracy",
         "accuracy",
@@ -582,7 +586,7 @@ _ALL: Final = (
         show=Show.TOTALS,
     ),
 )
-METRICS: Final[dict[str, Metric]] = {metric.name: metric for metric in _ALL}
+METRICS: Final[dict[str, Metric]] = {metric.name: metric for metric in _BUILT_IN}
 
 
 def register(metric: Metric) -> None:

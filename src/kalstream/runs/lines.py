@@ -23,7 +23,7 @@ from pydantic import (
 
 from kalstream._json import loads
 from kalstream.errors import InvalidInput
-from kalstream.runs.files import METRICS
+from kalstream.runs.files import CHECKPOINT, METRICS, Count, remedy_for
 from kalstream.runs.options import checked
 
 FloatArray = NDArray[np.float64]
@@ -53,7 +53,6 @@ def _confusion(value: object) -> IntArray:
     return triples
 
 
-Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 Number = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]
 Weights = Annotated[list[Annotated[float, Field(ge=0.0, le=_LARGEST)]], Field(min_length=1)]
 NumberOrNan = Annotated[float, AllowInfNan(True), BeforeValidator(_special)]
@@ -67,7 +66,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
 
-class Posterior(_Part):
+class HalfLives(_Part):
     """Weights of half-lives, on average over a window.
 
     Attributes
@@ -148,7 +147,7 @@ class Window(_Part):
     window: Metrics
     total: Metrics
     baselines: dict[str, _Baseline] = {}
-    half_life: Posterior | None = None
+    half_life: HalfLives | None = None
     drift: list[Alarm] = []
     new_classes: list[NewClass] = []
     confusion: Annotated[Any, PlainValidator(_confusion)] = Field(
@@ -290,7 +289,4 @@ def check_results(folder: Path, size: int) -> None:
     try:
         read_results(folder, size)
     except InvalidInput as error:
-        raise InvalidInput(
-            f"{error}; restore it from a copy, or delete {folder / 'checkpoint'} and resume: "
-            "the run then starts over"
-        ) from error
+        raise InvalidInput(f"{error}; {remedy_for(folder / CHECKPOINT)}") from error

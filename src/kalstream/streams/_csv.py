@@ -16,9 +16,14 @@ _DELIMITERS = (",", ";", "\t", "|")
 
 
 class Csv:
-    """The grammar of one CSV file, and its header.
+    """The dialect of one CSV file, and its header.
 
-    As in pyarrow, a quote opens a quoted field only at its start; elsewhere it is text.
+    The delimiter is the one of comma, semicolon, tab and | that occurs most often in the first
+    line, unless it is given; of a .tsv file it is the tab. A field may be quoted with ", and a
+    quote inside is doubled. As in pyarrow, a quote opens a quoted field only at its start;
+    elsewhere it is text. A line ends with LF, CR LF or CR. The first line holds the names of the
+    columns. The text is UTF-8, with or without a byte order mark; `_text` decompresses it. Missing
+    values are those of `_columns`.
     """
 
     as_written = True

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from kalstream.core import checks as check
 from kalstream.errors import InvalidInput, MissingFile
 from kalstream.streams.base import CLASSIFICATION, Batch, Stream, as_targets
-from kalstream.streams.files import check_choice, tasks
+from kalstream.streams.files import tasks
 from kalstream.streams.fingerprint import of_arrays
 
 _FOLDER = "cifar-100-python"
@@ -65,9 +66,9 @@ class Cifar100Stream(Stream):
         *,
         batch_size: int = 1024,
     ) -> None:
-        self.order = check_choice("order", order, ("stationary", "tasks"))
-        self.split = check_choice("split", split, ("train", "test"))
-        self.labels = check_choice("labels", labels, ("fine", "coarse"))
+        self.order = check.choice("order", order, ("stationary", "tasks"))
+        self.split = check.choice("split", split, ("train", "test"))
+        self.labels = check.choice("labels", labels, ("fine", "coarse"))
         self.name, self.seed, self.batch_size = "cifar100", seed, batch_size
         where, data = _read(Path(folder), split)
         pixels = np.asarray(_entry(where, data, "data"))

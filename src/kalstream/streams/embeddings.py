@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from kalstream.core import checks as check
 from kalstream.core.checks import LARGEST_FLOAT64 as LARGEST
 from kalstream.errors import InvalidInput, MissingFile
 from kalstream.streams.base import CLASSIFICATION, Array, Batch, Stream, as_targets, check_task
-from kalstream.streams.files import check_choice, load_npy, tasks, unreadable
+from kalstream.streams.files import load_npy, tasks, unreadable
 from kalstream.streams.fingerprint import of_files
 
 EMBEDDINGS = (".npy", ".npz", ".safetensors")
@@ -81,7 +82,7 @@ class EmbeddingStream(Stream):
         batch_size: int = 4096,
     ) -> None:
         self.path = Path(path)
-        self.order = check_choice("order", order, ("as-is", "shuffled", "tasks"))
+        self.order = check.choice("order", order, ("as-is", "shuffled", "tasks"))
         self.task, self.name, self.seed = check_task(task), self.path.stem, seed
         self.batch_size = batch_size
         arrays = _read(self.path, names)

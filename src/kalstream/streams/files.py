@@ -12,13 +12,6 @@ from kalstream._printable import printable
 from kalstream.errors import InvalidInput, MissingFile, Unreadable
 
 
-def check_choice(what: str, value: str, choices: tuple[str, ...]) -> str:
-    """The value, or an error if it is not one of the choices."""
-    if value not in choices:
-        raise InvalidInput(f"{what} must be one of {', '.join(choices)}, got {value!r}")
-    return value
-
-
 def load_npy(path: Path) -> NDArray[Any]:
     """The array of an .npy, memory-mapped; pickled objects are refused."""
     try:

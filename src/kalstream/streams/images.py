@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kalstream._optional import require
+from kalstream.core import checks as check
 from kalstream.errors import InvalidInput, MissingFile
 from kalstream.streams.base import CLASSIFICATION, Array, Batch, Stream, as_targets
-from kalstream.streams.files import check_choice
 from kalstream.streams.fingerprint import of_arrays
 
 _BLOCK = 1024
@@ -70,7 +70,7 @@ class ImageStream(Stream):
         batch_size: int,
     ) -> None:
         self.root, self.size, self.batch_size = root, size, batch_size
-        self.missing = check_choice("missing", missing, ("error", "skip"))
+        self.missing = check.choice("missing", missing, ("error", "skip"))
         if size < 1:
             raise InvalidInput(f"size must be a positive number of pixels, got {size}")
         self._paths, self._labels, self._times = paths, labels, times

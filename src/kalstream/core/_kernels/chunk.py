@@ -181,6 +181,7 @@ def learn_row(
 
     kept2 and spread are the scale of cov and the shift, both up to row i.
     """
+    # eq. (8): the row's innovation, and its part of the gains
     gram_cov, gram_eye, _ = grams
     cross, reach, innovations, system = past
     for j in range(i):

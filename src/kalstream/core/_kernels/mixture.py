@@ -178,7 +178,7 @@ def predict_rows(
     Returns
     -------
     logit_mean, logit_var, gammas, noise_var, nis : (J, b, K), (J, b), (J, b), (b,), (J, b)
-        As in `bank.BankStep`.
+        As in `state.BankStep`.
     weights, log_prob : (b, J, C), (b,)
     """
     n_filters, n, m = times_cov.shape
