@@ -90,7 +90,7 @@ def test_a_run_of_before_is_resumed_without_the_metric(doubt: Metric) -> None:
     assert score.values()["doubt"] is None
     more = score.state()
     del METRICS["doubt"]
-    with pytest.raises(ValueError, match="sums of 3 metrics, but 2 are registered"):
+    with pytest.raises(ValueError, match="sums of doubt, which are not registered"):
         LabelScore().restore(more)
     METRICS["doubt"] = doubt
 

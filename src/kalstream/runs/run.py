@@ -218,7 +218,7 @@ class Run:
         folder = self.checkpoint.folder
         try:
             self.evaluation.restore(progress["evaluation"])
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InvalidInput(
                 f"{folder / PROGRESS} is damaged: evaluation: {error!r}; {remedy_for(folder)}"
             ) from error
