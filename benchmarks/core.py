@@ -1,8 +1,9 @@
 """Speed of the chunk recursion, as ratios within one run. Writes its section of README.md.
 
-Against a plain NumPy transcription of eqs. (7) and (8), and against the two matrix products that
-a chunk cannot do without: Phi A, and a rank-b update of A in place. Each case has a process of its
-own: what the allocator learned from larger arrays would otherwise speed up the transcription.
+The chunk recursion is compared with a plain NumPy transcription of eqs. (7) and (8), and with the
+two matrix products that every chunk needs: Phi A, and a rank-b update of A in place. Each case runs
+in its own process. Otherwise the allocator keeps pages of larger arrays, and the transcription is
+faster.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kalstream.core import Fixed, Learned, init, step_chunk
 
 Array = NDArray[np.float64]
 GAMMA = 0.999
-# glibc keeps every page that it has been given
+# With these settings, glibc keeps every page that it gets from the system.
 KEEP_PAGES = {"MALLOC_MMAP_THRESHOLD_": "1000000000", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
 # (m, K, b), target against the transcription, target against the two products
 CASES = [
@@ -33,7 +34,7 @@ CASES = [
 def transcription(
     mean: Array, cov: Array, features: Array, labels: Array, noise_var: float, prior_var: float
 ) -> tuple[Array, Array]:
-    """Eqs. (7) and (8) as they stand: the baseline, allocating and without tricks."""
+    """Update by eqs. (7) and (8), written as in the paper: the baseline."""
     m, n_classes = mean.shape
     for phi, label in zip(features, labels, strict=True):
         y = np.eye(n_classes)[label]
@@ -52,7 +53,7 @@ def chunks(m: int, n_classes: int, b: int, n: int) -> tuple[Array, Array]:
 
 
 def two_products(m: int, b: int) -> Callable[[], None]:
-    """Return dgemm of Phi with A, and of a rank-b update of A in place."""
+    """Return a function that computes Phi A, and a rank-b update of A in place."""
     rng = np.random.default_rng(0)
     cov = np.asfortranarray(np.eye(m))
     features, gains = rng.normal(size=(b, m)), rng.normal(size=(b, m)) * 1e-9
@@ -66,17 +67,17 @@ def two_products(m: int, b: int) -> Callable[[], None]:
 
 @alone
 def measure(m: int, n_classes: int, b: int) -> dict[str, float]:
-    """Seconds per chunk of the transcription, of step_chunk and of the two products."""
+    """Measure seconds per chunk of the transcription, of step_chunk and of the two products."""
     noise_var, prior_var = 1.0 / n_classes, 1.0 / m
-    n_chunks = max(4, 128 // b)  # enough for deferred work to be paid for within the measurement
+    n_chunks = max(4, 128 // b)  # enough chunks that the measurement includes deferred work
     features, labels = chunks(m, n_classes, b, n_chunks)
     posterior = [init(m, n_classes, prior_var=prior_var)]
-    few = 8  # examples for the transcription, which costs the same for each
+    n_plain = 8  # rows for the transcription, whose time is proportional to the rows
     prior = np.zeros((m, n_classes)), np.eye(m) * prior_var
-    rows, answers = features.reshape(-1, m)[:few], labels.ravel()[:few]
+    rows, row_labels = features.reshape(-1, m)[:n_plain], labels.ravel()[:n_plain]
 
     def plain() -> None:
-        transcription(*prior, rows, answers, noise_var, prior_var)
+        transcription(*prior, rows, row_labels, noise_var, prior_var)
 
     def ours() -> None:
         for phi, y in zip(features, labels, strict=True):
@@ -91,14 +92,14 @@ def measure(m: int, n_classes: int, b: int) -> dict[str, float]:
             )
 
     times = interleaved({"plain": plain, "ours": ours, "products": two_products(m, b)}, 25)
-    times["plain"] *= b / few
+    times["plain"] *= b / n_plain
     times["ours"] /= n_chunks
     return times
 
 
 @alone
 def learned_ratio(m: int, n_classes: int, b: int) -> tuple[float, float]:
-    """Seconds per chunk with fixed gamma, and with learned gamma through the exact predictive."""
+    """Measure seconds per chunk with fixed gamma, and with learned gamma."""
     features, labels = chunks(m, n_classes, b, 40)
     noise_var, prior_var = 1.0 / n_classes, 1.0 / m
 
@@ -112,7 +113,7 @@ def learned_ratio(m: int, n_classes: int, b: int) -> tuple[float, float]:
                 )
 
         for _ in range(3):
-            run()  # until every class has been seen
+            run()  # until every class has come
         return run
 
     tasks = {"fixed": runner(Fixed(GAMMA)), "learned": runner(Learned(GAMMA, 1e-4))}
@@ -122,7 +123,7 @@ def learned_ratio(m: int, n_classes: int, b: int) -> tuple[float, float]:
 
 @alone
 def memory_ratio(m: int, n_classes: int, b: int, donate: bool) -> float:
-    """Peak memory of a step over the size of the state itself, the state included."""
+    """Peak memory of a step, with the state, divided by the size of the state."""
     features, labels = chunks(m, n_classes, b, 2)
     warm = init(1, 2, prior_var=1.0)
     step_chunk(warm, np.ones((20, 1)), np.zeros(20, int), gamma=1.0, noise_var=1.0, prior_var=1.0)
@@ -162,22 +163,22 @@ def main() -> None:
         table(
             [
                 "(m, K, b)",
-                "a chunk",
-                "faster than the transcription",
-                "the same, pages kept",
-                "over two products",
+                "time of a chunk",
+                "faster than transcription",
+                "the same, with pages kept",
+                "time / two products",
             ],
             rows,
         ),
-        "The transcription is eqs. (7) and (8) in plain NumPy, the two products are the dgemm of "
-        "Phi with A and an in-place rank-b dgemm on A. float64, gamma = 0.999, integer labels. "
-        "Much of the transcription's time is the system handing out pages for its temporaries; the "
-        "fourth column is with an allocator told never to give pages back.",
-        f"Learned gamma through the exact predictive at (512, 100, 10): {1e3 * learned:.3g} ms a "
-        f"chunk, **{learned / fixed:.2f}** times fixed gamma (target 2).",
-        f"Peak memory at (2048, 713, 128), the state included: "
+        "The transcription is eqs. (7) and (8) in plain NumPy. The two products are Phi A and a "
+        "rank-b update of A in place, both by dgemm. float64, gamma = 0.999, integer labels. The "
+        "transcription spends much of its time on new pages for temporary arrays. In the fourth "
+        "column the allocator keeps its pages, which avoids this.",
+        f"Gamma learned from exact class probabilities, at (512, 100, 10): {1e3 * learned:.3g} ms "
+        f"a chunk, **{learned / fixed:.2f}** times the time with fixed gamma (target 2).",
+        f"Peak memory of a step at (2048, 713, 128), with the state: "
         f"**{memory_ratio(2048, 713, 128, False):.2f}** times the state, "
-        f"{memory_ratio(2048, 713, 128, True):.2f} with `donate=True` (target 3).",
+        f"{memory_ratio(2048, 713, 128, True):.2f} times with `donate=True` (target 3).",
     ]
     write_section("core", "\n\n".join(body))
 

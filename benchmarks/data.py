@@ -1,4 +1,7 @@
-"""Real streams, not part of the project: KALSTREAM_DATA holds streams/ and embeddings/."""
+"""Real streams, which are not part of the project.
+
+The folder KALSTREAM_DATA contains streams/ and embeddings/.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +19,22 @@ TARGETS = {"elec2": "target", "weather": "target", "outdoor": "label", "covtype"
 
 
 def stream_files() -> list[Path]:
-    """Tables that are there."""
+    """Paths of the tables that exist."""
     folder = FOLDER / "streams"
-    there = folder.iterdir() if folder.is_dir() else ()
-    return sorted(path for path in there if path.suffix in (".csv", ".parquet"))
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted(path for path in paths if path.suffix in (".csv", ".parquet"))
 
 
 def name_of(path: Path) -> str:
-    """Of a stream."""
+    """Name of the stream in a file."""
     return path.name.split(".")[0]
 
 
 def read(path: Path, limit: int | None) -> ArrayStream:
-    """A table as a stream of numbers; the label of one that is not known is its last column."""
+    """Read a table as a stream; the label of a table not in `TARGETS` is its last column."""
     read_file = pyarrow.parquet.read_table if path.suffix == ".parquet" else pyarrow.csv.read_csv
-    found = read_file(path).slice(0, limit)
-    target = TARGETS.get(name_of(path), found.column_names[-1])
-    columns = [name for name in found.column_names if name != target]
-    rows = np.stack([found[c].to_numpy().astype(np.float64) for c in columns], axis=1)
-    return ArrayStream(rows, np.array(found[target].to_pylist()))
+    table = read_file(path).slice(0, limit)
+    target = TARGETS.get(name_of(path), table.column_names[-1])
+    columns = [name for name in table.column_names if name != target]
+    rows = np.stack([table[c].to_numpy().astype(np.float64) for c in columns], axis=1)
+    return ArrayStream(rows, np.array(table[target].to_pylist()))

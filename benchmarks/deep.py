@@ -1,7 +1,7 @@
-"""Deep on a GPU: the filter step, a fine-tuning pass, a simulated CLOC. Writes its section.
+"""Speed on a GPU: the filter step, a fine-tuning pass, a simulated CLOC. Writes its section.
 
-Needs a CUDA device. `--save FILE` only measures and keeps the numbers, `--load FILE` writes the
-section from them, on a machine that need not have one.
+Needs a CUDA device. `--save FILE` measures and writes the numbers to a file. `--load FILE` writes
+the section from such a file, and needs no CUDA device.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ CLOC_ROWS = 37_093_769
 
 
 def milliseconds(torch: Any, do: Callable[[], Any], n: int = 50) -> float:
-    """Time of one call, by CUDA events, after a warm-up in which graphs are captured."""
+    """Time of one call by CUDA events, after a warm-up that captures the graphs."""
     for _ in range(80):
         do()
-    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    started, stopped = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
-    begun.record()
+    started.record()
     for _ in range(n):
         do()
-    ended.record()
+    stopped.record()
     torch.cuda.synchronize()
-    return begun.elapsed_time(ended) / n
+    return started.elapsed_time(stopped) / n
 
 
 def filter_step(torch: Any, gamma_lr: float, drifting: bool, dtype: Any) -> float:
-    """Milliseconds of `KalmanHead.observe`; drifting: every chunk has a rule of its own."""
+    """Milliseconds of `KalmanHead.observe`; if drifting, each chunk has another rule."""
     from kalstream.deep import KalmanHead
 
     torch.manual_seed(0)
@@ -49,8 +49,10 @@ def filter_step(torch: Any, gamma_lr: float, drifting: bool, dtype: Any) -> floa
     return milliseconds(torch, lambda: head.observe(*data[next(turn) % 40]))
 
 
-def fine_tuning(torch: Any, n: int, n_learners: int = 1, replay: bool = False, **how: Any) -> float:
-    """Seconds of a pass over 50,000 images in chunks of 10, ResNet-18, learned gamma; a learner."""
+def fine_tuning(
+    torch: Any, n: int, n_learners: int = 1, replay: bool = False, **options: Any
+) -> float:
+    """Seconds per learner of a pass over 50,000 images: chunks of 10, ResNet-18, learned gamma."""
     from kalstream.deep import Fleet, KalmanHead, OnlineLearner, RecentMemory
     from kalstream.deep.backbones import resnet18
 
@@ -63,7 +65,7 @@ def fine_tuning(torch: Any, n: int, n_learners: int = 1, replay: bool = False, *
                 lr=0.05,
                 device="cuda",
                 replay=RecentMemory(seed=seed) if replay else None,
-                **how,
+                **options,
             )
             for seed in range(n_learners)
         ]
@@ -75,36 +77,36 @@ def fine_tuning(torch: Any, n: int, n_learners: int = 1, replay: bool = False, *
     for part in parts[:8]:
         fleet.step([part] * n_learners)
     torch.cuda.synchronize()
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for part in parts[8:]:
         fleet.step([part] * n_learners)
     torch.cuda.synchronize()
-    return 5000 * (time.perf_counter() - begun) / n / n_learners
+    return 5000 * (time.perf_counter() - started) / n / n_learners
 
 
-def simulated_cloc(torch: Any, name: str, chunks: int, **how: Any) -> dict[str, Any]:
-    """Feature vectors of classes whose centres wander, generated on the fly."""
+def simulated_cloc(torch: Any, name: str, chunks: int, **options: Any) -> dict[str, Any]:
+    """Run one head on generated vectors of classes whose centres move."""
     from kalstream.deep import KalmanHead, MixtureHead
 
     torch.manual_seed(0)
-    kind = MixtureHead if "gammas" in how else KalmanHead
-    head = kind(M, K, normalize=True, **how).cuda()
+    kind = MixtureHead if "gammas" in options else KalmanHead
+    head = kind(M, K, normalize=True, **options).cuda()
     centres = torch.randn(K, M, device="cuda")
     frequencies = torch.arange(1, K + 1, device="cuda").double().reciprocal().sqrt()
     right, seconds = torch.zeros((), device="cuda"), 0.0
     early = late = memory = 0.0
     for turn in range(chunks):
-        # Centres are another draw after some 2,000 chunks, a quarter of a million rows.
+        # After about 2,000 chunks (250,000 rows) the centres are independent of the first ones.
         centres.mul_(0.9995).add_(torch.randn_like(centres), alpha=(1 - 0.9995**2) ** 0.5)
         labels = torch.multinomial(frequencies, B, replacement=True)
         rows = centres[labels] + 4.0 * torch.randn(B, M, device="cuda")
         torch.cuda.synchronize()
-        begun = time.perf_counter()
+        started = time.perf_counter()
         with torch.no_grad():
             right += (head.scores(rows).argmax(1) == labels).sum()
         head.observe(rows, labels)
         torch.cuda.synchronize()
-        spent = time.perf_counter() - begun
+        spent = time.perf_counter() - started
         seconds += spent if turn >= 8 else 0.0
         if turn == chunks // 10:
             early, memory = seconds, torch.cuda.memory_allocated() / 1e6
@@ -125,11 +127,11 @@ def simulated_cloc(torch: Any, name: str, chunks: int, **how: Any) -> dict[str, 
 
 
 def measure() -> dict[str, Any]:
-    """All numbers."""
+    """Measure all numbers."""
     import torch
 
     doubles, singles = torch.float64, torch.float32
-    found: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "filter": {
@@ -142,7 +144,7 @@ def measure() -> dict[str, Any]:
         },
     }
     bf16 = {"autocast": torch.bfloat16}
-    found["pass"] = {
+    numbers["pass"] = {
         "plain": fine_tuning(torch, 60, capture=False),
         "captured": fine_tuning(torch, 400),
         "captured, bf16": fine_tuning(torch, 400, **bf16),
@@ -150,9 +152,9 @@ def measure() -> dict[str, Any]:
         "16 learners at once, bf16, each": fine_tuning(torch, 100, 16, **bf16),
         "16 learners at once, bf16, replay, each": fine_tuning(torch, 100, 16, True, **bf16),
     }
-    found["cloc"] = [
-        simulated_cloc(torch, name, CHUNKS, **how)
-        for name, how in {
+    numbers["cloc"] = [
+        simulated_cloc(torch, name, CHUNKS, **options)
+        for name, options in {
             "1": {"gamma": 1.0},
             "0.99999": {"gamma": 0.99999},
             "0.9999": {"gamma": 0.9999},
@@ -160,16 +162,16 @@ def measure() -> dict[str, Any]:
             "1, learned at 1000": {"gamma": 1.0, "gamma_lr": 1000.0},
             "a mixture of 1, 0.99999, 0.9999": {
                 "gammas": (1.0, 0.99999, 0.9999),
-                "calibration": 20.0,  # with K = 713 logits of 0 to 1 tell heads hardly apart
+                "calibration": 20.0,  # for K = 713, logits from 0 to 1 hardly separate the heads
             },
         }.items()
     ]
-    return found
+    return numbers
 
 
-def write(found: dict[str, Any]) -> None:
-    """The section, from the numbers."""
-    where = f"{found['device']}, torch {found['torch']}"
+def write(numbers: dict[str, Any]) -> None:
+    """Write the section from the numbers."""
+    where = f"{numbers['device']}, torch {numbers['torch']}"
     cloc = [
         [
             run["name"],
@@ -179,43 +181,44 @@ def write(found: dict[str, Any]) -> None:
             f"{run['memory_early']:,.0f} / {run['memory_end']:,.0f}",
             f"{CLOC_ROWS / run['rows_per_second'] / 60:.0f} min",
         ]
-        for run in found["cloc"]
+        for run in numbers["cloc"]
     ]
     body = [
         "## Deep",
         f"`python benchmarks/deep.py` on {where}.",
         table(
             [f"`KalmanHead.observe`, m = {M}, K = {K}, b = {B}", "ms"],
-            [[name, f"{value:.2f}"] for name, value in found["filter"].items()],
+            [[name, f"{value:.2f}"] for name, value in numbers["filter"].items()],
         ),
         "Targets: 0.6 ms with a fixed gamma, 1 ms with a learned one.",
         table(
             ["a pass of 5,000 chunks of 10 images, ResNet-18, learned gamma", "seconds"],
-            [[name, f"{value:.1f}"] for name, value in found["pass"].items()],
+            [[name, f"{value:.1f}"] for name, value in numbers["pass"].items()],
         ),
-        "Random images, time of some hundred chunks (plain: 60) times 5,000. Target: 20 s.",
+        "Random images. The time is that of 100 to 400 chunks (plain: 60), extrapolated to 5,000 "
+        "chunks. Target: 20 s.",
         table(
             ["simulated CLOC, gamma", "accuracy", "rows/s", "early / late", "MB early / end",
              "all 37 million"],
             cloc,
         ),
-        f"{found['cloc'][0]['rows']:,} vectors of {M} numbers in {K} classes whose centres wander, "
-        f"generated on the fly, chunks of {B}, predicted and then observed, each row once.",
+        f"{numbers['cloc'][0]['rows']:,} vectors of {M} numbers in {K} classes whose centres move. "
+        f"They are generated during the run. Each chunk of {B} is predicted, then learned.",
     ]  # fmt: skip
     write_section("deep", "\n\n".join(body))
 
 
 def main() -> None:
-    """Measure, or write what was measured."""
+    """Measure, write the section, or both."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--save", type=Path, metavar="FILE")
     parser.add_argument("--load", type=Path, metavar="FILE")
     options = parser.parse_args()
-    found = json.loads(options.load.read_text()) if options.load else measure()
+    numbers = json.loads(options.load.read_text()) if options.load else measure()
     if options.save:
-        options.save.write_text(json.dumps(found, indent=1))
+        options.save.write_text(json.dumps(numbers, indent=1))
     else:
-        write(found)
+        write(numbers)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """KalmanClassifier on frozen embeddings and with many classes. Writes its section.
 
-What data are missing (data.py) is left out, and the page says so. Streams one example at a time,
-beside other libraries: peers/.
+Without the data (data.py) the section says what is missing. The folder peers/ has the comparison
+with other libraries.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ ORDERS = {"shuffled": (0.573, 1.715), "ten tasks": (0.825, 0.845)}
 
 def embeddings(order: str, seed: int = 0) -> ArrayStream:
     """Frozen embeddings (50000, 256) and labels, shuffled or in ten tasks of ten classes."""
-    found = load_file(FOLDER / "embeddings" / EMBEDDINGS)
-    rows, labels = found["features"].astype(np.float64), found["labels"].astype(np.int64)
+    arrays = load_file(FOLDER / "embeddings" / EMBEDDINGS)
+    rows, labels = arrays["features"].astype(np.float64), arrays["labels"].astype(np.int64)
     rng = np.random.default_rng(seed)
     index = rng.permutation(len(rows))
     if order == "ten tasks":
@@ -36,18 +36,18 @@ def embeddings(order: str, seed: int = 0) -> ArrayStream:
 
 @alone
 def run_chunks(stream: ArrayStream, features: str) -> tuple[float, float, float]:
-    """Accuracy, log-loss and microseconds an example, in chunks of 10."""
+    """Measure accuracy, log-loss and microseconds a row, in chunks of 10."""
     warm = ArrayStream(stream.rows[:20], stream.targets[:20])
-    for each in (warm, stream):  # compiles first
+    for rows in (warm, stream):  # the first pass compiles
         model = KalmanClassifier(features=features, random_state=0)
-        found = prequential(model, each, chunk=10)
-    scores = found.total["accuracy"], found.total["log_loss"]
-    return *scores, 1e6 * found.seconds / found.n_rows
+        result = prequential(model, rows, chunk=10)
+    scores = result.total["accuracy"], result.total["log_loss"]
+    return *scores, 1e6 * result.seconds / result.n_rows
 
 
 @alone
 def run_many_classes() -> tuple[float, float, float]:
-    """Megabytes of the state with 3,100 classes and 128 features, ms an update, ms a prediction."""
+    """MB of the state, ms an update and ms a prediction for 3,100 classes and 128 features."""
     rng = np.random.default_rng(0)
     rows, labels = rng.standard_normal((600, 128)), rng.integers(3100, size=600)
     model = KalmanClassifier(features="raw")
@@ -64,37 +64,39 @@ def run_many_classes() -> tuple[float, float, float]:
 
 
 def against(value: float, target: float, *, least: bool) -> str:
-    """A number, its target, and whether it was met."""
+    """Format a number and its target; bold if the target is met."""
     met = value >= target if least else value <= target
     return f"{'**' if met else ''}{value:.4f}{'**' if met else ''} ({target:g})"
 
 
 def main() -> None:
-    """Measure everything that there are data for, and write the section."""
+    """Measure everything whose data exist, and write the section."""
     body = [
         "## Embeddings",
         f"`KALSTREAM_DATA=... python benchmarks/embeddings.py` on {machine()}.",
     ]
     if (FOLDER / "embeddings" / EMBEDDINGS).exists():
         lines = []
-        for order, (accuracy, loss) in ORDERS.items():
-            found = run_chunks(embeddings(order), "raw")
+        for order, (least_accuracy, most_loss) in ORDERS.items():
+            accuracy, loss, microseconds = run_chunks(embeddings(order), "raw")
             lines.append(
                 [
                     order,
-                    against(found[0], accuracy, least=True),
-                    against(found[1], loss, least=False),
-                    f"{found[2]:.0f} us (350)",
+                    against(accuracy, least_accuracy, least=True),
+                    against(loss, most_loss, least=False),
+                    f"{microseconds:.0f} us (350)",
                 ]
             )
             print(lines[-1], flush=True)
         body += [
-            table(["embeddings", "accuracy (target)", "log-loss (target)", "an example"], lines),
-            "50,000 frozen MobileNetV2 embeddings of CIFAR-100, chunks of 10 predicted before they "
-            'are learned, `KalmanClassifier(features="raw")` for both orders, on one core.',
+            table(
+                ["embeddings", "accuracy (target)", "log-loss (target)", "a row (target)"], lines
+            ),
+            "50,000 frozen MobileNetV2 embeddings of CIFAR-100, in chunks of 10. Each chunk is "
+            'predicted, then learned, by `KalmanClassifier(features="raw")` on one core.',
         ]
     else:
-        body.append(f"Left out, since the data were not there: {EMBEDDINGS}.")
+        body.append(f"Not measured, because the file {EMBEDDINGS} is missing.")
     size, update, predict = run_many_classes()
     body.append(
         f"3,100 classes and 128 features: the state takes **{size:.0f} MB** (target 50), an update "

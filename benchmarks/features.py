@@ -1,6 +1,7 @@
-"""Which features should be the default: raw, scaled or Fourier, on tables and on embeddings.
+"""Comparison of raw, scaled and Fourier features, on tables and on embeddings.
 
-Writes its section. Chunks of ten, predicted before they are learned; data as in data.py.
+Writes its section. Each chunk of ten rows is predicted, then learned. The data are those of
+data.py.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from page import machine, table, write_section
 
 from data import FOLDER, name_of, read, stream_files
 
-LIMIT = 20_000  # rows of a table: enough to tell them apart
+LIMIT = 20_000  # rows of a table, enough to see the differences
 
 
 def main() -> None:
-    """Measure everything that there are data for, and write the section."""
+    """Measure everything whose data exist, and write the section."""
     tables = {name_of(path): read(path, LIMIT) for path in stream_files()}
     streams = dict(tables)
     if (FOLDER / "embeddings" / EMBEDDINGS).exists():
@@ -24,7 +25,7 @@ def main() -> None:
         cells = []
         for features in ("raw", "scaled", "fourier"):
             if features == "raw" and name in tables:
-                cells.append("")  # columns of any size: not what raw is for
+                cells.append("")  # raw features need columns of similar scale
                 continue
             accuracy, loss, microseconds = run_chunks(stream, features)
             cells.append(f"{accuracy:.4f} / {loss:.4f}, {microseconds:.0f} us")
@@ -34,8 +35,8 @@ def main() -> None:
         "## Which features",
         f"`KALSTREAM_DATA=... python benchmarks/features.py` on {machine()}.",
         table(["", "raw", "scaled", "fourier"], lines),
-        f"Accuracy / log-loss and time an example, in chunks of 10; the first {LIMIT:,} rows of "
-        "tables, all 50,000 embeddings.",
+        "Accuracy / log-loss, and time of a row, in chunks of 10. Tables: the first "
+        f"{LIMIT:,} rows. Embeddings: all 50,000 rows.",
     ]
     write_section("features", "\n\n".join(body))
 

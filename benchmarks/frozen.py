@@ -1,9 +1,9 @@
-"""Frozen embeddings of CIFAR-100: the Kalman head beside streaming LDA, softmax SGD and means.
+"""The Kalman head, streaming LDA, softmax SGD and class means on frozen embeddings of CIFAR-100.
 
-Writes its section. The embeddings are made first if they are not there, from `--images` (the
-official cifar-100-python) and `--weights` (torchvision's MobileNetV2). `--save FILE` only measures
-and keeps the numbers after every run; runs that it holds are not measured again. `--load FILE`
-writes the section from them.
+Writes its section. If the embeddings do not exist, they are computed first from `--images` (the
+official cifar-100-python) and `--weights` (torchvision's MobileNetV2). `--save FILE` measures,
+writes the numbers to a file after every run, and skips runs that are in the file. `--load FILE`
+writes the section from such a file.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from kalstream.streams import Batch, Cifar100Stream, EmbeddingStream
 
 FILE = Path(__file__).with_name("out") / "cifar100-160.safetensors"
 M, K, CHUNK, SIZE = 1280, 100, 10, 160
-TRIAL = 5000  # rows on which an option is chosen
-FRESH = 100  # rows after which streaming LDA factors its covariance again
+TRIAL = 5000  # rows that are used to choose a setting
+FRESH = 100  # streaming LDA factors its covariance after this many rows
 ORDERS = {"stationary": "shuffled", "10 tasks": "tasks"}
 
 
-# ---- rivals ---------------------------------------------------------------------------------
+# ---- methods --------------------------------------------------------------------------------
 
 
 class ClassMeans:
@@ -52,7 +52,7 @@ class ClassMeans:
         self.means, self.counts = np.zeros((K, M)), np.zeros(K)
 
     def learn(self, x: np.ndarray, label: int) -> np.ndarray:
-        """Take a row in; its way (m,) from the mean that its class had."""
+        """Learn a row; return its difference (m,) from the previous mean of its class."""
         gap = x - self.means[label]
         self.counts[label] += 1
         self.means[label] += gap / self.counts[label]
@@ -70,7 +70,7 @@ class ClassMeans:
 class StreamingLDA(ClassMeans):
     """Hayes & Kanan (2020): class means, one covariance (m, m), equal priors, linear discriminant.
 
-    The covariance is the scatter of rows about the means of their classes, over their number.
+    The covariance is the mean outer product of the rows' differences from their class means.
     """
 
     def __init__(self, shrinkage: float = 1e-4) -> None:
@@ -98,28 +98,29 @@ class StreamingLDA(ClassMeans):
 
 
 def softmax_sgd(lr: float) -> OnlineSGD:
-    """Linear softmax, a step of plain SGD for every chunk."""
+    """Linear softmax with one step of plain SGD per chunk."""
     optimizer = partial(torch.optim.SGD, lr=lr)
     return OnlineSGD(nn.Identity(), SoftmaxHead(M, K), optimizer=optimizer)
 
 
-def head(lr: float = 0.01, **how: Any) -> OnlineLearner:
-    """The Kalman head on features as they are; lr, of the calibration, is the default."""
-    return OnlineLearner(nn.Identity(), KalmanHead(M, K, **how), lr=lr, beta=0.0)
+def head(lr: float = 0.01, **options: Any) -> OnlineLearner:
+    """The Kalman head on the features; lr is the learning rate of its calibration."""
+    return OnlineLearner(nn.Identity(), KalmanHead(M, K, **options), lr=lr, beta=0.0)
 
 
 def mixture() -> OnlineLearner:
-    """Heads of five gammas."""
+    """A mixture of heads with five gammas."""
     return OnlineLearner(nn.Identity(), MixtureHead(M, K), beta=0.0)
 
 
-LEARNT = {"gamma": 0.999, "gamma_lr": 0.01}
-# what makes it, and the values of its first argument to choose from, if that is chosen
+LEARNED = {"gamma": 0.999, "gamma_lr": 0.01}
+# A function that makes the learner. If a setting is chosen: the values to try, as its first
+# argument.
 METHODS: dict[str, tuple[Callable[..., Any], tuple[float, ...]]] = {
     "`KalmanHead`, gamma 1 (default)": (head, ()),
     "`KalmanHead`, gamma 0.999": (partial(head, gamma=0.999), ()),
-    "`KalmanHead`, gamma learned": (partial(head, **LEARNT), ()),
-    "`KalmanHead`, gamma learned, lr chosen": (partial(head, **LEARNT), (0.01, 0.03, 0.1, 0.3)),
+    "`KalmanHead`, gamma learned": (partial(head, **LEARNED), ()),
+    "`KalmanHead`, gamma learned, lr chosen": (partial(head, **LEARNED), (0.01, 0.03, 0.1, 0.3)),
     "`MixtureHead`, defaults": (mixture, ()),
     '`KalmanClassifier(features="raw")`': (partial(KalmanClassifier, features="raw"), ()),
     "streaming LDA, shrinkage 1e-4": (StreamingLDA, ()),
@@ -127,14 +128,14 @@ METHODS: dict[str, tuple[Callable[..., Any], tuple[float, ...]]] = {
     "softmax SGD, lr chosen": (softmax_sgd, (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)),
     "nearest class mean": (ClassMeans, ()),
 }
-CHEAP = ("softmax SGD, lr chosen", "nearest class mean")  # these see three orders
+CHEAP = ("softmax SGD, lr chosen", "nearest class mean")  # these run on three orders
 
 
 # ---- rows -----------------------------------------------------------------------------------
 
 
 class ScaledRows(EmbeddingStream):
-    """Embeddings whose columns are standardised by the rows before, as `OnlineScaler` does."""
+    """Embeddings whose columns are standardised by the rows before, with `OnlineScaler`."""
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
         scaler = OnlineScaler()
@@ -149,13 +150,16 @@ ROWS = {
 
 
 def prepared(images: np.ndarray) -> torch.Tensor:
-    """Images as MobileNetV2 takes them."""
-    made = backbones.preprocess(images, size=SIZE, interpolation="bicubic")
-    return made.contiguous(memory_format=torch.channels_last)
+    """Images in the form that MobileNetV2 needs."""
+    prepared_images = backbones.preprocess(images, size=SIZE, interpolation="bicubic")
+    return prepared_images.contiguous(memory_format=torch.channels_last)
 
 
 def make_embeddings(path: Path, images: Path, weights: Path) -> None:
-    """Ten minutes on a core: channels last and few at a time, which the caches like."""
+    """Compute the embeddings, in about ten minutes on one core.
+
+    Channels last and a small batch make good use of the processor's caches.
+    """
     network = backbones.load_weights(backbones.mobilenet_v2(), weights)
     network = network.to(memory_format=torch.channels_last)
     embed(Cifar100Stream(images), network, path, batch_size=8, preprocess=prepared)
@@ -166,26 +170,26 @@ def make_embeddings(path: Path, images: Path, weights: Path) -> None:
 
 @alone
 def run(path: Path, rows: str, order: str, name: str, seed: int) -> dict[str, Any]:
-    """One pass of a method: accuracy, log-loss, seconds, and what was chosen or learned."""
+    """Run one pass: accuracy, log-loss, seconds, and the settings that were chosen or learned."""
     torch.set_num_threads(1)
     stream = ROWS[rows](path, order=ORDERS[order], seed=seed)
     make, values = METHODS[name]
-    found: dict[str, Any] = {}
+    scores: dict[str, Any] = {}
     if values:
         losses = {value: first_loss(make, value, stream) for value in values}
-        found["chosen"] = min(losses, key=losses.__getitem__)
-        make = partial(make, found["chosen"])
+        scores["chosen"] = min(losses, key=losses.__getitem__)
+        make = partial(make, scores["chosen"])
     torch.manual_seed(0)
     learner = make()
     result = prequential(learner, stream, chunk=CHUNK)
     if isinstance(getattr(learner, "head", None), KalmanHead):
-        found["calibration"] = float(learner.head.calibration.detach())
-    found |= {key: result.total[key] for key in ("accuracy", "log_loss")}
-    return found | {"scored": result.n_scored, "seconds": result.seconds}
+        scores["calibration"] = float(learner.head.calibration.detach())
+    scores |= {key: result.total[key] for key in ("accuracy", "log_loss")}
+    return scores | {"scored": result.n_scored, "seconds": result.seconds}
 
 
 def first_loss(make: Callable[..., Any], value: float, stream: EmbeddingStream) -> float:
-    """Log-loss of the first rows; infinite if the learner breaks."""
+    """Log-loss of the first rows; infinite if the learner raises an error."""
     torch.manual_seed(0)
     try:
         loss = prequential(make(value), stream, chunk=CHUNK, limit=TRIAL).total["log_loss"]
@@ -195,40 +199,40 @@ def first_loss(make: Callable[..., Any], value: float, stream: EmbeddingStream) 
 
 
 def measure(path: Path, save: Path | None) -> dict[str, Any]:
-    """All runs, those that are kept already left out."""
-    found: dict[str, Any] = {"machine": machine(), "torch": torch.__version__, "runs": []}
+    """Run everything that is not in the file ``save`` yet."""
+    numbers: dict[str, Any] = {"machine": machine(), "torch": torch.__version__, "runs": []}
     if save is not None and save.exists():
-        found["runs"] = json.loads(save.read_text())["runs"]
-    kept = {(run["rows"], run["order"], run["name"], run["seed"]) for run in found["runs"]}
+        numbers["runs"] = json.loads(save.read_text())["runs"]
+    done = {(run["rows"], run["order"], run["name"], run["seed"]) for run in numbers["runs"]}
     keys = ((r, o, n, s) for r in ROWS for o in ORDERS for n in METHODS for s in seeds(n))
     for key in keys:
-        if key in kept:
+        if key in done:
             continue
         named = dict(zip(("rows", "order", "name", "seed"), key, strict=True))
-        found["runs"].append(named | run(path, *key))
-        print(found["runs"][-1], flush=True)
+        numbers["runs"].append(named | run(path, *key))
+        print(numbers["runs"][-1], flush=True)
         if save is not None:
-            save.write_text(json.dumps(found, indent=1))
-    return found
+            save.write_text(json.dumps(numbers, indent=1))
+    return numbers
 
 
 def seeds(name: str) -> range:
-    """Of the orders that a method sees."""
+    """Seeds of the orders of a method."""
     return range(3) if name in CHEAP else range(1)
 
 
-def write(found: dict[str, Any]) -> None:
-    """The section, from the numbers."""
-    scored = {run["scored"] for run in found["runs"]}
+def write(numbers: dict[str, Any]) -> None:
+    """Write the section from the numbers."""
+    scored = {run["scored"] for run in numbers["runs"]}
     body = [
         "## Frozen embeddings",
         "`python benchmarks/frozen.py --images cifar-100-python --weights "
-        f"mobilenet_v2-b0353104.pth` on {found['machine']}, torch {found['torch']}.",
-        f"The 50,000 training images of CIFAR-100 by a frozen MobileNetV2 at {SIZE} px (bicubic), "
-        f"{M} features, in one pass: chunks of {CHUNK} predicted before they are learned, "
-        f"{', '.join(f'{n:,}' for n in scored)} rows scored by `prequential`. Stationary: "
-        "shuffled; 10 tasks: 10 classes after the other, shuffled within. Accuracy / log-loss, "
-        "averages over the pass.",
+        f"mobilenet_v2-b0353104.pth` on {numbers['machine']}, torch {numbers['torch']}.",
+        "The rows are the 50,000 training images of CIFAR-100, embedded by a frozen MobileNetV2 at "
+        f"{SIZE} px (bicubic) into {M} features. Each chunk of {CHUNK} is predicted, then learned, "
+        f"in one pass; `prequential` scores {', '.join(f'{n:,}' for n in scored)} rows. "
+        "Stationary: shuffled rows. 10 tasks: 10 classes, then the next 10, shuffled within a "
+        "task. Accuracy / log-loss, averages over the pass.",
     ]
     for rows in ROWS:
         lines = []
@@ -237,7 +241,7 @@ def write(found: dict[str, Any]) -> None:
             for order in ORDERS:
                 runs = [
                     run
-                    for run in found["runs"]
+                    for run in numbers["runs"]
                     if (run["rows"], run["order"], run["name"]) == (rows, order, name)
                 ]
                 if not runs:
@@ -254,27 +258,30 @@ def write(found: dict[str, Any]) -> None:
         header = [f"rows {rows}", *ORDERS, "chosen", "seconds a pass", "orders"]
         body.append(table(header, lines))
     body += [
-        "`KalmanHead(1280, 100)` under `OnlineLearner(nn.Identity(), head, beta=0)`, defaults but "
-        "for what is named; learned: from gamma 0.999 at rate 0.01. Chosen: by the log-loss of the "
-        f"first {TRIAL:,} rows of the same order (stationary, 10 tasks), whose time is not "
-        "counted; lr of the head is the rate at which it calibrates. Streaming LDA (Hayes & Kanan, "
-        f"2020): covariance factored every {FRESH} rows, means always fresh, no rows beforehand. "
-        "Softmax SGD: `OnlineSGD`, one step a chunk, no momentum. Means give no probabilities.",
-        "As everywhere here a label that never came before has probability 1/(n+1), a known one at "
-        "least 1e-15. Orders have seeds 0, 1, 2; one order: seed 0. One thread, on a machine that "
-        "others use too.",
+        "- **Heads**: `OnlineLearner(nn.Identity(), KalmanHead(1280, 100), beta=0)`, with defaults "
+        "except for the named settings. A learned gamma starts at 0.999 and has rate 0.01; lr is "
+        "the learning rate of the calibration.\n"
+        f"- **Chosen**: the value with the least log-loss on the first {TRIAL:,} rows of the same "
+        "order (stationary, 10 tasks). The time of this search is not counted.\n"
+        "- **Streaming LDA** (Hayes & Kanan, 2020): the covariance is factored every "
+        f"{FRESH} rows, the means are always current, and no rows are learned beforehand.\n"
+        "- **Softmax SGD**: `OnlineSGD`, one step a chunk, no momentum.\n"
+        "- **Nearest class mean** gives no probabilities.",
+        "A label that comes for the first time has probability 1/(n+1), and a known one at least "
+        "1e-15, for all methods. Three orders have seeds 0, 1 and 2; one order has seed 0. One "
+        "thread, on a machine with other work.",
     ]
     write_section("frozen", "\n\n".join(body))
 
 
 def mean(runs: list[dict[str, Any]], key: str) -> str:
-    """Mean over orders; a dash if there is none."""
+    """Mean over orders; a dash if a value is missing."""
     values = [run[key] for run in runs]
     return "–" if None in values else f"{np.mean(values):.4f}"
 
 
 def main() -> None:
-    """Measure, or write what was measured."""
+    """Measure, write the section, or both."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--embeddings", type=Path, metavar="FILE", default=FILE)
     for name in ("--images", "--weights", "--save", "--load"):
@@ -286,9 +293,9 @@ def main() -> None:
     if not options.embeddings.exists():
         options.embeddings.parent.mkdir(parents=True, exist_ok=True)
         make_embeddings(options.embeddings, options.images, options.weights)
-    found = measure(options.embeddings, options.save)
+    numbers = measure(options.embeddings, options.save)
     if not options.save:
-        write(found)
+        write(numbers)
 
 
 if __name__ == "__main__":

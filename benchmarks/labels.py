@@ -1,4 +1,4 @@
-"""Time of classes that come one after another: python benchmarks/labels.py [--classes 20000]."""
+"""Time to learn new classes one by one: python benchmarks/labels.py [--classes 20000]."""
 
 import argparse
 from time import perf_counter
@@ -14,12 +14,12 @@ def main() -> None:
     n = parser.parse_args().classes
     rows = np.random.default_rng(0).standard_normal((n, 3))
     for name in ("warm-up", "measured"):
-        model, begun, half = KalmanClassifier(features="raw"), perf_counter(), 0.0
+        model, start, half = KalmanClassifier(features="raw"), perf_counter(), 0.0
         for i in range(100 if name == "warm-up" else n):
             model.partial_fit(rows[i : i + 1], [f"label {i}"])
             if i == n // 2 - 1:
-                half = perf_counter() - begun
-    whole = perf_counter() - begun
+                half = perf_counter() - start
+    whole = perf_counter() - start
     print(f"{n // 2:,} classes {half:.1f} s, {n:,} classes {whole:.1f} s: {whole / half:.2f} times")
 
 

@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from functools import wraps
 from multiprocessing import get_context
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from kalstream._markdown import table  # noqa: F401  (for the scripts)
+from kalstream._markdown import table  # noqa: F401  (the scripts import it from here)
 
 PAGE = Path(__file__).with_name("README.md")
 
@@ -32,8 +33,21 @@ def machine() -> str:
     return f"{model}, {os.cpu_count()} cores, {platform.system()}, {versions}, one BLAS thread"
 
 
+def wrapped(text: str) -> str:
+    """Wrap prose at 100 characters; headings, tables and figures stay as they are."""
+    return "\n".join(map(_wrapped_line, text.split("\n")))
+
+
+def _wrapped_line(line: str) -> str:
+    if line.startswith(("#", "|", "!", "    ", "```")):
+        return line
+    indent = "  " if line.startswith("- ") else ""
+    return fill(line, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 def write_section(name: str, body: str) -> None:
-    """Replace (or add) one section of the page, and print it."""
+    """Replace or add one section of the page, and print it."""
+    body = wrapped(body)
     print(body)
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     page = PAGE.read_text()
@@ -47,7 +61,7 @@ def write_section(name: str, body: str) -> None:
 
 @contextmanager
 def environment(**variables: str) -> Iterator[None]:
-    """Set environment variables for the processes started meanwhile."""
+    """Set environment variables for the processes that start in this context."""
     os.environ.update(variables)
     try:
         yield
@@ -74,9 +88,9 @@ def alone(measure: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def interleaved(tasks: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Least seconds of each task, run in turn so that all see the same machine.
+    """Shortest time of each task in seconds; the tasks take turns.
 
-    The least disturbed repetition: on a shared machine the others measure the neighbours.
+    On a shared machine the shortest time is the one least disturbed by other programs.
     """
     times: dict[str, list[float]] = {name: [] for name in tasks}
     for task in tasks.values():

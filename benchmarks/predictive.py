@@ -14,7 +14,7 @@ TARGET = 3.0  # times faster at K = 100
 
 @alone
 def measure(n_classes: int, rows: int) -> tuple[float, float, float]:
-    """Seconds of the exact and of the sampled probabilities, and the worst relative error."""
+    """Measure seconds of exact and sampled probabilities, and the largest relative error."""
     rng = np.random.default_rng(0)
     mean, var = 3.0 * rng.standard_normal((rows, n_classes)), rng.uniform(0.1, 4.0, rows)
     if rows == 1:
@@ -30,21 +30,21 @@ def measure(n_classes: int, rows: int) -> tuple[float, float, float]:
 
 @alone
 def measure_samples(n_classes: int = 100, rows: int = 10) -> list[list[str]]:
-    """Time and error of samples by their number, and of the exact integral, for a chunk of ten."""
+    """Measure time and error by number of samples, and of the exact integral, for ten rows."""
     rng = np.random.default_rng(0)
     mean, var = 3.0 * rng.standard_normal((rows, n_classes)), rng.uniform(0.1, 4.0, rows)
     draw = np.random.default_rng(1)
     numbers = (1, 10, 100, 1000)
-    ways = {"exact": partial(class_probabilities, mean, var)}
+    methods = {"exact": partial(class_probabilities, mean, var)}
     for n in numbers:
-        drawn = partial(ways["exact"], method="monte-carlo", n_samples=n, random_state=draw)
-        ways[f"S = {n}"] = drawn
-    times = interleaved(ways, 200)
-    truth = ways["exact"]()
-    # with the truth's own probabilities as weights, and a guess no smaller than 1e-12
+        drawn = partial(methods["exact"], method="monte-carlo", n_samples=n, random_state=draw)
+        methods[f"S = {n}"] = drawn
+    times = interleaved(methods, 200)
+    truth = methods["exact"]()
+    # Kullback-Leibler divergence from the exact probabilities; sampled ones are at least 1e-12.
     loss = {
-        name: float(np.mean(np.sum(truth * np.log(truth / np.maximum(way(), 1e-12)), axis=1)))
-        for name, way in ways.items()
+        name: float(np.mean(np.sum(truth * np.log(truth / np.maximum(method(), 1e-12)), axis=1)))
+        for name, method in methods.items()
     }
     return [
         [
@@ -53,7 +53,7 @@ def measure_samples(n_classes: int = 100, rows: int = 10) -> list[list[str]]:
             f"{times[name] / times['exact']:.2f}",
             f"{loss[name]:.4f}",
         ]
-        for name in ways
+        for name in methods
     ]
 
 
@@ -76,12 +76,12 @@ def main() -> None:
     body = [
         "## Class probabilities",
         f"`python benchmarks/predictive.py` on {machine()}.",
-        table(["K", "rows", "exact, a row", "faster than 100 samples", "their error"], rows),
-        "Vectorised Monte Carlo, eq. (13), with 100 samples; its error is the largest relative one "
-        "of probabilities above 1e-3. The exact integral is right to 1e-6 "
+        table(["K", "rows", "exact, a row", "faster than 100 samples", "error of samples"], rows),
+        "The samples are vectorised Monte Carlo, eq. (13). Their error is the largest relative "
+        "error of probabilities above 1e-3. The exact integral is correct to 1e-6 "
         "(tests/core/test_predictive.py).",
-        table(["K = 100, ten rows", "a row", "times exact", "nats lost"], measure_samples()),
-        "The log-loss that samples add, on average, to that of the exact probabilities.",
+        table(["K = 100, ten rows", "a row", "time / exact", "nats lost"], measure_samples()),
+        "Nats lost: the mean log-loss that samples add to that of the exact probabilities.",
     ]
     write_section("predictive", "\n\n".join(body))
 

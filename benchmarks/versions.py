@@ -1,7 +1,7 @@
-"""Speed beside another checkout, interleaved: python benchmarks/versions.py ../checkout-of-before.
+"""Compare the speed with another version: python benchmarks/versions.py ../other-checkout.
 
-Both versions run the same calls in processes of their own, in turns, so that whatever else the
-machine does slows both. The ratio is that of the shortest times; below 1 this version is faster.
+Each version runs in its own process. The two take turns with the same calls, so that other programs
+slow both. The ratio is that of the shortest times; below 1 this version is faster.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve()
 
 
 def cases() -> dict[str, Callable[[], float]]:
-    """Calls by name; each runs some rows and returns the seconds a row."""
+    """Functions by name; each runs several hundred rows and returns the seconds a row."""
     import numpy as np
 
     from kalstream import KalmanClassifier, KalmanRegressor
@@ -33,15 +33,15 @@ def cases() -> dict[str, Callable[[], float]]:
     def seconds(model: Any, y: Any, size: int, rows: int, *methods: str) -> float:
         model.partial_fit(X[:200], y[:200])
         starts = range(200, 200 + rows, size)
-        begun = process_time()
+        started = process_time()
         for i in starts:
             for method in methods:
                 call = getattr(model, method)
                 part = X[i : i + size]
                 call(part) if method == "predict_proba" else call(part, y[i : i + size])
-        return (process_time() - begun) / rows
+        return (process_time() - started) / rows
 
-    found = {}
+    functions = {}
     kinds = {
         "default": (lambda: KalmanClassifier(random_state=0), labels),
         "40 classes": (lambda: KalmanClassifier(random_state=0), many),
@@ -58,22 +58,22 @@ def cases() -> dict[str, Callable[[], float]]:
             def both(make: Any = make, y: Any = y, size: int = size, rows: int = rows) -> float:
                 return seconds(make(), y, size, rows, "predict_then_learn")
 
-            found[f"{name}: partial_fit, calls of {size}"] = learn
-            found[f"{name}: predict_then_learn, calls of {size}"] = both
+            functions[f"{name}: partial_fit, calls of {size}"] = learn
+            functions[f"{name}: predict_then_learn, calls of {size}"] = both
 
     def row(make: Any = kinds["default"][0]) -> float:
         return seconds(make(), labels, 1, 300, "predict_proba", "partial_fit")
 
-    found["default: predict_proba, then partial_fit, one row"] = row
-    return found
+    functions["default: predict_proba, then partial_fit, one row"] = row
+    return functions
 
 
 def serve() -> None:
-    """Run the case whose name comes in on a line, and answer with its time."""
-    known = cases()
-    print(*known, sep="\t", flush=True)
+    """Read names of cases from stdin, run each, and print its time."""
+    functions = cases()
+    print(*functions, sep="\t", flush=True)
     for line in sys.stdin:
-        print(known[line.strip()](), flush=True)
+        print(functions[line.strip()](), flush=True)
 
 
 def start(tree: Path) -> subprocess.Popen[str]:
@@ -84,7 +84,7 @@ def start(tree: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
 
 
-def asked(worker: subprocess.Popen[str], name: str) -> float:
+def time_of(worker: subprocess.Popen[str], name: str) -> float:
     assert worker.stdin is not None
     assert worker.stdout is not None
     worker.stdin.write(f"{name}\n")
@@ -96,22 +96,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("other", nargs="?", type=Path, help="a checkout of another version")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--only", default="", help="part of the names of cases")
+    parser.add_argument("--only", default="", help="run the cases whose names contain this text")
     parser.add_argument("--repeats", type=int, default=9)
     options = parser.parse_args()
     if options.serve:
         serve()
         return
     if options.other is None or not (options.other / "src" / "kalstream").is_dir():
-        parser.error("give a checkout of another version, a folder with src/kalstream")
+        parser.error("give a checkout of another version: a folder that contains src/kalstream")
     workers = [start(options.other.resolve()), start(HERE.parents[1])]
     names, _ = (worker.stdout.readline().strip().split("\t") for worker in workers)
     print("microseconds a row: other version, this version, ratio")
     for name in names:
         if options.only in name:
             for worker in workers:
-                asked(worker, name)  # compiles
-            times = [[asked(w, name) for w in workers] for _ in range(options.repeats)]
+                time_of(worker, name)  # the first call compiles
+            times = [[time_of(w, name) for w in workers] for _ in range(options.repeats)]
             other, this = (min(each) for each in zip(*times, strict=True))
             line = f"{1e6 * other:9.1f} {1e6 * this:9.1f} {this / other:7.3f}"
             print(f"{name:52}{line}", flush=True)

@@ -1,4 +1,4 @@
-"""The benchmarks: methods written for them, the rule for noticed changes, and the page."""
+"""The benchmarks: their own methods, the rule for noticed changes, and the page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def labelled(n: int, seed: int) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_least_squares_that_forget_are_those_of_weighted_rows(seed: int) -> None:
+def test_recursive_least_squares_equals_weighted_ridge_regression(seed: int) -> None:
     """RLS is ridge regression on one-hot labels with weights 0.999 ** age."""
     X, y = labelled(300, seed)
     model = methods.RecursiveLeastSquares()
@@ -52,7 +52,7 @@ def test_streaming_lda_is_lda(seed: int) -> None:
     np.testing.assert_allclose(model.means, whole.means_, rtol=1e-9)
 
 
-def test_the_scaler_is_that_of_whole_arrays() -> None:
+def test_the_scaler_equals_that_of_whole_arrays() -> None:
     X, _ = labelled(50, 0)
     X[:, 1] = 3.0
     scaler = methods.Scaler()
@@ -87,27 +87,27 @@ def test_calibration_is_learned_behind_any_learner(p: float) -> None:
     after = calibrated.Calibrated()
     for record in run.records():
         after.add(record)
-    found = after.result(run.tracker.total)
-    assert found is not None
-    assert found["after"]["ece"] < 0.04
+    result = after.result(run.tracker.total)
+    assert result is not None
+    assert result["after"]["ece"] < 0.04
     if p > 0.9:
-        assert found["before"]["ece"] > 0.2
-        assert found["after"]["log_loss"] < found["before"]["log_loss"] - 0.5
+        assert result["before"]["ece"] > 0.2
+        assert result["after"]["log_loss"] < result["before"]["log_loss"] - 0.5
     else:
-        assert found["after"]["log_loss"] == pytest.approx(found["before"]["log_loss"], abs=0.01)
+        assert result["after"]["log_loss"] == pytest.approx(result["before"]["log_loss"], abs=0.01)
 
 
-def test_what_counts_as_noticed() -> None:
+def test_which_changes_count_as_noticed() -> None:
     late = detect.IN_TIME
-    found = detect.judged([90, 120, 130, 100 + late, 5020], [100, 5000, 9000])
-    assert found == {"delays": [20, 20], "missed": 1, "false": 2}
-    too_late = detect.judged([100 + late], [100], lasting=10)  # late, but no false alarm
+    scores = detect.score_alarms([90, 120, 130, 100 + late, 5020], [100, 5000, 9000])
+    assert scores == {"delays": [20, 20], "missed": 1, "false": 2}
+    too_late = detect.score_alarms([100 + late], [100], lasting=10)  # late, but no false alarm
     assert too_late == {"delays": [], "missed": 1, "false": 0}
-    assert detect.judged([], []) == {"delays": [], "missed": 0, "false": 0}
+    assert detect.score_alarms([], []) == {"delays": [], "missed": 0, "false": 0}
 
 
 @pytest.mark.parametrize("kind", detect.KINDS)
-def test_streams_change_where_they_say(kind: str) -> None:
+def test_streams_change_at_the_stated_rows(kind: str) -> None:
     """A rule fitted before a change is worse after it, and only then."""
     rows, labels, changes = detect.stream(kind, 5, 0)
     assert changes == {"none": [], "gradual": [2500]}.get(kind, [2500, 5000, 7500])
@@ -143,12 +143,12 @@ def test_ranks_and_exponents() -> None:
     assert mine["x"][2] == pytest.approx(2.0, abs=1e-3)
 
 
-def test_the_page_is_that_of_the_result_files() -> None:
+def test_the_page_agrees_with_the_result_files() -> None:
     """Every number on the page comes from a result file."""
-    found = write_page.read_results()
-    text = write_page.text_of(found, write_page.Quality(found["quality"]["cells"]))
+    results = write_page.read_results()
+    text = write_page.text_of(results, write_page.Quality(results["quality"]["cells"]))
     assert text == (write_page.DOCS / "benchmarks.md").read_text(encoding="utf-8")
-    for part in found.values():
+    for part in results.values():
         assert {"machine", "versions", "cells"} <= set(part)
 
 

@@ -1,4 +1,4 @@
-"""Reliability of predictions as they are, and after a calibration that is learned online."""
+"""Reliability of predictions, before and after a calibration that is learned online."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kalstream.core import Calibration
 from kalstream.evaluate.metrics import LabelScore, Scored
 from kalstream.evaluate.prequential import Record
 
-LEAST = 1e-6  # a probability of 0 says what no power of it can take back
+LEAST = 1e-6  # any power of a probability of 0 is 0, so that calibration could not correct it
 
 
 class Calibrated:
     """Probabilities raised to a power alpha and normalised; alpha is learned after each row.
 
-    It is the calibration of kalstream's own filters (`kalstream.core.Calibration`), put behind a
-    learner of any kind.
+    This applies the calibration of kalstream's filters (`kalstream.core.Calibration`) to any
+    learner.
     """
 
     def __init__(self) -> None:
@@ -26,18 +26,18 @@ class Calibrated:
 
     def add(self, record: Record) -> None:
         """Score the rows of a record, then learn from them."""
-        scored, said = record.scored, record.answer.probabilities
-        if scored is None or said is None or not len(scored.codes):
+        scored, probabilities = record.scored, record.answer.probabilities
+        if scored is None or probabilities is None or not len(scored.codes):
             return
         columns = {label: k for k, label in enumerate(record.answer.labels or [])}
         for i, label in enumerate(record.batch.targets.tolist()):
             one = Scored(*(getattr(scored, name)[i : i + 1] for name in Scored.__slots__))
-            if label in columns and said[i].sum() > 0.0:
-                one = self._learn(one, said[i], columns[label])
+            if label in columns and probabilities[i].sum() > 0.0:
+                one = self._learn(one, probabilities[i], columns[label])
             self.after.add(one)
 
-    def _learn(self, one: Scored, said: Any, k: int) -> Scored:
-        logs = np.log(np.maximum(said / said.sum(), LEAST))
+    def _learn(self, one: Scored, probabilities: Any, k: int) -> Scored:
+        logs = np.log(np.maximum(probabilities / probabilities.sum(), LEAST))
         p = np.exp(self.alpha.value * (logs - logs.max()))
         p /= p.sum()
         # d log p_k / d log alpha

@@ -1,9 +1,9 @@
-"""Streams whose changes are known: who notices, how soon, how often for nothing, and the regret.
+"""Streams with known changes: detections, delays, false alarms and regret.
 
     python benchmarks/peers/detect.py [--quick] [--jobs 2]
 
-The drift alarm of kalstream beside river's detectors, which see the errors of the same predictions;
-and log-loss against the best fixed gamma in hindsight.
+Compares the drift alarm of kalstream with river's detectors, which get the errors of the same
+predictions. Also compares the log-loss with that of the best fixed gamma in hindsight.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ KINDS = ("none", "abrupt", "gradual", "recurring")
 SIZES = (5, 20, 50)
 SEEDS = (0, 1, 2)
 ROWS, EVERY, SLOW = 10_000, 2500, 2000
-BLOCK = 10  # rows in a call, which gives the alarms of single rows; two in one would count as one
-IN_TIME = 1500  # rows within which an alarm belongs to a change
+BLOCK = 10  # rows of a call; two alarms within one call count as one
+IN_TIME = 1500  # an alarm belongs to a change if it comes within this many rows
 GAMMAS = (1.0, 0.9999, 0.999, 0.99, 0.9)
 
 
 def stream(kind: str, size: int, seed: int, n: int = ROWS) -> tuple[Any, Any, list[int]]:
-    """Rows (n, d), labels of three classes by a noisy linear rule, and where the rule changes."""
+    """Rows (n, d), labels of three classes by a noisy linear rule, and the rows of its changes."""
     rng = np.random.default_rng([seed, size, KINDS.index(kind)])
     rows, rules = rng.standard_normal((n, size)), rng.standard_normal((n // EVERY + 1, size, 3))
     when = np.arange(n)
@@ -49,17 +49,17 @@ def stream(kind: str, size: int, seed: int, n: int = ROWS) -> tuple[Any, Any, li
 
 
 def detectors() -> dict[str, Any]:
-    """river's, with their defaults."""
+    """river's detectors with their defaults."""
     from river.drift import ADWIN, KSWIN
     from river.drift.binary import DDM
 
     return {"ADWIN": ADWIN(), "DDM": DDM(), "KSWIN": KSWIN(seed=0)}
 
 
-def judged(alarms: list[int], changes: list[int], lasting: int = 0) -> dict[str, Any]:
-    """Delays of the changes that were noticed in time, how many were missed, and false alarms.
+def score_alarms(alarms: list[int], changes: list[int], lasting: int = 0) -> dict[str, Any]:
+    """Delays of the changes noticed in time, and the numbers of missed changes and false alarms.
 
-    An alarm while a change goes on, or in time after it, is not false.
+    An alarm during a change, or within `IN_TIME` rows after it, is not false.
     """
     delays, false = [], len(alarms)
     for change in changes:
@@ -70,37 +70,37 @@ def judged(alarms: list[int], changes: list[int], lasting: int = 0) -> dict[str,
 
 
 def losses(model: Any, rows: Any, labels: Any) -> Any:
-    """Log-loss of each row (n,), the first ones left out."""
-    said = model.predict_then_learn(rows, labels)
+    """Log-loss of each row (n - 100,), without the first 100."""
+    probabilities = model.predict_then_learn(rows, labels)
     codes = np.searchsorted(model.classes_, labels)
-    return -np.log(np.maximum(said[np.arange(len(rows)), codes], 1e-9))[100:]
+    return -np.log(np.maximum(probabilities[np.arange(len(rows)), codes], 1e-9))[100:]
 
 
 def run(kind: str, size: int, seed: int, n: int) -> dict[str, Any]:
-    """One stream."""
+    """Run all detectors on one stream."""
     rows, labels, changes = stream(kind, size, seed, n)
-    found: dict[str, list[int]] = {"kalstream": []}
+    alarms_of: dict[str, list[int]] = {"kalstream": []}
     with threadpool_limits(1):
         model, others, right = KalmanClassifier(features="scaled"), detectors(), []
-        found |= {name: [] for name in others}
+        alarms_of |= {name: [] for name in others}
         for start in range(0, n, BLOCK):
             part = slice(start, start + BLOCK)
             before = model.drift().alarms if start else 0
-            said = model.predict_then_learn(rows[part], labels[part])
+            probabilities = model.predict_then_learn(rows[part], labels[part])
             if model.drift().alarms > before:
-                found["kalstream"].append(model.drift().since)
-            right += (model.classes_[said.argmax(axis=1)] == labels[part]).tolist()
+                alarms_of["kalstream"].append(model.drift().since)
+            right += (model.classes_[probabilities.argmax(axis=1)] == labels[part]).tolist()
         for i, hit in enumerate(right):
             for name, detector in others.items():
                 detector.update(int(not hit))
                 if detector.drift_detected:
-                    found[name].append(i)
+                    alarms_of[name].append(i)
         regret = {}
         best = min(
             losses(KalmanClassifier(gamma, "scaled"), rows, labels).mean() for gamma in GAMMAS
         )
-        for name, how in (("mixture", {"stacking": False}), ("default", {})):
-            own = losses(KalmanClassifier(features="scaled", **how), rows, labels).mean()
+        for name, options in (("mixture", {"stacking": False}), ("default", {})):
+            own = losses(KalmanClassifier(features="scaled", **options), rows, labels).mean()
             regret[name] = float(own - best)
     return {
         "kind": kind,
@@ -109,8 +109,8 @@ def run(kind: str, size: int, seed: int, n: int) -> dict[str, Any]:
         "rows": n,
         "changes": len(changes),
         "detectors": {
-            name: judged(alarms, changes, SLOW if kind == "gradual" else 0)
-            for name, alarms in found.items()
+            name: score_alarms(alarms, changes, SLOW if kind == "gradual" else 0)
+            for name, alarms in alarms_of.items()
         },
         "regret": regret,
     }

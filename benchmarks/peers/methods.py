@@ -1,4 +1,4 @@
-"""Learners that are compared: kalstream, and what people use today, with documented defaults."""
+"""Learners that are compared: kalstream and other libraries, with their documented defaults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from page import machine
 
 
 def about() -> dict[str, Any]:
-    """For a result file: on what it was measured."""
+    """Machine and versions, for a result file."""
     names = ("kalstream", "river", "scikit-learn", "numba")
     return {"machine": machine(), "versions": {name: version(name) for name in names}}
 
@@ -37,9 +37,9 @@ class Method:
     is_random : bool
         Whether the seed matters.
     is_slow : bool
-        Milliseconds an example: it sees the beginning of long streams only.
+        Takes milliseconds a row, so that it runs first.
     is_ensemble : bool
-        Of trees.
+        Whether it is an ensemble of trees.
     """
 
     make: Callable[[int], Any]
@@ -50,7 +50,7 @@ class Method:
 
 
 class Scaler:
-    """What scikit-learn's StandardScaler learns from rows, in microseconds instead of 1 ms each."""
+    """Learns the same as scikit-learn's StandardScaler, in microseconds instead of 1 ms a row."""
 
     def __init__(self) -> None:
         self.n, self.mean, self.spread = 0, 0.0, 0.0
@@ -69,7 +69,7 @@ class Scaler:
         return (X - self.mean) / np.where(std > 0.0, std, 1.0)
 
 
-class AsTheyAre:
+class Unscaled:
     """Columns that are not scaled."""
 
     def partial_fit(self, X: Any) -> None:
@@ -81,14 +81,14 @@ class AsTheyAre:
 
 
 class Scaled:
-    """Columns in standard deviations learned online, or as another transformer has them."""
+    """A learner whose columns are scaled online, or transformed by ``scaler``."""
 
     def __init__(self, learner: Any, scaler: Any = None) -> None:
         self.learner, self.scaler = learner, scaler or Scaler()
 
     @property
     def classes_(self) -> Any:
-        """Labels, as the learner has them."""
+        """Labels of the learner."""
         return self.learner.classes_
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> None:
@@ -102,7 +102,7 @@ class Scaled:
 
 
 class ScaledProbabilities(Scaled):
-    """The same of a learner that has probabilities."""
+    """The same for a learner with probabilities."""
 
     def predict_proba(self, X: Any) -> Any:
         """Probabilities (b, K)."""
@@ -110,19 +110,19 @@ class ScaledProbabilities(Scaled):
 
 
 class SeenOnly(ScaledProbabilities):
-    """The same, and without NaN, which naive Bayes has for classes that have not come yet.
+    """The same for naive Bayes, without its NaN for classes that have not come yet.
 
-    Its `var_smoothing`, 1e-9 of the largest variance, is 0 where rows come one by one, so that
-    columns that are constant within a class would be NaN as well: it is added here.
+    Its `var_smoothing`, 1e-9 of the largest variance, is 0 if rows come one by one. Columns that
+    are constant within a class would then be NaN too, so that the smoothing is added here.
     """
 
     def predict_proba(self, X: Any) -> Any:
         """Probabilities (b, K)."""
-        kept = self.learner.var_
-        self.learner.var_ = kept + max(1e-9 * kept.max(), 1e-300)
+        variance = self.learner.var_
+        self.learner.var_ = variance + max(1e-9 * variance.max(), 1e-300)
         with np.errstate(divide="ignore", invalid="ignore"):
             logs = self.learner.predict_joint_log_proba(self.scaler.transform(X))
-        self.learner.var_ = kept
+        self.learner.var_ = variance
         return softmax(np.where(np.isfinite(logs), logs, -1e300), axis=1)
 
     def predict(self, X: Any) -> Any:
@@ -165,7 +165,7 @@ class StreamingLDA:
 
 
 class RecursiveLeastSquares:
-    """One-hot targets, exponential forgetting; outputs clipped to [0, 1] and normalised."""
+    """Least squares on one-hot labels with forgetting; outputs are clipped and normalised."""
 
     def __init__(self, forgetting: float = 0.999, ridge: float = 1.0) -> None:
         self.forgetting, self.ridge, self.classes_ = forgetting, ridge, None
@@ -187,8 +187,8 @@ class RecursiveLeastSquares:
 
     def predict_proba(self, X: Any) -> Any:
         """Probabilities (b, K)."""
-        said = np.clip(np.column_stack([X, np.ones(len(X))]) @ self.coef, 1e-3, 1.0)
-        return said / said.sum(axis=1, keepdims=True)
+        outputs = np.clip(np.column_stack([X, np.ones(len(X))]) @ self.coef, 1e-3, 1.0)
+        return outputs / outputs.sum(axis=1, keepdims=True)
 
     def predict(self, X: Any) -> Any:
         """Labels (b,)."""
@@ -239,20 +239,20 @@ def _sgd(seed: int) -> Any:
 def _passive_aggressive(seed: int) -> Any:
     from sklearn.linear_model import SGDClassifier
 
-    # What scikit-learn says to use instead of PassiveAggressiveClassifier, which it has deprecated.
-    how = {"loss": "hinge", "penalty": None, "learning_rate": "pa1", "eta0": 1.0}
-    return Scaled(SGDClassifier(random_state=seed, **how))
+    # scikit-learn recommends this in place of PassiveAggressiveClassifier, which is deprecated.
+    options = {"loss": "hinge", "penalty": None, "learning_rate": "pa1", "eta0": 1.0}
+    return Scaled(SGDClassifier(random_state=seed, **options))
 
 
 def _naive_bayes(seed: int) -> Any:
     from sklearn.naive_bayes import GaussianNB
 
-    # it needs no scale, and one that still moves harms it
-    return SeenOnly(GaussianNB(), AsTheyAre())
+    # naive Bayes needs no scaling, and a scale that still changes harms it
+    return SeenOnly(GaussianNB(), Unscaled())
 
 
-# Other settings of kalstream have one seed: they are there to show what a part does. The seed of
-# scikit-learn's SGD is for shuffling, and a single row cannot be shuffled.
+# Other settings of kalstream have one seed: they only show the effect of each part. The seed of
+# scikit-learn's SGD shuffles rows, which has no effect on a single row.
 METHODS: dict[str, Method] = {
     "kalstream": Method(lambda s: KalmanClassifier(random_state=s), "kalstream", True),
     "kalstream, without the labels before": Method(

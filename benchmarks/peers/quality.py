@@ -2,10 +2,10 @@
 
     python benchmarks/peers/quality.py [FILE ...] [--quick] [--jobs 2] [--resume]
 
-Streams are those of the folder KALSTREAM_DATA/streams (elec2.csv, weather.csv, outdoor.parquet,
-covtype.parquet), or the two that are packaged, and the files that are named, whose label is the
-last column. A cell (stream, method, seed) is one process; --resume goes on with the cells that are
-in the result file.
+Streams are the tables of the folder KALSTREAM_DATA/streams (elec2.csv, weather.csv,
+outdoor.parquet, covtype.parquet), or the two packaged ones without that folder. Each FILE is one
+more stream, with the label in the last column. A cell (stream, method, seed) is one process;
+--resume skips cells that are in the result file.
 """
 
 from __future__ import annotations
@@ -34,54 +34,54 @@ from data import name_of, read, stream_files
 
 RESULTS = Path(__file__).parent / "results"
 SEEDS = (0, 1, 2)
-LONG = 40_000  # rows of a long stream that all methods see
-ONCE = ("ARF, 50 trees", "SRP, 10 trees")  # one seed: minutes each
+LONG = 40_000  # rows of a long stream that each method gets
+ONCE = ("ARF, 50 trees", "SRP, 10 trees")  # one seed, because a run takes minutes
 WHOLE = ("kalstream", "kalstream, without the labels before")
 
 
 class OnCpu(Evaluation):
-    """Times are those of the processor, whatever else the machine does meanwhile."""
+    """Evaluation that measures processor time, so that other programs do not count."""
 
     clock = staticmethod(time.process_time)
 
 
 def run(path: Path, method: str, seed: int, limit: int | None) -> dict[str, Any]:
-    """One cell, in a process of its own."""
+    """Run one cell, in its own process."""
     stream = read(path, limit)
     classes = sorted(set(stream.targets.tolist()))
     with threadpool_limits(1):
-        # so that compiling, which is done once and kept on disk, is not counted
+        # A first short run, so that the time of compiling is not counted.
         warm = ArrayStream(stream.rows[:300], stream.targets[:300])
         prequential(METHODS[method].make(seed), warm, together=1, classes=classes)
         learner, calibrated = METHODS[method].make(seed), Calibrated()
-        # all of a long stream a hundred rows in a call, which takes them one by one all the same
-        found = OnCpu(learner, stream, classes=classes, together=1 if limit else 100)
-        for record in found.records():
+        # A whole long stream has a hundred rows in a call, which still predicts row by row.
+        evaluation = OnCpu(learner, stream, classes=classes, together=1 if limit else 100)
+        for record in evaluation.records():
             if limit and seed == SEEDS[0]:
                 calibrated.add(record)
-    total = found.tracker.values()
+    total = evaluation.tracker.values()
     keys = ("accuracy", "log_loss", "brier", "ece", "macro_f1", "kappa_no_change")
     return {
         "stream": name_of(path),
         "method": method,
         "seed": seed,
-        "rows": found.n_rows,
+        "rows": evaluation.n_rows,
         "whole": limit is None,
         **{key: total.get(key) for key in keys},
-        "us": 1e6 * found.seconds / found.n_rows,
+        "us": 1e6 * evaluation.seconds / evaluation.n_rows,
         "kb": len(pickle.dumps(learner)) / 1024,
-        "calibration": calibrated.result(found.tracker.total),
-        "baselines": found.tracker.naive.values(),
+        "calibration": calibrated.result(evaluation.tracker.total),
+        "baselines": evaluation.tracker.naive.values(),
     }
 
 
 def known_files() -> list[Path]:
-    """Streams that are there."""
+    """Files of the streams that exist."""
     return stream_files() or [path_of(name) for name in ("elec2", "weather")]
 
 
 def cells(files: list[Path], quick: bool) -> Iterator[tuple[Path, str, int, int | None]]:
-    """All that is to be run, the longest first."""
+    """All cells, the slowest methods first."""
     for name, method in sorted(METHODS.items(), key=lambda each: not each[1].is_slow):
         seeds = SEEDS if method.is_random and name not in ONCE and not quick else SEEDS[:1]
         for path in files:
@@ -92,7 +92,7 @@ def cells(files: list[Path], quick: bool) -> Iterator[tuple[Path, str, int, int 
 
 
 def main() -> None:
-    """Run what is missing."""
+    """Run the cells that are missing."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--only", default="", help="methods with this in their names")
+    parser.add_argument("--only", default="", help="run the methods whose names contain this text")
     options = parser.parse_args()
     only = {name for name in METHODS if options.only in name}
     files = [*known_files()[: 2 if options.quick else None], *options.files]
@@ -110,24 +110,24 @@ def main() -> None:
         except (OSError, ValueError) as error:
             parser.error(f"{path} cannot be read as a table of numbers and labels: {error}")
     target = RESULTS / ("quality-quick.json" if options.quick else "quality.json")
-    found = {"cells": []}
+    results = {"cells": []}
     if options.resume and target.exists():
-        found = json.loads(target.read_text())
-    have = {(c["stream"], c["method"], c["seed"], c["whole"]) for c in found["cells"]}
+        results = json.loads(target.read_text())
+    done_cells = {(c["stream"], c["method"], c["seed"], c["whole"]) for c in results["cells"]}
     todo = [
         cell
         for cell in cells(files, options.quick)
-        if cell[1] in only and (name_of(cell[0]), *cell[1:3], cell[3] is None) not in have
+        if cell[1] in only and (name_of(cell[0]), *cell[1:3], cell[3] is None) not in done_cells
     ]
-    found |= about() | {"processes": options.jobs}
-    # longest first, so that no core waits at the end
+    results |= about() | {"processes": options.jobs}
+    # The slowest cells start first, so that no core waits at the end.
     pool = ProcessPoolExecutor(options.jobs, get_context("spawn"), max_tasks_per_child=1)
     waiting = [pool.submit(run, *cell) for cell in todo]
     RESULTS.mkdir(exist_ok=True)
     for n, done in enumerate(as_completed(waiting), 1):
         cell = done.result()
-        found["cells"].append(cell)
-        target.write_text(json.dumps(found, indent=1) + "\n")
+        results["cells"].append(cell)
+        target.write_text(json.dumps(results, indent=1) + "\n")
         scores = f"{cell['accuracy']:.4f}", f"{cell['log_loss'] or float('nan'):.4f}"
         print(
             n,

@@ -1,9 +1,10 @@
-"""Time of predicting and learning a row against columns, classes and the size of chunks.
+"""Time to predict and learn a row, against columns, classes and the size of chunks.
 
     python benchmarks/peers/speed.py [--quick]
 
-Each point is a process of its own with one thread: rows are predicted and learned for a second or
-more, and the mean over blocks but the first is kept. Also the time to begin, and model sizes.
+Each point runs in its own process with one thread. Rows are predicted and learned for at least a
+second; the result is the mean over blocks, without the first. Also measures the start-up time and
+the sizes of models.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ RESULTS = Path(__file__).parent / "results"
 COLUMNS = (8, 32, 128, 512, 1024, 2048, 4096)
 CLASSES = (2, 10, 100, 1000, 3000)
 CHUNKS = (1, 10, 100, 1000)
-# Raw columns, so that the number of features is that of the columns.
+# Raw columns, so that each column is one feature.
 LEARNERS = {
     "kalstream": lambda seed: KalmanClassifier(features="raw"),
     "kalstream, gamma = 1": lambda seed: KalmanClassifier(1.0, "raw"),
@@ -51,7 +52,7 @@ LEARNERS = {
 SECONDS, LIMIT = 1.2, 20.0
 ROWS = "import numpy as np; X = np.random.default_rng(0).standard_normal((10, 8)); y = [0, 1] * 5"
 RIVER = "[m.learn_one(dict(enumerate(x)), k) for x, k in zip(X.tolist(), y)]"
-# What one has to import, and what then makes the first ten rows learned.
+# Code to import a learner, and code to learn the first ten rows.
 BEGIN = {
     "kalstream": (
         "from kalstream import KalmanClassifier",
@@ -69,7 +70,7 @@ BEGIN = {
 
 
 def rows_of(columns: int, classes: int, n: int) -> ArrayStream:
-    """Rows of norm about 1 and labels by a linear rule."""
+    """Normal rows, and labels by a linear rule."""
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((n, columns))
     labels = (rows @ rng.standard_normal((columns, classes))).argmax(axis=1)
@@ -84,19 +85,19 @@ def _part(stream: ArrayStream, start: int, stop: int) -> ArrayStream:
 def measure(method: str, columns: int, classes: int, chunk: int) -> dict[str, Any]:
     """Microseconds a row, and the size of the model."""
     size, labels = max(20, chunk), list(range(classes))
-    shown = classes + 100
-    stream, learner = rows_of(columns, classes, shown + 300 * size), LEARNERS[method](0)
+    n_first = classes + 100
+    stream, learner = rows_of(columns, classes, n_first + 300 * size), LEARNERS[method](0)
     times: list[float] = []
     with threadpool_limits(1):
-        # every class is shown, then a block loads what is compiled: neither is measured
-        prequential(learner, _part(stream, 0, shown), classes=labels, chunk=100)
-        begun = time.perf_counter()
-        # four blocks or more: kalstream writes its covariance every some dozen rows
-        for start in range(shown, len(stream.rows), size):
+        # The first rows have every class, and load the compiled code. They are not measured.
+        prequential(learner, _part(stream, 0, n_first), classes=labels, chunk=100)
+        started = time.perf_counter()
+        # At least four blocks, because kalstream updates its covariance only every few dozen rows.
+        for start in range(n_first, len(stream.rows), size):
             part = _part(stream, start, start + size)
-            found = prequential(learner, part, classes=labels, chunk=chunk, together=1)
-            times.append(1e6 * found.seconds / found.n_rows)
-            if len(times) > 4 and time.perf_counter() - begun > SECONDS:
+            result = prequential(learner, part, classes=labels, chunk=chunk, together=1)
+            times.append(1e6 * result.seconds / result.n_rows)
+            if len(times) > 4 and time.perf_counter() - started > SECONDS:
                 break
     return {
         "method": method,
@@ -110,29 +111,29 @@ def measure(method: str, columns: int, classes: int, chunk: int) -> dict[str, An
 
 
 def points(quick: bool) -> list[tuple[str, int, int, int]]:
-    """What is measured: one thing is changed at a time."""
+    """Points to measure: (method, columns, classes, chunk), varied one at a time."""
     columns, classes, chunks = ((8, 64), (10,), ()) if quick else (COLUMNS, CLASSES, CHUNKS)
-    found: list[tuple[str, int, int, int]] = []
+    all_points: list[tuple[str, int, int, int]] = []
     for name in LEARNERS:
-        found += [(name, d, 2, 1) for d in columns]
-        found += [(name, 64, k, 1) for k in classes]
+        all_points += [(name, d, 2, 1) for d in columns]
+        all_points += [(name, 64, k, 1) for k in classes]
         if "kalstream" in name or METHODS[name].family == "scikit-learn":
-            found += [(name, 256, 10, b) for b in chunks]
-    return list(dict.fromkeys(found))
+            all_points += [(name, 256, 10, b) for b in chunks]
+    return list(dict.fromkeys(all_points))
 
 
 def seconds_of(code: str) -> float:
-    """Least of three runs in a fresh interpreter."""
+    """Shortest of three runs in a fresh interpreter."""
     runs = []
     for _ in range(3):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         subprocess.run([sys.executable, "-c", code], check=True)
-        runs.append(time.perf_counter() - begun)
+        runs.append(time.perf_counter() - started)
     return min(runs)
 
 
-def beginning() -> dict[str, tuple[float, float]]:
-    """Seconds of importing, and of that and the first ten rows, less an empty interpreter."""
+def start_up() -> dict[str, tuple[float, float]]:
+    """Seconds to import, and to import and learn ten rows, without the interpreter's start."""
     nothing = seconds_of("pass")
     return {
         name: (seconds_of(imports) - nothing, seconds_of(f"{imports}; {rows}") - nothing)
@@ -147,8 +148,8 @@ def main() -> None:
     options = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)
     target = RESULTS / ("speed-quick.json" if options.quick else "speed.json")
-    found: dict[str, Any] = about() | {"seed": 0, "begin": beginning(), "cells": []}
-    cells = found["cells"]
+    results: dict[str, Any] = about() | {"seed": 0, "begin": start_up(), "cells": []}
+    cells = results["cells"]
     for point in points(options.quick):
         pool = ProcessPoolExecutor(1, get_context("spawn"))
         try:
@@ -159,7 +160,7 @@ def main() -> None:
             for process in list(pool._processes.values()):
                 process.kill()
         pool.shutdown(wait=False, cancel_futures=True)
-        target.write_text(json.dumps(found, indent=1) + "\n")
+        target.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and its figures, made from the result files of this folder.
+"""Writes docs/benchmarks.md and its figures from the result files of this folder.
 
 python benchmarks/peers/write_page.py
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 import figures
@@ -17,19 +16,19 @@ from methods import METHODS
 from scipy.stats import rankdata
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from page import table
+from page import table, wrapped
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parents[2] / "docs"
 OURS = "kalstream"
-SIMPLE = {"no-change": "no_change", "majority": "majority"}
-# What varies in each measurement of speed, and what is fixed.
+NAIVE = {"no-change": "no_change", "majority": "majority"}
+# What varies in each measurement of speed, and the sizes that are fixed.
 AXES = {
     "columns": {"classes": 2, "chunk": 1},
     "classes": {"columns": 64, "chunk": 1},
     "chunk": {"columns": 256, "classes": 10},
 }
-KEYS = {"accuracy": -1.0, "log_loss": 1.0}  # sign of what is worse
+KEYS = {"accuracy": -1.0, "log_loss": 1.0}  # +1 if a larger value is worse
 
 
 class Quality:
@@ -38,27 +37,28 @@ class Quality:
     Attributes
     ----------
     streams, methods : list of str
-        methods are kalstream's default, its peers, and the two that learn nothing; variants are
-        other settings of kalstream, which have no rank.
+        The methods are kalstream's default, its peers, and the two naive predictors.
+    variants : list of str
+        Other settings of kalstream, which have no rank.
     """
 
     def __init__(self, cells: list[dict[str, Any]]) -> None:
         self.whole = [cell for cell in cells if cell["whole"]]
         self.cells = [cell for cell in cells if not cell["whole"]]
         for cell in [c for c in self.cells if c["method"] == OURS and c["seed"] == 0]:
-            for name, key in SIMPLE.items():
+            for name, key in NAIVE.items():
                 self.cells.append(
                     cell["baselines"][key] | {"stream": cell["stream"], "method": name}
                 )
         self.streams = sorted({cell["stream"] for cell in self.cells})
-        there = {cell["method"] for cell in self.cells}
-        ours = [name for name, each in METHODS.items() if each.family == OURS and name in there]
+        measured = {cell["method"] for cell in self.cells}
+        ours = [name for name, each in METHODS.items() if each.family == OURS and name in measured]
         self.variants = [name for name in ours if name != OURS]
-        peers = [name for name in (*METHODS, *SIMPLE) if name in there and name not in ours]
+        peers = [name for name in (*METHODS, *NAIVE) if name in measured and name not in ours]
         self.methods = [OURS, *peers]
 
     def of(self, method: str, stream: str, key: str) -> list[float]:
-        """Values of all seeds."""
+        """Values of a metric for all seeds."""
         mine = (c for c in self.cells if (c["method"], c["stream"]) == (method, stream))
         return [c[key] for c in mine if c.get(key) is not None]
 
@@ -68,7 +68,7 @@ class Quality:
         return float(np.mean(values)) if values else np.nan
 
     def ranks(self, key: str) -> dict[str, float]:
-        """Mean rank over streams of those that have the number on all of them, 1 the best."""
+        """Mean rank over streams, 1 is best, of the methods that have the metric on all streams."""
         names = [m for m in self.methods if all(self.of(m, s, key) for s in self.streams)]
         each = [rankdata([KEYS[key] * self.mean(m, s, key) for m in names]) for s in self.streams]
         return dict(zip(names, np.mean(each, axis=0).tolist(), strict=True))
@@ -84,13 +84,13 @@ class Quality:
 
     def bins(self) -> dict[str, dict[str, Any]]:
         """Rows, sum of probabilities and rows that were right, in 15 bins (3, 15), all runs."""
-        there = {name: self.calibrations(name) for name in (*self.methods, *self.variants)}
+        calibrations = {name: self.calibrations(name) for name in (*self.methods, *self.variants)}
         return {
             name: {
                 when: np.sum([list(each[when]["bins"].values()) for each in mine], axis=0)
                 for when in ("before", "after")
             }
-            for name, mine in there.items()
+            for name, mine in calibrations.items()
             if mine
         }
 
@@ -105,7 +105,7 @@ class Quality:
 
 
 def wins_section(quality: Quality, *more: list[str]) -> list[str]:
-    """Where a peer is better than kalstream's default; ``more`` are lines of other sections."""
+    """List where a peer is better than kalstream's default; ``more`` has lines to append."""
     lines = []
     for key, word in {"accuracy": "accuracy", "log_loss": "log-loss", "ece": "ECE"}.items():
         won = 0
@@ -146,8 +146,8 @@ def quality_section(quality: Quality) -> list[str]:
         + ", ".join(f"{s} {n:,}" for s, n in most.items())
         + " (the first rows of elec2 and covtype). A label never seen before has probability "
         "1/(n+1) after n rows, for all methods. ARF of 50 trees and SRP have one seed. kalstream "
-        "also learns how labels follow each other, where each is known before the next row comes; "
-        "the table of its variants shows it without.",
+        "also learns how labels follow each other, because each label is known before the next row "
+        "comes. The table of variants shows kalstream without this.",
         "![mean ranks](benchmarks/ranks.png)",
         "![accuracy against time](benchmarks/time.png)",
         "### Against the best ensemble of trees",
@@ -201,7 +201,7 @@ def _others(quality: Quality) -> list[list[str]]:
         shown = [f"{means[k]:.3f}" for k in ("brier", "ece", "kappa_no_change")]
         shown += [f"{means['us']:.0f}", f"{means['kb']:,.0f}"]
         lines.append([name, *("" if each == "nan" else each for each in shown)])
-    return [line for line in lines if line[0] not in SIMPLE]
+    return [line for line in lines if line[0] not in NAIVE]
 
 
 def _whole(quality: Quality) -> list[str]:
@@ -213,8 +213,8 @@ def _whole(quality: Quality) -> list[str]:
         for c in quality.whole
     ]
     first = quality.whole[0]
-    simple = first["baselines"]["no_change"]
-    lines.append(["no-change", f"{simple['accuracy']:.4f}", f"{simple['log_loss']:.4f}", ""])
+    no_change = first["baselines"]["no_change"]
+    lines.append(["no-change", f"{no_change['accuracy']:.4f}", f"{no_change['log_loss']:.4f}", ""])
     title = f"{first['stream']}, all {first['rows']:,} rows"
     return [
         f"### {title}",
@@ -245,21 +245,21 @@ def calibration_section(quality: Quality) -> list[str]:
         "that is learned online, as kalstream's filters do internally. Probabilities that are "
         'calibrated already get worse. "kalstream, not calibrated" is its plain mixture without '
         "this. Before the power is taken, probabilities below 1e-6 become 1e-6. This alone helps "
-        "methods that give a probability of 0 to a class that then comes.",
+        "methods that give a class the probability 0 before it comes.",
         "![reliability](benchmarks/reliability.png)",
     ]
 
 
 def noticed(cells: list[dict[str, Any]], kind: str, name: str) -> tuple[int, float]:
-    """How many changes of a kind a detector has noticed, and after how many rows."""
+    """Number of changes of a kind that a detector noticed, and the median delay in rows."""
     mine = [cell["detectors"][name]["delays"] for cell in cells if cell["kind"] == kind]
     delays = [delay for each in mine for delay in each]
     return len(delays), float(np.median(delays)) if delays else np.inf
 
 
-def detect_wins(found: dict[str, Any]) -> list[str]:
-    """Where a detector notices more changes than kalstream's alarm, or notices them sooner."""
-    cells, lines = found["cells"], []
+def detect_wins(results: dict[str, Any]) -> list[str]:
+    """List where a detector notices more changes than kalstream's alarm, or notices them sooner."""
+    cells, lines = results["cells"], []
     for kind in dict.fromkeys(cell["kind"] for cell in cells if cell["changes"]):
         own = noticed(cells, kind, OURS)
         for name in cells[0]["detectors"]:
@@ -272,9 +272,9 @@ def detect_wins(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def detect_section(found: dict[str, Any]) -> list[str]:
+def detect_section(results: dict[str, Any]) -> list[str]:
     """Changes noticed by each detector, and the regret."""
-    cells, lines, regrets = found["cells"], [], []
+    cells, lines, regrets = results["cells"], [], []
     for kind in dict.fromkeys(cell["kind"] for cell in cells):
         mine = [cell for cell in cells if cell["kind"] == kind]
         for name in mine[0]["detectors"]:
@@ -299,31 +299,31 @@ def detect_section(found: dict[str, Any]) -> list[str]:
         "### Regret against the best fixed gamma",
         table(["change", *cells[0]["regret"]], regrets),
         "Log-loss minus that of the best of five fixed gammas, chosen in hindsight for each "
-        "stream; below 0 is better. mixture: without the stack.",
+        "stream. Below 0 is better than all five. mixture: without the stack.",
     ]
 
 
 def growth(cells: list[dict[str, Any]]) -> dict[str, dict[str, tuple[Any, Any, float]]]:
-    """Along each axis, by method: where it was measured, microseconds, the fitted exponent."""
-    found: dict[str, dict[str, tuple[Any, Any, float]]] = {}
+    """Sizes, microseconds and fitted exponent, for each axis and method."""
+    curves: dict[str, dict[str, tuple[Any, Any, float]]] = {}
     for along, others in AXES.items():
         there = [cell for cell in cells if others.items() <= cell.items()]
         for name in dict.fromkeys(cell["method"] for cell in there):
             points = [(c[along], c["us"]) for c in there if c["method"] == name]
             if len(points) > 1:
                 x, us = np.array(sorted(points)).T
-                # the upper half, where what is fixed no longer counts
+                # The upper half, where fixed costs are small.
                 last = max(2, (len(x) + 1) // 2)
                 slope = np.polyfit(np.log(x[-last:]), np.log(us[-last:]), 1)[0]
                 title = f"{along} ({', '.join(f'{k} {v}' for k, v in others.items())})"
-                found.setdefault(title, {})[name] = x, us, float(slope)
-    return found
+                curves.setdefault(title, {})[name] = x, us, float(slope)
+    return curves
 
 
-def speed_wins(found: dict[str, Any]) -> list[str]:
-    """Who is faster than kalstream at the ends of an axis, and to begin with; who is smaller."""
+def speed_wins(results: dict[str, Any]) -> list[str]:
+    """List peers that are faster at the ends of an axis, smaller, or faster to start."""
     lines = []
-    for title, mine in growth(found["cells"]).items():
+    for title, mine in growth(results["cells"]).items():
         x, us, _ = mine[OURS]
         for end in (0, -1):
             there = {n: their[1][end] for n, their in mine.items() if their[0][end] == x[end]}
@@ -332,33 +332,35 @@ def speed_wins(found: dict[str, Any]) -> list[str]:
                 named = ", ".join(faster)
                 where = f"{title} at {x[end]:,.0f}"
                 lines.append(f"microseconds a row, {where}: {named}; kalstream {us[end]:,.0f}")
-    wide = [c for c in found["cells"] if c["columns"] == max(c["columns"] for c in found["cells"])]
+    wide = [
+        c for c in results["cells"] if c["columns"] == max(c["columns"] for c in results["cells"])
+    ]
     sizes = {c["method"]: c["kb"] / 1024 for c in wide}
     smaller = {n: mb for n, mb in sizes.items() if mb < sizes[OURS] and OURS not in n}
     named = ", ".join(f"{name} {mb:,.1f}" for name, mb in smaller.items())
     lines.append(
         f"MB of a model of {wide[0]['columns']:,} columns: {named}; kalstream {sizes[OURS]:,.1f}"
     )
-    (_, own), *others = found["begin"].values()
+    (_, own), *others = results["begin"].values()
     if any(ready < own for _, ready in others):
-        named = ", ".join(f"{n} {ready:.1f}" for n, (_, ready) in found["begin"].items())
+        named = ", ".join(f"{n} {ready:.1f}" for n, (_, ready) in results["begin"].items())
         lines.append(f"seconds to import and learn ten rows: {named}")
     return lines
 
 
-def speed_section(found: dict[str, Any]) -> list[str]:
-    """Growth of time with size, and the cost of starting up."""
-    curves = growth(found["cells"])
+def speed_section(results: dict[str, Any]) -> list[str]:
+    """Growth of time with size, and the time to start."""
+    curves = growth(results["cells"])
     names = list(dict.fromkeys(name for mine in curves.values() for name in mine))
     grown = [
         [name, *(f"{mine[name][2]:.2f}" if name in mine else "" for mine in curves.values())]
         for name in names
     ]
-    at = [c for c in found["cells"] if (c["columns"], c["classes"], c["chunk"]) == (64, 100, 1)]
+    at = [c for c in results["cells"] if (c["columns"], c["classes"], c["chunk"]) == (64, 100, 1)]
     sizes = [[c["method"], f"{c['us']:.0f} us", f"{c['kb']:,.0f} KB"] for c in at]
     begun = [
         [name, f"{imported:.2f} s", f"{ready:.2f} s"]
-        for name, (imported, ready) in found["begin"].items()
+        for name, (imported, ready) in results["begin"].items()
     ]
     return [
         "## Speed",
@@ -373,37 +375,29 @@ def speed_section(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def text_of(found: dict[str, Any], quality: Quality) -> str:
+def text_of(results: dict[str, Any], quality: Quality) -> str:
     """Make the page."""
-    about = found["quality"]
+    about = results["quality"]
     versions = ", ".join(f"{name} {value}" for name, value in about["versions"].items())
     body = [
         "# kalstream against its peers",
         "Made by `make bench-peers` from the result files in "
-        "[`benchmarks/peers/results`](../benchmarks/peers/results); one example at a time, each "
-        "predicted before it is learned. "
+        "[`benchmarks/peers/results`](../benchmarks/peers/results). Each row is predicted, then "
+        "learned, one row at a time. "
         f"{versions}; {about['machine']}; {about['processes']} processes.",
         Path(__file__).with_name("words.md").read_text(encoding="utf-8").strip(),
         *wins_section(
             quality,
-            detect_wins(found["detect"]) if "detect" in found else [],
-            speed_wins(found["speed"]) if "speed" in found else [],
+            detect_wins(results["detect"]) if "detect" in results else [],
+            speed_wins(results["speed"]) if "speed" in results else [],
         ),
         *quality_section(quality),
         *calibration_section(quality),
     ]
     for name, section in {"detect": detect_section, "speed": speed_section}.items():
-        body += section(found[name]) if name in found else []
+        body += section(results[name]) if name in results else []
     tried = Path(__file__).with_name("tried.md").read_text(encoding="utf-8").strip()
-    return "\n".join(map(wrapped, "\n\n".join([*body, tried]).split("\n"))) + "\n"
-
-
-def wrapped(line: str) -> str:
-    """A line of prose within 100 characters; headings, tables and figures stay whole."""
-    if line.startswith(("#", "|", "!", "    ", "```")):
-        return line
-    indent = "  " if line.startswith("- ") else ""
-    return fill(line, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return wrapped("\n\n".join([*body, tried])) + "\n"
 
 
 def read_results() -> dict[str, Any]:
@@ -416,15 +410,15 @@ def main() -> None:
     """Write the page and draw its figures."""
     folder = DOCS / "benchmarks"
     folder.mkdir(exist_ok=True)
-    found = read_results()
-    quality = Quality(found["quality"]["cells"])
+    results = read_results()
+    quality = Quality(results["quality"]["cells"])
     ranks = {key: quality.ranks(key) for key in KEYS}
     figures.ranks(ranks, len(quality.streams), folder / "ranks.png")
     figures.times(quality, folder / "time.png")
     figures.reliability(quality.bins(), folder / "reliability.png")
-    if "speed" in found:
-        figures.speed(growth(found["speed"]["cells"]), folder / "speed.png")
-    (DOCS / "benchmarks.md").write_text(text_of(found, quality), encoding="utf-8")
+    if "speed" in results:
+        figures.speed(growth(results["speed"]["cells"]), folder / "speed.png")
+    (DOCS / "benchmarks.md").write_text(text_of(results, quality), encoding="utf-8")
 
 
 if __name__ == "__main__":
