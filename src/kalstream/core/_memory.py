@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-# Smaller blocks are kept by the allocator itself (the mmap threshold of glibc).
+# The allocator itself keeps smaller blocks (mmap threshold of glibc).
 _LARGE: Final = 1 << 17
-# Means and covariances, of the state that is read and of the one that is being written.
+# Mean and covariance of the state that is read, and of the state that is written.
 _BLOCKS: Final = 4
 
 
 class Spares:
-    """Makes large arrays in the memory of earlier ones that are gone.
+    """Makes large arrays in the memory of earlier arrays that were deleted.
 
-    Fresh memory costs several times as much as writing to it, since the system clears every page. A
-    block is free once the array made from it is gone. Views keep that array alive, so nobody can
-    still read it. If an interrupt loses a block, it is allocated again.
+    New memory takes several times as long as writing to it, because the system clears every page. A
+    block is free when the array made from it is deleted. Views keep that array alive, so that
+    nobody can still read a free block. If an interrupt loses a block, a new one is allocated.
 
     Examples
     --------
@@ -36,15 +36,15 @@ class Spares:
         self._blocks: deque[tuple[bytearray, ref[Array]]] = deque(maxlen=_BLOCKS)
 
     def like(self, array: Array) -> Array:
-        """An array of the same shape, dtype and order; its content is finite but arbitrary."""
+        """An array of the same shape, dtype and order, with finite but arbitrary values."""
         if array.nbytes < _LARGE:
             return np.zeros_like(array)
         block = self._free(array.nbytes) or bytearray(array.nbytes)
         order: Any = "C" if array.flags.c_contiguous else "F"
-        # Not memory owned by numpy: views would keep that alive, and not this array.
-        made: Array = np.ndarray(array.shape, array.dtype, buffer=block, order=order)
-        self._blocks.append((block, ref(made)))
-        return made
+        # If numpy owned the memory, views would keep the memory alive but not this array.
+        result: Array = np.ndarray(array.shape, array.dtype, buffer=block, order=order)
+        self._blocks.append((block, ref(result)))
+        return result
 
     def _free(self, size: int) -> bytearray | None:
         """A block of this size that nobody uses; two threads never get the same one."""
@@ -59,4 +59,4 @@ class Spares:
         return None
 
     def __reduce__(self) -> tuple[type[Spares], tuple[()]]:
-        return Spares, ()  # a copy of a state has memory of its own
+        return Spares, ()  # a copy of a state gets its own memory

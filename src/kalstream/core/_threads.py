@@ -12,12 +12,13 @@ from weakref import ref
 # Below this many floating-point operations in one call, a second thread costs more than it gains,
 # and on a busy machine OpenBLAS spins. 1e9 operations take about 30 ms on one core.
 PARALLEL_FLOPS: Final = 1e9
-# Asking a pool for its size takes as long as a small product. If all pools had one thread, they are
-# not asked again for this many seconds. Missing that a pool grew costs only speed.
+# Reading the size of a pool takes as long as a small product. If all pools had one thread, their
+# sizes are not read again for this many seconds. If a pool grows in this time, only speed is lost.
 _TRUSTED_SECONDS: Final = 0.5
 
-# Pools that were set to one thread, with their old sizes, and the bodies that need it. There is no
-# lock, since an interrupt or a fork could leave it locked. A race costs speed, never a result.
+# Pools that were set to one thread, with their old sizes, and the `with` bodies that need this.
+# There is no lock, because an interrupt or a fork could leave it locked. A race costs speed, but
+# never changes a result.
 _held: list[tuple[Any, int]] = []
 _inside: dict[int, ref[OneThread]] = {}
 _narrow_until = -math.inf
@@ -56,13 +57,13 @@ def _release() -> None:
 
 def _is_anyone_inside() -> bool:
     for key, body in list(_inside.items()):
-        if body() is None:  # an interrupt came before it could leave
+        if body() is None:  # an interrupt came before __exit__
             _inside.pop(key, None)
     return bool(_inside)
 
 
 def _after_fork() -> None:
-    _inside.clear()  # only the thread that forked is left
+    _inside.clear()  # only the thread that forked still runs
     _release()
 
 
@@ -72,8 +73,8 @@ os.register_at_fork(after_in_child=_after_fork)
 class OneThread:
     """Run the body on one BLAS thread unless ``flops`` is large enough for more.
 
-    Pool sizes belong to the process, so the first thread in saves them and the last one out
-    restores them.
+    Pool sizes belong to the process: the first thread that enters saves them, and the last thread
+    that leaves restores them.
     """
 
     __slots__ = ("__weakref__", "small")

@@ -21,7 +21,7 @@ _new: Final = object.__new__
 LARGEST_FLOAT64: Final = 1e100
 LARGEST_FLOAT32: Final = 1e15
 LARGEST_VARIANCE: Final = 1e50
-# More features, outputs or samples than any memory holds; numpy cannot allocate them.
+# Larger counts of features, outputs or samples do not fit into memory.
 LARGEST_COUNT: Final = 10**9
 
 _FLOAT64: Final = np.dtype(np.float64)
@@ -34,7 +34,7 @@ def scalar(name: str, value: Any) -> float:
     """One number."""
     try:
         array = np.asarray(value)
-    except Exception:  # of whatever library the value comes from
+    except Exception:  # a value of another library may raise anything
         array = np.empty(0)
     if array.ndim != 0 or array.dtype.kind not in "fiub" or isinstance(value, np.ma.MaskedArray):
         raise InvalidInput(f"{name} must be one number, got {shown(value)}")
@@ -58,7 +58,7 @@ def positive(name: str, value: float) -> float:
 
 
 def variance(name: str, value: float, dtype: Any) -> float:
-    """A scalar above zero, of a size whose products with others do not leave the dtype."""
+    """A scalar above zero whose products with other variances do not overflow in the dtype."""
     number = positive(name, value)
     limit = LARGEST_FLOAT32 if dtype == np.float32 else LARGEST_VARIANCE
     if not 1.0 / limit <= number <= limit:
@@ -70,7 +70,7 @@ def variance(name: str, value: float, dtype: Any) -> float:
 
 
 def factor(name: str, value: float) -> float:
-    """A scalar above zero, of a size whose products with logits stay finite."""
+    """A scalar above zero whose products with logits stay finite."""
     number = positive(name, value)
     if not 1.0 / LARGEST_VARIANCE <= number <= LARGEST_VARIANCE:
         raise InvalidInput(
@@ -90,7 +90,7 @@ def unit_interval(name: str, value: float) -> float:
 
 
 def instance(name: str, value: Any, kind: type) -> None:
-    """An object of this class; the pair that a step returned gets its own remedy."""
+    """An object of this class; for a tuple the error says how to unpack it."""
     if not isinstance(value, kind):
         remedy = "unpack what a step returns: state, step = ..." if type(value) is tuple else ""
         if hasattr(value, "posterior"):
@@ -309,7 +309,7 @@ def single_target(value: Any, n_outputs: int, dtype: Any = np.float64) -> Target
 
 
 def _labels(labels: Array, n_outputs: int) -> Targets:
-    """Labels of any numeric type, whole numbers."""
+    """Read labels that are whole numbers of any numeric type."""
     if len(labels) and (labels.max() >= n_outputs or labels.min() < -1):
         bad = labels[(labels >= n_outputs) | (labels < -1)][0]
         remedy = "grow the posterior with add_outputs first"
@@ -338,17 +338,17 @@ def _float_labels(array: Array, n_outputs: int) -> Targets:
 def trusted(cls: type[T], *values: Any) -> T:
     """Make a frozen dataclass with slots without the checks of its `__post_init__`.
 
-    For values that were just computed: the checks would take as long as learning a row.
+    Use it for values that were just computed. The checks would take as long as learning a row.
     """
-    made = _new(cls)
+    result = _new(cls)
     for set_slot, value in zip(_slots(cls), values, strict=True):  # type: ignore[arg-type]
-        set_slot(made, value)
-    return made
+        set_slot(result, value)
+    return result
 
 
 @cache
 def _slots(cls: Any) -> tuple[Any, ...]:
-    """The setter of each slot of a class; twice as fast as object.__setattr__."""
+    """Setters of the slots of a class; they are twice as fast as object.__setattr__."""
     return tuple(getattr(cls, name).__set__ for name in cls.__slots__)
 
 
@@ -382,7 +382,7 @@ def integers(name: str, value: Any, n_rows: int) -> Array:
             f"{name} must be {n_rows} integers, one per row of the step, got {kind_of(array)}"
         )
     if array.dtype.kind == "u" and array.size and int(array.max()) > np.iinfo(np.int64).max:
-        raise InvalidInput(f"{name} holds {array.max()}, more than an index can be")
+        raise InvalidInput(f"{name} holds {array.max()}, which is larger than any int64")
     return np.ascontiguousarray(array, _INT64)
 
 
@@ -400,7 +400,7 @@ def columns(name: str, value: Any, n_columns: int) -> Array:
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, for messages."""
+    """Describe the type of a value for a message."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} of shape {value.shape}"
     return type(value).__name__
@@ -415,10 +415,10 @@ def numeric(name: str, value: Any) -> Array:
     try:
         array = np.asarray(value)
         if array.dtype.kind == "O" and not any(isinstance(x, str) for x in array.flat):
-            array = array.astype(np.float64)  # None and pandas' missing values among numbers
+            array = array.astype(np.float64)  # None and pandas' missing values become NaN
     except MemoryError:
         raise
-    except Exception as error:  # of whatever library the value comes from
+    except Exception as error:  # a value of another library may raise anything
         raise InvalidInput(f"{name} must be an array of numbers: {error_text(error)}") from None
     if array.dtype.kind not in "fiub":
         remedy = ""
@@ -431,7 +431,7 @@ def numeric(name: str, value: Any) -> Array:
 def limited(name: str, array: Array, limit: float) -> None:
     """Refuse NaN, inf, and numbers beyond a limit."""
     if array.size and not (float(array.max()) <= limit and float(array.min()) >= -limit):
-        # np.float64: as a plain number the limit would become infinity beside float32
+        # With np.float64, the limit does not overflow in a comparison with float32.
         where = tuple(int(i) for i in np.argwhere(~(np.abs(array) <= np.float64(limit)))[0])
         raise InvalidInput(
             f"{name} holds {array[where]} at index {where}; give numbers between {-limit:g} and "
@@ -440,7 +440,7 @@ def limited(name: str, array: Array, limit: float) -> None:
 
 
 def unmasked(name: str, value: Any, fill: str = "with NaN where a value is unknown") -> None:
-    """Refuse masked arrays, also in lists and in arrays of objects: numpy ignores their masks."""
+    """Refuse masked arrays, also in lists and object arrays, because numpy ignores their masks."""
     if isinstance(value, np.ma.MaskedArray):
         raise InvalidInput(f"{name} is a masked array; fill it {fill}")
     if _holds_masked(value):
@@ -462,7 +462,7 @@ def _holds_masked(value: Any, depth: int = 4) -> bool:
 
 
 def shown(value: Any, limit: int = 80) -> str:
-    """A value as an error message quotes it: short, on one line, even if its repr fails."""
+    """Format a value for an error message: short, on one line, even if its repr fails."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # 10**5000 has no repr, and a class may raise anything
@@ -471,14 +471,14 @@ def shown(value: Any, limit: int = 80) -> str:
 
 
 def error_text(error: BaseException, limit: int = 400) -> str:
-    """The text of another library's error, as our error message quotes it."""
+    """Shorten the text of another library's error for an error message."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def sum_of_squares(array: Array) -> float:
     """Sum of the squares of all elements; inf or NaN if one is, or on overflow."""
-    return float(np.vdot(array, array))  # unlike dot, it does not warn
+    return float(np.vdot(array, array))  # vdot does not warn on overflow, dot does
 
 
 def _finite(name: str, array: Array) -> None:
@@ -490,10 +490,10 @@ def _bounded(name: str, array: Array, dtype: Any) -> None:
     limit = LARGEST_FLOAT32 if dtype == np.float32 else LARGEST_FLOAT64
     if array.size == 0:
         return
-    # One pass instead of two; NaN fails.
+    # This takes one pass instead of two. NaN fails the comparison.
     if array.dtype == np.float64 and sum_of_squares(array) <= limit * limit:
         return
-    # No copy is made, and NaN fails both.
+    # This makes no copy, and NaN fails both comparisons.
     if not (float(array.max()) <= limit and float(array.min()) >= -limit):
         where = tuple(int(i) for i in np.argwhere(~(np.abs(array.astype(float)) <= limit))[0])
         bad = array[where]

@@ -19,10 +19,10 @@ _FILL = "with None where a label is unknown"
 
 
 def labels(name: str, values: Any) -> tuple[list[Any], bool]:
-    """Labels as a list, with numpy scalars as Python's; and whether they were a column (b, 1).
+    """Labels as a list of Python values, and whether they were a column (b, 1).
 
-    A list does not become an array first: numpy would turn labels of mixed types into strings, some
-    numbers into others, and tuples into a table.
+    A list is not converted to an array. numpy would turn labels of mixed types into strings, change
+    some numbers, and turn tuples into a table.
     """
     check.unmasked(name, values, _FILL)
     if values is None:
@@ -58,7 +58,7 @@ def labels(name: str, values: Any) -> tuple[list[Any], bool]:
 
 
 def _plain(value: Any) -> Any:
-    """A numpy number or string as Python's; dates are left as they are."""
+    """Convert a numpy number or string to a Python value; dates stay as they are."""
     is_plain = isinstance(value, np.generic) and value.dtype.kind not in "mM"
     return value.item() if is_plain else value
 
@@ -71,7 +71,7 @@ def array_of(name: str, values: Any) -> Array:
         array = np.asarray(values)
     except MemoryError:
         raise
-    except Exception as error:  # of whatever library the values come from
+    except Exception as error:  # a value of another library may raise anything
         raise InvalidInput(
             f"{name} cannot be read as an array: {check.error_text(error)}"
         ) from error
@@ -80,7 +80,10 @@ def array_of(name: str, values: Any) -> Array:
 
 
 def _dates(name: str, array: Array) -> list[Any]:
-    """Dates and durations as Python's, None where missing; numpy turns some into numbers."""
+    """Dates and durations as Python objects, None where missing.
+
+    numpy itself turns some of them into integers.
+    """
     missing = np.isnat(array)
     micro = _micro(name, array) if np.datetime_data(array.dtype)[0] in _FINE else array
     pairs = zip(micro.astype(object).tolist(), missing.tolist(), strict=True)
@@ -97,7 +100,7 @@ _FINE = ("ns", "ps", "fs", "as")
 
 
 def _micro(name: str, array: Array) -> Array:
-    """Dates or durations in microseconds."""
+    """Convert dates or durations to microseconds."""
     try:
         return array.astype(f"{array.dtype.kind}8[us]")
     except (OverflowError, TypeError, ValueError) as error:  # years and months have no fixed length
@@ -110,7 +113,7 @@ def _same(one: Array, other: Array, missing: Array) -> bool:
 
 
 def times(time: Any, n: int) -> Array:
-    """Times (b,) as numbers; dates in seconds, those with a zone in UTC."""
+    """Times (b,) as numbers; dates become seconds, in UTC if they have a time zone."""
     array = moments(time)
     if array.dtype.kind == "M":
         array = array.astype(np.int64) / 1e6
@@ -118,14 +121,14 @@ def times(time: Any, n: int) -> Array:
 
 
 def moments(time: Any) -> Array:
-    """Times as an array: of numbers, or of dates in microseconds, none missing."""
+    """Times as an array of numbers, or of dates in microseconds; refuse missing dates."""
     fill = "with a time for every row"
     check.unmasked("time", time, fill)
     if hasattr(time, "toarray") and hasattr(time, "nnz"):
         raise InvalidInput("time is sparse; use .toarray() to make it dense")
     try:
         array = np.asarray(time)
-    except Exception as error:  # of whatever library the times come from
+    except Exception as error:  # a value of another library may raise anything
         raise InvalidInput(f"time cannot be read as an array: {check.error_text(error)}") from error
     check.unmasked("time", array, fill)
     if array.dtype == object and any(hasattr(value, "year") for value in array.flat):
@@ -141,8 +144,8 @@ def moments(time: Any) -> Array:
     coarse = np.datetime_data(array.dtype)[0] not in _FINE
     if coarse and not _same(array, micro, np.zeros(array.shape, bool)):
         raise InvalidInput(
-            f"time holds {check.shown(array.flat[0])} or the like, too far from 1970 to be counted "
-            "in microseconds; pass numbers instead of dates"
+            "time has a date that is too far from 1970 to be counted in microseconds (the first "
+            f"time is {check.shown(array.flat[0])}); pass numbers instead of dates"
         )
     return micro
 

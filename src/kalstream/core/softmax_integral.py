@@ -5,17 +5,18 @@ identity (core/README.md) eq. (11) of the paper is
 
     p_k = integral of rho(x - mean_k) E(x) dx,     E(x) = exp(sum_j log F(x - mean_j)).
 
-Why it is cheap, in this order:
+Why this is fast:
 
-* In u = z / c, c^2 = 1 + std^2 / KAPPA, F keeps its place and width for every std, and one lattice
-  u_i serves them all. ell = log(-log F), nearly linear in the tails, is tabulated over
-  (std, u); a row's own log F and rho come from one interpolation across std.
+* In u = z / c, c^2 = 1 + std^2 / KAPPA, F has about the same place and width for every std, so
+  that one lattice u_i serves all std. ell = log(-log F), nearly linear in the tails, is tabulated
+  over (std, u). One interpolation across std gives log F and rho of a row.
 * Classes are spread onto the same lattice: "value at a class" is a `POINTS`-point Lagrange rule, so
   a sum over classes is a sum over lattice points with weights a_i (the rule's transpose). Hence
   sum_j log F(x - mean_j) is a short dot product, and all p_k are read off one correlation of rho
-  with E. A row costs O(nodes * span + classes): not nodes * classes, and no exp per class and node.
+  with E. A row costs O(nodes * span + classes) instead of O(nodes * classes), and needs no exp per
+  class and node.
 * The integrand is analytic, so the trapezoid rule converges exponentially. Right of the last node
-  E is nearly 1, so what remains of the sum is a suffix sum of rho.
+  E is nearly 1, so that the rest of the sum is a suffix sum of rho.
 
 Import this module on first use: `import numba` takes 0.5 s.
 """
@@ -31,37 +32,38 @@ from kalstream.core.jit import Floats, Labels, jit
 
 # u = z / sqrt(1 + std^2 / KAPPA): a larger KAPPA resolves large std better on a longer lattice.
 KAPPA = 14.0
-# The 8-point rule is off by (1/2 3/2 5/2 7/2)^2 / 8! (STEP slope)^8 on exp(-slope u): 3e-9 for a
-# Gumbel tail, 1e-7 for the steepest part of a Gaussian one that a probability of 1e-8 depends on.
+# The error of the 8-point rule on exp(-slope u) is (1/2 3/2 5/2 7/2)^2 / 8! (STEP slope)^8. This is
+# 3e-9 for a Gumbel tail. It is 1e-7 for a Gaussian tail, at the steepest part that matters for a
+# probability of 1e-8.
 POINTS = 8
-LEFT = POINTS // 2 - 1  # points of a rule left of the interval it serves
+LEFT = POINTS // 2 - 1  # points of a rule to the left of its interval
 STEP = 0.2
-U_MIN = -31.4  # 8.4 standard deviations for std = 100, more for less: left of every node
-LATTICE = 446  # to u = 57.6: of two classes 9 standard deviations apart both are on the lattice
+U_MIN = -31.4  # left of every node: 8.4 standard deviations for std = 100, more for smaller std
+LATTICE = 446  # up to u = 57.6, so that two classes 9 standard deviations apart are both on it
 
-# std = STD_UNIT sinh(STD_STEP i), as log F varies over std ~ 1/6 near 0 and over std itself far
-# from it. ell is even in std, so points of a rule below 0 are mirrored. Error: 1e-8, in the far
-# tail at std ~ 4 up to 2e-7.
-STD_MAX = 100.0  # beyond, the shape at 100 is scaled: it is Gaussian to a percent of a deviation
+# std = STD_UNIT sinh(STD_STEP i), because log F varies on a scale of about 1/6 near std = 0, and on
+# the scale of std elsewhere. ell is even in std, so points of a rule below 0 are mirrored.
+# The error is 1e-8, and up to 2e-7 in the far tail at std ~ 4.
+STD_MAX = 100.0  # above, the shape at 100 is scaled; it is Gaussian up to 1% of a deviation
 STD_UNIT = 0.3
 STD_NODES = 128
 STD_STEP = math.asinh(STD_MAX / STD_UNIT) / (STD_NODES - 1)
 
-# What is left of the first node is at most exp(-36) = 2e-16: 2e-8 of a probability of 1e-8.
+# The mass left of the first node is at most exp(-36) = 2e-16, or 2e-8 of a probability of 1e-8.
 LOG_E_START = -36.0
-# The suffix sum takes E in the tail as known to first order: the error is of order LOG_E_STOP^2.
+# The suffix sum approximates E in the tail to first order. Its error is of order LOG_E_STOP^2.
 LOG_E_STOP = -3e-4
-# The node spacing lets log E take this many nodes from -36 to -1 when all K classes are level, the
-# sharpest E they can make; a crowd far below the top one still cuts E off like that, and
-# unlikely classes depend on it. A Gumbel variable takes log(36) = 3.6 for it: a step of
-# 0.4, hence an error of 2 |Gamma(1 + 2 pi i / 0.4)| = 4e-10.
+# Number of nodes while log E goes from -36 to -1, if all K classes are level. No E is sharper. Many
+# classes far below the top one cut E off as sharply, and the probabilities of unlikely classes
+# depend on it. A Gumbel variable goes from -36 to -1 over log(36) = 3.6, which gives a step of 0.4
+# and an error of 2 |Gamma(1 + 2 pi i / 0.4)| = 4e-10.
 NODES_TO_BEND = 8.5
 MAX_STRIDE = 7  # 1.4 u, 3/8 of the standard deviation of a Gaussian
 
 WORK_ROWS = 10
-# Squares of larger logits and deviations would not be finite; NaN would become a wild index.
+# Squares of larger logits and deviations would overflow, and NaN would become a wrong index.
 LARGEST_LOGIT = 1e150
-# Two logits of at most this standard deviation are averaged directly: one dimension, few nodes.
+# For two logits of at most this standard deviation, a one-dimensional integral needs few nodes.
 _LARGEST_OF_TWO = 100.0
 _WIDE_OF_TWO = 6.0
 
@@ -70,7 +72,7 @@ _WIDE_OF_TWO = 6.0
 def table() -> tuple[Floats, Floats]:
     """Return `(ell, slope)`, each (std nodes, lattice): log(-log F) and its derivative in u."""
     u = U_MIN + STEP * np.arange(LATTICE, dtype=np.float64)
-    nodes = STD_NODES + POINTS // 2  # so that the rule stays centred up to STD_MAX
+    nodes = STD_NODES + POINTS // 2  # so that the rule is centred up to STD_MAX
     rows = [_log_minus_log_cdf(STD_UNIT * math.sinh(STD_STEP * i), u) for i in range(nodes)]
     ell, slope = (np.ascontiguousarray(part) for part in zip(*rows, strict=True))
     for part in (ell, slope):
@@ -162,7 +164,7 @@ def _fill_lattice(
     std: float, ell: Floats, slope: Floats, log_cdf: Floats, rho: Floats, weights: Floats
 ) -> None:
     """Interpolate the table across std: log F and rho (per unit of u) on the lattice."""
-    # An index is made of it: NaN must not become one.
+    # NaN must not become an index.
     v = math.asinh(min(std, STD_MAX) / STD_UNIT) / STD_STEP if std >= 0.0 else 0.0
     first = int(v)
     _lagrange(v - first, weights)
@@ -209,8 +211,8 @@ def _far(gap: float, var: float) -> float:
 def _locate(gap: float, per_step: float, limit: int, var: float) -> tuple[int, float, float]:
     """Place a class `gap` below the top one: lattice offset, fraction, log of a factor.
 
-    Beyond `limit` the class is kept there and scaled by `_far`, so that tiny probabilities stay
-    smooth and monotone in the gap.
+    A class beyond `limit` is placed at `limit` and scaled by `_far`, so that tiny probabilities
+    are smooth and monotone in the gap.
     """
     steps = gap * per_step
     if 0.0 <= steps < limit:
@@ -270,7 +272,7 @@ def _setup(
         top = max(top, mean[k])
     weights[:] = 0.0
     weights[LEFT] = active.size
-    # All classes level with the top one: no E is sharper, and none approaches 1 further right.
+    # Assume all classes level with the top one. Every other E is less sharp, and reaches 1 earlier.
     level, high = weights[:POINTS], LATTICE - POINTS
     first = _first_above(LOG_E_START, level, log_cdf, LEFT, high)
     bend = _first_above(-1.0, level, log_cdf, first, high)
@@ -327,11 +329,11 @@ def _correlate(
 
 @jit
 def _lesser_of_two(gap: float, std: float) -> float:
-    """P(logistic < gap + std e), e normal, gap at most 0: the softmax of two logits, of the lesser.
+    """P(logistic < gap + std e), e normal, gap at most 0: E[softmax] of the lesser of two logits.
 
-    By the midpoint rule, over e or, if std is large, over the logistic variable. The distribution
-    function of the latter has its poles pi off the real line: over e, the error falls as
-    exp(-2 pi^2 / (std step)), and the integrand peaks between 0 and std.
+    The midpoint rule integrates over e or, if std is large, over the logistic variable. The
+    distribution function of the latter has its poles at a distance of pi from the real line. Over
+    e, the error falls as exp(-2 pi^2 / (std step)), and the integrand peaks between 0 and std.
     """
     total = 0.0
     if gap == 0.0:
@@ -339,7 +341,7 @@ def _lesser_of_two(gap: float, std: float) -> float:
     if std == 0.0:
         return math.exp(gap) / (1.0 + math.exp(gap))
     if std > _WIDE_OF_TWO:
-        # From x = 746 on, after 1,177 nodes, the density of the logistic variable is 0 in float64.
+        # Above x = 746, after 1,177 nodes, the density of the logistic variable is 0 in float64.
         for i in range(math.ceil(min((37.0 - gap) / 0.65, 1177.0))):
             x = 0.65 * i - 18.5
             tail = math.exp(-abs(x))
@@ -395,7 +397,7 @@ def _label(
     slope: Floats,
     work: Floats,
 ) -> tuple[float, float, float, float, float, float, int, int, int, int, int]:
-    """`label_terms`, and what else `label_rows` needs; `work[8]` holds p w at the nodes."""
+    """`label_terms`, and further values for `label_rows`; `work[8]` gets p w at the nodes."""
     log_cdf, rho, suffix, others, lifts = work[0], work[1], work[2], work[3], work[4]
     product, spread, squares, posterior = work[5], work[6], work[7], work[8]
     weights, change = work[9, :POINTS], work[9, POINTS : 2 * POINTS]
@@ -406,7 +408,8 @@ def _label(
     gap = top - pivot
     offset, fraction, log_factor = _locate(gap, per_step, limit, var)
     _lagrange(fraction, weights)
-    # The derivative's rule by a central difference, off by 1e-6 / 6 third derivatives (in steps).
+    # The rule of the derivative, by a central difference; its error is 1e-6 / 6 third derivatives
+    # (in steps).
     _lagrange(fraction + 1e-3, change)
     _lagrange(fraction - 1e-3, back)
     for m in range(POINTS):
@@ -445,7 +448,7 @@ def _label(
     log_p = min(math.log(mass * (STEP * stride)) + log_factor, 0.0)
     d_var = 0.5 * per_logit * per_logit * var_sum / mass
     steeper = 1.0
-    if log_factor < 0.0:  # the derivatives of `_far`, beyond the limit where the integrals stop
+    if log_factor < 0.0:  # beyond the limit of the integrals: the derivatives of `_far`
         here, there = _far_slope(gap, var), _far_slope(limit / per_step, var)
         steeper = here / there
         d_var += here * here - there * there
@@ -466,8 +469,9 @@ def label_terms(
 ) -> tuple[float, float, float]:
     """Return log p_label, sum_j mean_j dlogp/dmean_j and dlogp/dvar, over the `active` classes.
 
-    `mean` (K,) and `std` are those of the calibrated logits; `label` is one of `active`; `ell` and
-    `slope` are `table()`, and `work` is a `workspace()`, any content. Callable from compiled code.
+    `mean` (K,) and `std` are those of the calibrated logits, and `label` is one of `active`. `ell`
+    and `slope` are `table()`, and `work` is a `workspace()` with any content. Compiled code can
+    call this function.
 
     With T = sum of rho_j over j != label, h = rho F of the label, and w = rho_label E / p (the
     density of the largest perturbed logit, given that it is the label's):
@@ -475,8 +479,8 @@ def label_terms(
         dlogp/dmean_j = -integral of w rho_j   for j != label; all of them sum to zero,
         dlogp/dvar = 1/2 integral of w (sum_{j != label} rho_j^2 - T^2 - 2 T h'/h).
 
-    The latter is the heat equation, dp/dvar = 1/2 sum_j d2p/dmean_j^2, integrated by parts until
-    only the label's factor is differentiated twice.
+    The second equation is the heat equation, dp/dvar = 1/2 sum_j d2p/dmean_j^2, integrated by
+    parts until only the label's factor is differentiated twice.
     """
     if active.size < 2:
         return 0.0, 0.0, 0.0
