@@ -1,4 +1,4 @@
-"""What the core must equal: a dense joint Gaussian, and loops over the textbook recursion."""
+"""References for the core: a dense joint Gaussian, and loops over the plain recursion."""
 
 from dataclasses import dataclass
 
@@ -60,7 +60,7 @@ def joint_gaussian(features, targets, *, gamma, noise_var, prior_var):
 
 @dataclass
 class Looped:
-    """What a loop over the rows found: the state after it, and each row's prediction."""
+    """Result of a loop over the rows: the last state, and the prediction of each row."""
 
     posterior: Posterior
     logit_mean: np.ndarray
@@ -73,7 +73,7 @@ class Looped:
 
 
 def rows_of(features, targets, gamma=1.0, sample_weight=None, time_gap=None):
-    """The rows one by one: features, target (NaN if there is nothing to learn), gamma, w, dt."""
+    """Iterate over rows: features, target (NaN if it is not learned), gamma, weight, time gap."""
     n = len(features)
     weights = np.ones(n) if sample_weight is None else np.broadcast_to(sample_weight, n)
     gaps = np.ones(n) if time_gap is None else np.broadcast_to(time_gap, n)
@@ -86,11 +86,12 @@ def rows_of(features, targets, gamma=1.0, sample_weight=None, time_gap=None):
 def textbook(
     posterior, features, targets, *, gamma, noise_var, prior_var, keep_mean=False, **per_row
 ):
-    """`recursion.step` row by row."""
+    """Apply `recursion.step` row by row."""
     means, variances, gammas = [], [], []
     rows = list(rows_of(features, targets, gamma, **per_row))
-    # Taken over the array, as step_chunk does: a unit in the last place of gamma ** gap is a large
-    # part of what is forgotten when gamma is 1 - 1e-12, and libm's pow may round it otherwise.
+    # The power of a whole array, as in step_chunk, because libm's pow may round differently. If
+    # gamma is 1 - 1e-12, one unit in the last place of gamma ** gap is a large part of the
+    # forgetting.
     powers = np.array([g for _, _, g, _, _ in rows]) ** np.array([dt for *_, dt in rows])
     for (phi, target, _, w, _), power in zip(rows, powers, strict=True):
         posterior, seen = step(
@@ -123,7 +124,7 @@ def learned(
     labels=True,
     **per_row,
 ):
-    """Algorithm 1, row by row; lr = 0 is a fixed gamma. Unseen classes take no part."""
+    """Algorithm 1, row by row; lr = 0 is a fixed gamma. Classes that never came are left out."""
     alpha, seen = calibration.start(), []
     means, variances, gammas, alphas = [], [], [], []
     for phi, target, _, w, dt in rows_of(features, targets, 1.0, **per_row):
@@ -179,7 +180,7 @@ def mixture(
 ):
     """Weights (n, J, C) before each row, log predictive (n,), and weights (J, C) at the end.
 
-    ``filters`` are the J loops of `textbook`: Bayes' rule needs no more than their predictions.
+    ``filters`` are the J results of `textbook`; Bayes' rule needs only their predictions.
     """
     n = len(targets)
     weights = np.full((len(filters), len(calibrations)), 1.0 / len(filters) / len(calibrations))
@@ -219,14 +220,14 @@ def mixture(
 
 
 def mixture_filters(half_lives, posterior, features, targets, **settings):
-    """The filters of a mixture, each on its own."""
+    """Each filter of a mixture, run by itself."""
     return [
         textbook(posterior, features, targets, gamma=gamma_of(h), **settings) for h in half_lives
     ]
 
 
 def assert_close(value, expected, rtol=1e-10, atol=1e-14):
-    """Equal relative to the largest entry: small entries of a large matrix carry its rounding."""
+    """Compare relative to the largest entry, because its rounding affects small entries too."""
     value, expected = np.asarray(value), np.asarray(expected)
     assert value.shape == expected.shape
     assert np.isfinite(value).all()
@@ -243,5 +244,5 @@ def assert_same_posterior(posterior, expected, rtol=1e-10):
 
 
 def bits(posterior):
-    """All that a posterior is, as bytes."""
+    """The content of a posterior as bytes."""
     return posterior.mean.tobytes() + posterior.cov.tobytes()

@@ -14,7 +14,7 @@ GAMMAS = (1.0, 1.0 - 1e-12, 0.999, 0.9, 0.5, 0.0)
 
 @dataclass(frozen=True)
 class Stream:
-    """Rows, and the settings to filter them with."""
+    """Rows, and the settings of the filter."""
 
     features: np.ndarray
     targets: np.ndarray
@@ -32,7 +32,7 @@ class Stream:
 
     @property
     def prior(self) -> Posterior:
-        """Where a filter starts."""
+        """The posterior before the first row."""
         m = self.features.shape[1]
         return init(m, self.n_outputs, prior_var=self.settings["prior_var"])
 
@@ -46,13 +46,13 @@ class Stream:
         )
 
     def chunks(self, cuts) -> list["Stream"]:
-        """The same rows, cut before each of the given positions."""
+        """The stream, cut before each of the given positions."""
         ends = sorted({0, len(self), *(c for c in cuts if c < len(self))})
         return [self[slice(a, b)] for a, b in pairwise(ends)]
 
 
 def decades(low: float, high: float) -> st.SearchStrategy[float]:
-    """A positive number, its logarithm uniform."""
+    """A positive number with uniform logarithm."""
     return st.floats(np.log10(low), np.log10(high)).map(lambda x: float(10.0**x))
 
 
@@ -73,8 +73,8 @@ def streams(draw, max_rows=24, labels=None, keep_mean=None, gammas=GAMMAS, seeds
     noise_var = draw(decades(1e-2, 1e2))
     settings = {
         "noise_var": noise_var,
-        # Their ratio is the condition of the problem: a posterior 1e4 times smaller than the prior
-        # knows 1e4 times fewer digits, in any arithmetic. numerics/ goes further.
+        # Their ratio is the condition number of the problem. If the posterior is 1e4 times smaller
+        # than the prior, four digits are lost in any arithmetic. tests/numerics goes further.
         "prior_var": noise_var * draw(decades(1e-4, 1e2)),
         "keep_mean": draw(st.booleans()) if keep_mean is None else keep_mean,
     }

@@ -1,4 +1,4 @@
-"""Each baseline against a plain transcription, and what all of them have in common."""
+"""Each baseline against a plain transcription, and properties of all baselines."""
 
 import copy
 from functools import partial
@@ -48,7 +48,7 @@ def network(seed: int = 0, dropout: float = 0.0) -> tuple[nn.Module, SoftmaxHead
 
 
 def chunks(seed: int, n: int, size: int = 4) -> list[Chunk]:
-    """Chunks with few classes each, so that ACE has classes to mask."""
+    """Chunks with few classes each, so that ACE masks some classes."""
     rng = torch.Generator().manual_seed(seed)
     return [
         (
@@ -60,7 +60,7 @@ def chunks(seed: int, n: int, size: int = 4) -> list[Chunk]:
 
 
 class Plain:
-    """The same network and SGD, written out."""
+    """The same network and SGD in plain code."""
 
     def __init__(
         self, backbone: nn.Module, head: SoftmaxHead, lr: float, momentum: float, decay: float
@@ -94,7 +94,7 @@ class Plain:
 
 
 def same_network(learner: Learner, plain: Plain) -> None:
-    """Weights and running averages agree."""
+    """Check that weights and running averages agree."""
     for ours, theirs in ((learner.backbone, plain.backbone), (learner.head, plain.head)):
         for (name, a), b in zip(
             ours.state_dict().items(), theirs.state_dict().values(), strict=True
@@ -103,7 +103,7 @@ def same_network(learner: Learner, plain: Plain) -> None:
                 torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13, msg=name)
 
 
-# larger steps make rounding grow from 1e-16 to 1e-9 within a few chunks
+# with larger steps rounding errors grow from 1e-16 to 1e-9 within a few chunks
 sgd_options = st.tuples(st.floats(1e-3, 0.05), st.floats(0.0, 0.95), st.floats(0.0, 0.1))
 n_chunks = st.sampled_from([1, 2, 7])
 seeds = st.integers(0, 1000)
@@ -154,11 +154,11 @@ def test_er_is_cross_entropy_of_new_and_drawn_rows(
     for rows, labels in chunks(seed, n):
         learner.step(rows, labels)
         for _ in range(n_steps):
-            found = [(rows, labels)]
+            chunks = [(rows, labels)]
             if past:
                 drawn = torch.randint(len(past), (draw,), generator=rng).tolist()
-                found += [(past[i][0][None], past[i][1][None]) for i in drawn]
-            both = [torch.cat(parts) for parts in zip(*found, strict=True)]
+                chunks += [(past[i][0][None], past[i][1][None]) for i in drawn]
+            both = [torch.cat(parts) for parts in zip(*chunks, strict=True)]
             plain.descend(plain.loss(both[0], both[1]))
         past = [*past, *zip(rows, labels, strict=True)][-size:]
     same_network(learner, plain)
@@ -166,7 +166,7 @@ def test_er_is_cross_entropy_of_new_and_drawn_rows(
 
 @few
 @given(seed=seeds, chosen=sgd_options, n=n_chunks, n_steps=st.integers(1, 2))
-def test_ace_masks_the_classes_gone_by(
+def test_ace_masks_earlier_classes(
     seed: int, chosen: tuple[float, float, float], n: int, n_steps: int
 ) -> None:
     make, plain = pair(seed, chosen)
@@ -188,7 +188,7 @@ def test_ace_masks_the_classes_gone_by(
     assert learner.head.seen.nonzero()[:, 0].tolist() == sorted(came)
 
 
-def test_ace_spares_classes_gone_by_and_not_those_that_never_came() -> None:
+def test_ace_protects_earlier_classes_but_not_new_ones() -> None:
     learner = ACE(nn.Identity(), SoftmaxHead(D, 3))
     old, new = torch.ones(2, D), torch.full((2, D), 2.0)
     learner.step(old, torch.tensor([0, 0]))
@@ -220,13 +220,13 @@ def test_number_of_steps_and_of_rows(make: str, first: int, later: int) -> None:
     assert learner.n_seen_ == 12
 
 
-def test_default_optimizer_is_that_of_the_public_code() -> None:
+def test_default_optimizer_equals_that_of_the_public_code() -> None:
     group = ExperienceReplay(*network()).optimizer.param_groups[0]
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.001, 0.9, 1e-4)
     assert not group["nesterov"]
 
 
-def test_memory_is_that_of_the_protocol() -> None:
+def test_memory_follows_the_protocol() -> None:
     replay = ACE(*network()).replay
     assert isinstance(replay, RecentMemory)
     assert (replay.size, replay.draw) == (100, 10)
@@ -239,9 +239,9 @@ def test_prediction_comes_before_learning_with_running_averages(make: Any) -> No
         twin = copy.deepcopy((learner.backbone, learner.head))
         twin[0].eval()
         logits = twin[1](twin[0](rows)).mean.detach()
-        said, best = learner.predict_proba(rows.numpy()), learner.predict(rows.numpy())
+        probabilities, best = learner.predict_proba(rows.numpy()), learner.predict(rows.numpy())
         outcome = learner.step(rows, labels)
-        np.testing.assert_allclose(said, logits.softmax(1), rtol=1e-12)
+        np.testing.assert_allclose(probabilities, logits.softmax(1), rtol=1e-12)
         expected = logits.log_softmax(1)[range(4), labels]
         torch.testing.assert_close(outcome.log_prob, expected)
         assert outcome.predicted.tolist() == best.tolist() == logits.argmax(1).tolist()
@@ -249,7 +249,7 @@ def test_prediction_comes_before_learning_with_running_averages(make: Any) -> No
 
 
 @all_kinds
-def test_partial_fit_learns_as_step_does(make: Any) -> None:
+def test_partial_fit_equals_step(make: Any) -> None:
     one, other = (make(*network(), preprocess=torch.from_numpy) for _ in range(2))
     for rows, labels in chunks(2, 4):
         one.step(rows, labels)
@@ -257,7 +257,7 @@ def test_partial_fit_learns_as_step_does(make: Any) -> None:
     assert same(one.state_dict(), other.state_dict())
 
 
-def test_a_backbone_without_gradients_stays_as_it_is() -> None:
+def test_a_backbone_without_gradients_does_not_change() -> None:
     backbone, head = network()
     backbone.requires_grad_(False)
     before, layer = copy.deepcopy(backbone.state_dict()), head.weight.detach().clone()
@@ -280,7 +280,7 @@ def test_mixed_precision_keeps_the_layer_in_float32() -> None:
 
 
 class Shows(nn.Module):
-    """Features of images, and the images of the last pass in training."""
+    """Returns features of images, and keeps the images of the last training pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -313,7 +313,7 @@ def test_flip_mirrors_half_of_the_rows_in_training_only(make: Any) -> None:
     assert 60 < int(kept.sum()) < 140
 
 
-def test_flip_is_refused_for_rows_that_are_no_images() -> None:
+def test_flip_is_refused_for_rows_without_pixels() -> None:
     learner = ExperienceReplay(*network(), flip=True)
     before = copy.deepcopy(learner.state_dict())
     with pytest.raises(InvalidInput, match="flip=False"):
@@ -321,11 +321,11 @@ def test_flip_is_refused_for_rows_that_are_no_images() -> None:
     assert same(before, learner.state_dict())
 
 
-# ---- to be continued ----------------------------------------------------------------------
+# ---- save and restore ---------------------------------------------------------------------
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two states are equal, bit by bit."""
+    """Whether two states are equal bit for bit."""
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
@@ -334,7 +334,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 @all_kinds
-def test_a_restored_learner_goes_on_with_the_same_numbers(make: Any, tmp_path: Path) -> None:
+def test_a_restored_learner_continues_with_the_same_numbers(make: Any, tmp_path: Path) -> None:
     images = torch.rand(8, 4, 3, 6, 5, generator=torch.Generator().manual_seed(3))
     labels = torch.randint(K, (8, 4), generator=torch.Generator().manual_seed(4))
 
@@ -382,7 +382,7 @@ def test_runs_under_the_evaluator(make: Any) -> None:
     )
     result = prequential(learner, ArrayStream(rows, labels), chunk=10)
     assert learner.n_seen_ == 403
-    assert result.n_scored == 393  # nobody is asked about the first chunk
+    assert result.n_scored == 393  # the first chunk is not scored
     assert result.total["accuracy"] > 0.7
     assert learner.classes_.tolist() == list(range(K))
 
@@ -414,7 +414,7 @@ def test_labels_out_of_range_change_nothing(make: Any, wrong: int) -> None:
 
 
 @all_kinds
-def test_nan_from_the_backbone_leaves_the_network_as_it_was(make: Any) -> None:
+def test_nan_from_the_backbone_changes_nothing(make: Any) -> None:
     learner = learned(make)
     before = copy.deepcopy(learner.state_dict())
     rows, labels = chunks(1, 1)[0]
@@ -425,13 +425,13 @@ def test_nan_from_the_backbone_leaves_the_network_as_it_was(make: Any) -> None:
             learn(bad, labels)
     after = learner.state_dict()
     assert all(same(before[name], after[name]) for name in ("backbone", "head", "optimizer"))
-    if learner.replay is not None:  # draws may have been made, rows are not kept
+    if learner.replay is not None:  # random draws may differ, but the rows are not stored
         kept = "past" if isinstance(learner.replay, ReplayStreams) else "rows"
         assert same(before["replay"][kept], after["replay"][kept])
     assert torch.isfinite(learner.step(rows, labels).log_prob).all()
 
 
-def test_a_network_that_diverged_says_so() -> None:
+def test_a_diverged_network_raises() -> None:
     learner = learned(OnlineSGD)
     with torch.no_grad():
         learner.head.weight.fill_(torch.inf)
@@ -440,7 +440,7 @@ def test_a_network_that_diverged_says_so() -> None:
 
 
 @all_kinds
-def test_no_rows_are_refused(make: Any) -> None:
+def test_empty_chunks_are_refused(make: Any) -> None:
     learner = learned(make)
     before = copy.deepcopy(learner.state_dict())
     with pytest.raises(InvalidInput, match="the chunk has no rows"):
@@ -457,7 +457,7 @@ def test_no_rows_are_refused(make: Any) -> None:
         (partial(OnlineSGD, batch_norm="off"), "batch_norm"),
     ],
 )
-def test_arguments_that_make_no_sense(make: Any, match: str) -> None:
+def test_bad_arguments(make: Any, match: str) -> None:
     with pytest.raises(InvalidInput, match=match):
         make(*network())
 

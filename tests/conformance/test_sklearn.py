@@ -1,4 +1,4 @@
-"""scikit-learn's own suite, over both estimators and every kind of policy and features."""
+"""scikit-learn's own checks, for both estimators and every kind of policy and features."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_scikit_learn(estimator, check):
 
 
 @pytest.mark.parametrize("estimator", [KalmanClassifier(), KalmanRegressor()])
-def test_no_exception_is_listed_that_scikit_learn_does_not_know(estimator):
+def test_expected_failures_are_checks_of_scikit_learn(estimator):
     def name(check):
         return getattr(check, "func", check).__name__
 
@@ -62,8 +62,8 @@ def test_online(settings, check):
     check_online_learner(lambda: KalmanClassifier(random_state=0, **settings), skip=skip)
 
 
-class Kept:
-    """A learner that breaks one promise, named by a letter in ``fault``."""
+class Faulty:
+    """A learner that fails one check of ours, named by ``fault``."""
 
     def __init__(self, fault):
         self.fault, self.inner = fault, KalmanClassifier(0.99, "scaled", random_state=0)
@@ -82,19 +82,19 @@ class Kept:
         return self
 
     def predict_proba(self, X):
-        found = self.inner.predict_proba(X)
+        probabilities = self.inner.predict_proba(X)
         if self.fault == "pure":
             self.inner.partial_fit(X[:1], [None])
-        return found[:, ::-1] if self.fault == "probabilities" else found
+        return probabilities[:, ::-1] if self.fault == "probabilities" else probabilities
 
     def __deepcopy__(self, memo):
-        return self if self.fault == "copies" else Kept(self.fault)
+        return self if self.fault == "copies" else Faulty(self.fault)
 
 
 @pytest.mark.parametrize("fault", ["probabilities", "pure", "chunks", "copies", "failure"])
-def test_a_broken_promise_is_named(fault):
-    with pytest.raises(AssertionError, match=f"^Kept: {fault}: "):
-        check_online_learner(lambda: Kept(fault), skip=set(ONLINE_CHECKS) - {fault})
+def test_a_failed_check_is_named(fault):
+    with pytest.raises(AssertionError, match=f"^Faulty: {fault}: "):
+        check_online_learner(lambda: Faulty(fault), skip=set(ONLINE_CHECKS) - {fault})
 
 
 class Bayes(GaussianNB):
@@ -107,7 +107,7 @@ class Sgd(SGDClassifier):
         return super().partial_fit(X, y, classes=["a", "b", "c"])
 
 
-def test_what_other_learners_promise():
+def test_other_learners_pass_the_checks():
     check_online_learner(Bayes, skip=["new_classes", "unknown_labels"])
     with pytest.raises(AssertionError, match=r"Bayes: new_classes: ValueError: .*'d'"):
         check_online_learner(Bayes, skip=["unknown_labels"])

@@ -1,4 +1,4 @@
-"""Alpha: cannot run away, finds its value, and stays fixed if told so."""
+"""Alpha stays bounded, converges to the true factor, and stays fixed if it is not learned."""
 
 import math
 
@@ -18,7 +18,7 @@ calibrations = st.builds(
     spread=decades(1e-2, 10.0),
     gamma=st.sampled_from([0.0, 0.5, 0.99, 0.9999, 1.0]),
 )
-# of any size, and often near 1 / spread, where a step is largest
+# any size, and often near 1 / spread, where the step is largest
 gradients = st.floats(allow_nan=False, allow_infinity=False) | st.floats(-10.0, 10.0)
 
 
@@ -26,7 +26,7 @@ gradients = st.floats(allow_nan=False, allow_infinity=False) | st.floats(-10.0, 
     calibrations,
     st.lists(st.tuples(gradients, st.sampled_from([0.0, 0.3, 1.0, 1e6])), min_size=1, max_size=50),
 )
-def test_no_gradient_makes_alpha_run_away(calibration, examples):
+def test_alpha_stays_bounded_for_any_gradient(calibration, examples):
     alpha = calibration.start()
     centre = math.log(calibration.init)
     for gradient, weight in examples:
@@ -35,13 +35,13 @@ def test_no_gradient_makes_alpha_run_away(calibration, examples):
         assert math.isfinite(alpha.log_mean)
         assert 0.0 <= alpha.log_var <= calibration.spread**2 * (1.0 + 1e-12)
         assert abs(alpha.log_mean - centre) <= BOUND * calibration.spread * (1.0 + 1e-12)
-        # v g / (1 + v g^2) is at most sqrt(v) / 2; a weight only rescales the gradient
+        # v g / (1 + v g^2) is at most sqrt(v) / 2; a weight only scales the gradient
         step = abs(alpha.log_mean - forgotten)
         assert step <= 0.5 * calibration.spread * max(1.0, math.sqrt(weight)) * (1.0 + 1e-9)
 
 
 @given(calibrations, st.sampled_from([-1.0, 1.0]), decades(1e-3, 1e9))
-def test_constant_pull_stays_in_bounds(calibration, sign, size):
+def test_alpha_stays_bounded_for_a_constant_gradient(calibration, sign, size):
     alpha = calibration.start()
     for _ in range(300):
         alpha = calibration.learn(alpha, sign * size)
@@ -50,7 +50,7 @@ def test_constant_pull_stays_in_bounds(calibration, sign, size):
 
 
 @given(calibrations)
-def test_alpha_moves_uphill(calibration):
+def test_alpha_follows_the_gradient(calibration):
     up = calibration.learn(calibration.start(), 0.5)
     down = calibration.learn(calibration.start(), -0.5)
     assert down.value < calibration.init < up.value
@@ -87,7 +87,7 @@ def test_fixed_alpha_stays(value, seed):
 
 @pytest.mark.parametrize("policy", [Fixed(1.0, Calibration()), Learned(0.99, 0.1, Calibration())])
 def test_separable_stream_keeps_alpha_bounded(policy):
-    # Without noise the likelihood of alpha has no maximum: it pulls up for ever.
+    # Without noise, the likelihood of alpha has no maximum, and alpha always grows.
     rng = np.random.default_rng(6)
     n = 5000
     features = np.c_[rng.standard_normal((n, 1)), np.ones(n)]

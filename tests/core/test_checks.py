@@ -1,4 +1,4 @@
-"""Nothing unchecked reaches compiled code: each call is answered, or refused with a reason."""
+"""All input is checked before it reaches compiled code: a call works, or raises InvalidInput."""
 
 from dataclasses import replace
 from typing import Any
@@ -43,7 +43,7 @@ NAN = float("nan")
 
 @pytest.fixture(scope="module")
 def learned() -> tuple[MixtureState, MixtureStep, Stack, Any]:
-    """A state, the step that led to it, a stack after it, and plain probabilities."""
+    """A state, its last step, a stack that learned the step, and plain probabilities."""
     rows = np.random.default_rng(0).standard_normal((N, M))
     state, step = POLICY.step_chunk(POLICY.start(M, K, prior_var=1.0), rows, LABELS, **SETTINGS)
     stack, _ = Stack.start(J, K).learn(step, LABELS)
@@ -56,28 +56,28 @@ def learned() -> tuple[MixtureState, MixtureStep, Stack, Any]:
 @pytest.mark.parametrize("learn_scale", [False, True])
 @pytest.mark.parametrize("share", [0.0, 1e-12, 0.001, 1.0])
 @pytest.mark.parametrize("size", [1.0, 1e7, 1e8, 1e9, 1e20, 1e60, 1e99])
-def test_weights_sum_to_1_whatever_the_target(size: float, share: float, learn_scale: bool) -> None:
+def test_weights_sum_to_1_for_any_target(size: float, share: float, learn_scale: bool) -> None:
     rng = np.random.default_rng(0)
     policy = Mixture(share=share, learn_scale=learn_scale)
     rows, targets = rng.standard_normal((60, 2)), rng.standard_normal((60, 1))
     weight = np.ones(60)
     targets[[20, 21, 40]] = [[size], [-size], [size]]
     weight[40] = 1e6
-    targets[50:] = np.nan  # weights that are not learned from must not drift either
+    targets[50:] = np.nan  # weights must not change either where no target is known
     state = policy.start(2, 1, prior_var=1.0)
     state, step = policy.step_chunk(
         state, rows, targets, noise_var=1.0, prior_var=1.0, sample_weight=weight
     )
-    ahead = policy.predict(state, rows, prior_var=1.0)
-    for weights in (step.half_life_weights, ahead.half_life_weights, state.weights[None]):
+    prediction = policy.predict(state, rows, prior_var=1.0)
+    for weights in (step.half_life_weights, prediction.half_life_weights, state.weights[None]):
         each = weights.reshape(len(weights), -1)
         assert np.abs(each.sum(axis=1) - 1.0).max() < 1e-12
         assert (each >= 0.0).all()
-    assert np.isfinite(ahead.mean).all()
+    assert np.isfinite(prediction.mean).all()
     assert not np.isnan(state.log_weights).any()
 
 
-def test_weights_do_not_drift_where_nothing_is_learned() -> None:
+def test_weights_sum_to_1_without_targets() -> None:
     policy = Mixture(share=1e-7)
     state = policy.start(1, 1, prior_var=1.0)
     rows, targets = np.ones((20_000, 1)), np.full((20_000, 1), np.nan)
@@ -98,19 +98,19 @@ def test_ratio_of_gamma_functions(x: float) -> None:
 
 @pytest.mark.parametrize("gap", [1e3, 1e9, 1e140])
 @pytest.mark.parametrize("n_classes", [2, 3])
-def test_far_apart_and_unsure_logits_take_no_longer(gap: float, n_classes: int) -> None:
-    # Two classes that far apart used to take a loop of gap / 0.65 steps.
+def test_distant_logits_with_large_variance_are_fast(gap: float, n_classes: int) -> None:
+    # Once, two classes this far apart took a loop of gap / 0.65 steps.
     mean = np.zeros((1, n_classes))
     mean[0, 1:] = -gap
-    found = class_probabilities(mean, 100.0**2)
-    assert found[0, 0] == pytest.approx(1.0, abs=1e-4)
+    probabilities = class_probabilities(mean, 100.0**2)
+    assert probabilities[0, 0] == pytest.approx(1.0, abs=1e-4)
 
 
 # ---- the stack ----------------------------------------------------------------------------
 
 
 def bad_calls() -> dict[str, Any]:
-    """Calls of a stack that once ended the interpreter, or changed what lay beside an array."""
+    """Bad calls of a stack; once, they crashed the interpreter or wrote outside of an array."""
     short = np.full((2, K), 1 / K)
     return {
         "label too large": lambda s, t, p: s.learn(t, np.full(N, K)),
@@ -131,7 +131,7 @@ def bad_calls() -> dict[str, Any]:
         "short weight": lambda s, t, p: s.learn(t, LABELS, np.ones(2)),
         "negative weight": lambda s, t, p: s.learn(t, LABELS, np.full(N, -1.0)),
         "NaN weight": lambda s, t, p: s.learn(t, LABELS, np.full(N, NAN)),
-        "a word for a flag": lambda s, t, p: s.learn(t, LABELS, ordered="yes"),
+        "a string for a flag": lambda s, t, p: s.learn(t, LABELS, ordered="yes"),
         "predict: short plain": lambda s, t, p: s.predict(t, short),
         "predict: narrow plain": lambda s, t, p: s.predict(t, p[:, :1]),
         "predict: no step": lambda s, t, p: s.predict((t,), p),
@@ -162,12 +162,12 @@ def test_stack_refuses(learned: Any, name: str) -> None:
     np.testing.assert_array_equal(plain, before[1])
 
 
-def test_a_class_may_come_in_the_last_row_of_narrower_probabilities(learned: Any) -> None:
-    # As the estimators call it: a piece of rows ends with a class that is new.
+def test_the_last_row_may_have_a_class_without_a_column(learned: Any) -> None:
+    # The estimators call it in this way: a part of the rows ends with a new class.
     _, step, _, plain = learned
     labels = np.array([0, 1, 1, 0, 1, 2])
-    stack, said = Stack.start(J, K).learn(step, labels, plain=plain[:, :2], ordered=True)
-    assert said.shape == (N, 2)
+    stack, probabilities = Stack.start(J, K).learn(step, labels, plain=plain[:, :2], ordered=True)
+    assert probabilities.shape == (N, 2)
     assert stack.counts.tolist() == [2.0, 3.0, 1.0]
     wide, _ = Stack.start(J, K).learn(step, labels, plain=plain, ordered=True)
     np.testing.assert_array_equal(stack.coef, wide.coef)
@@ -195,7 +195,7 @@ def test_a_class_may_come_in_the_last_row_of_narrower_probabilities(learned: Any
     ],
     ids=lambda changes: "-".join(changes),
 )
-def test_a_stack_of_parts_that_disagree(learned: Any, changes: dict[str, Any]) -> None:
+def test_a_stack_refuses_inconsistent_parts(learned: Any, changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="stack"):
         replace(learned[2], **changes)
 
@@ -240,7 +240,7 @@ def bank_step(**changes: Any) -> BankStep:
     ],
     ids=lambda changes: "-".join(changes),
 )
-def test_a_step_of_parts_that_disagree(learned: Any, changes: dict[str, Any]) -> None:
+def test_a_step_refuses_inconsistent_parts(learned: Any, changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         replace(learned[1], **changes)
 
@@ -262,25 +262,26 @@ def test_a_step_of_parts_that_disagree(learned: Any, changes: dict[str, Any]) ->
     ],
     ids=lambda changes: "-".join(changes),
 )
-def test_no_probabilities_of_nonsense(learned: Any, changes: Any, method: Any) -> None:
-    # NaN once became an index of the table of the integral.
+def test_probabilities_refuse_invalid_steps(learned: Any, changes: Any, method: Any) -> None:
+    # Once, NaN became an index into the table of the integral.
     with pytest.raises(InvalidInput):
         mixture_probabilities(replace(learned[1], **changes), method=method)
 
 
 def test_the_order_of_axes_in_memory_does_not_matter(learned: Any) -> None:
     _, step, stack, plain = learned
-    turned = replace(
+    reordered = replace(
         step,
         bank=replace(step.bank, logit_mean=np.asfortranarray(step.logit_mean)),
         weights=np.asfortranarray(step.weights),
     )
     np.testing.assert_array_equal(
-        mixture_probabilities(turned, method="probit"), mixture_probabilities(step, method="probit")
+        mixture_probabilities(reordered, method="probit"),
+        mixture_probabilities(step, method="probit"),
     )
-    there = stack.learn(turned, np.tile(LABELS, 2)[::2], plain=np.asfortranarray(plain))
-    here = stack.learn(step, np.tile(LABELS, 2)[::2].copy(), plain=plain)
-    np.testing.assert_array_equal(there[1], here[1])
+    from_reordered = stack.learn(reordered, np.tile(LABELS, 2)[::2], plain=np.asfortranarray(plain))
+    from_original = stack.learn(step, np.tile(LABELS, 2)[::2].copy(), plain=plain)
+    np.testing.assert_array_equal(from_reordered[1], from_original[1])
 
 
 @pytest.mark.parametrize(
@@ -305,7 +306,7 @@ def test_the_order_of_axes_in_memory_does_not_matter(learned: Any) -> None:
     ],
     ids=lambda changes: "-".join(changes),
 )
-def test_a_state_of_parts_that_disagree(learned: Any, changes: dict[str, Any]) -> None:
+def test_a_state_refuses_inconsistent_parts(learned: Any, changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         replace(learned[0], **changes)
 
@@ -342,7 +343,7 @@ def test_growing_and_keeping_refuse(policy: Any) -> None:
     ],
     ids=lambda changes: "-".join(changes),
 )
-def test_a_filter_of_parts_that_disagree(changes: dict[str, Any]) -> None:
+def test_a_filter_refuses_inconsistent_parts(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         replace(Learned(0.9).start(M, K, prior_var=1.0), **changes)
     assert isinstance(Fixed(0.9).start(M, K, prior_var=1.0), FilterState)
@@ -393,7 +394,7 @@ def test_other_calls_refuse(call: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_a_posterior_of_no_numbers_is_refused_in_any_precision(dtype: Any, value: float) -> None:
+def test_a_posterior_refuses_nan_and_inf_in_any_precision(dtype: Any, value: float) -> None:
     mean = np.zeros((2, 1), dtype)
     mean[1] = value
     with pytest.raises(InvalidInput, match=rf"mean holds {value} at index \(1, 0\)"):

@@ -1,4 +1,4 @@
-"""The chunk equals the loop however it is cut, and is pure however it is used."""
+"""Chunks equal the loop over rows for every cut, and steps do not change their arguments."""
 
 import copy
 import pickle
@@ -14,13 +14,13 @@ from kalstream.errors import KalstreamError
 from oracles import assert_close, assert_same_posterior, bits, textbook
 from strategies import streams
 
-HOW = {"gamma": 0.97, "noise_var": 0.3, "prior_var": 0.5}
-# fewer rows than may wait, just as many, more, more than a block, several blocks
+OPTIONS = {"gamma": 0.97, "noise_var": 0.3, "prior_var": 0.5}
+# fewer rows than are deferred, exactly as many, more, more than a block, several blocks
 SIZES = (1, 3, 8, 9, 60, 130, 300)
 
 
 def cut(posterior, stream, cuts, **more):
-    """Step over the stream, cut before the given rows; what every row told, joined."""
+    """Step over the stream, cut before the given rows; return the joined steps of all rows."""
     steps = []
     for part in stream.chunks(cuts):
         posterior, seen = step_chunk(
@@ -39,10 +39,10 @@ def rows(n, m=16, k=3, seed=0):
 
 
 def started(n, m=16, k=3, dtype=np.float64):
-    """A posterior in mid-stream: with n rows learned one by one, so that some of them wait."""
-    posterior = init(m, k, prior_var=HOW["prior_var"], dtype=dtype)
+    """A posterior after n single rows, so that the updates of some rows are deferred."""
+    posterior = init(m, k, prior_var=OPTIONS["prior_var"], dtype=dtype)
     for phi, label in zip(*rows(n, m, k, seed=99), strict=True):
-        posterior, _ = step_chunk(posterior, phi[None], [label], **HOW)
+        posterior, _ = step_chunk(posterior, phi[None], [label], **OPTIONS)
     return posterior
 
 
@@ -54,8 +54,8 @@ def test_chunk_equals_textbook_for_every_cut(max_rows, data):
     expected = textbook(
         stream.prior, stream.features, stream.targets, gamma=stream.gamma, **stream.settings
     )
-    found, seen = cut(stream.prior, stream, cuts)
-    assert_same_posterior(found, expected.posterior)
+    actual, seen = cut(stream.prior, stream, cuts)
+    assert_same_posterior(actual, expected.posterior)
     assert_close(seen["logit_mean"], expected.logit_mean)
     assert_close(seen["logit_var"], expected.logit_var)
     assert_close(seen["gamma"], expected.gamma)
@@ -75,63 +75,65 @@ def test_single_examples_equal_one_chunk(stream):
 
 @settings(max_examples=25)
 @given(streams(max_rows=300))
-def test_chunk_transition_forgets_before_the_last_row_only(stream):
-    how = stream.settings | {"gamma": stream.gamma}
-    found, seen = step_chunk(
-        stream.prior, stream.features, stream.targets, transition="chunk", **how
+def test_chunk_transition_forgets_only_before_the_last_row(stream):
+    options = stream.settings | {"gamma": stream.gamma}
+    actual, seen = step_chunk(
+        stream.prior, stream.features, stream.targets, transition="chunk", **options
     )
     gaps = np.zeros(len(stream))
-    gaps[-1] = how.get("time_gap", np.ones(1))[-1]
-    expected = textbook(stream.prior, stream.features, stream.targets, **how | {"time_gap": gaps})
-    assert_same_posterior(found, expected.posterior)
+    gaps[-1] = options.get("time_gap", np.ones(1))[-1]
+    expected = textbook(
+        stream.prior, stream.features, stream.targets, **options | {"time_gap": gaps}
+    )
+    assert_same_posterior(actual, expected.posterior)
     assert_close(seen.logit_mean, expected.logit_mean)
     assert_close(seen.logit_var, expected.logit_var)
     assert (seen.gamma[:-1] == 1.0).all()
 
 
 def test_a_wide_problem_equals_textbook():
-    # 200 features take the branches for few rows and for many
+    # 200 features use the branches for few and for many rows
     features, labels = rows(300, m=200, k=5)
-    expected = textbook(init(200, 5, prior_var=0.5), features, labels, **HOW)
+    expected = textbook(init(200, 5, prior_var=0.5), features, labels, **OPTIONS)
     for size in (1, 3, 20, 300):
         posterior = init(200, 5, prior_var=0.5)
         for start in range(0, 300, size):
             part = slice(start, start + size)
-            posterior, _ = step_chunk(posterior, features[part], labels[part], **HOW)
+            posterior, _ = step_chunk(posterior, features[part], labels[part], **OPTIONS)
         assert_same_posterior(posterior, expected.posterior)
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("waiting", [0, 3, 7, 8, 9])
-def test_a_posterior_can_be_continued_twice(waiting, size):
-    origin = started(waiting)
+@pytest.mark.parametrize("deferred", [0, 3, 7, 8, 9])
+def test_a_posterior_can_be_continued_twice(deferred, size):
+    origin = started(deferred)
     before = bits(origin)
     one, other = rows(size, seed=1), rows(size, seed=2)
-    alone, _ = step_chunk(copy.deepcopy(origin), *one, **HOW)
-    first, _ = step_chunk(origin, *one, **HOW)
+    alone, _ = step_chunk(copy.deepcopy(origin), *one, **OPTIONS)
+    first, _ = step_chunk(origin, *one, **OPTIONS)
     kept = bits(first)
-    second, _ = step_chunk(origin, *other, **HOW)
-    third, _ = step_chunk(first, *other, **HOW)  # behind the rows of a sibling
+    second, _ = step_chunk(origin, *other, **OPTIONS)
+    third, _ = step_chunk(first, *other, **OPTIONS)  # after the rows of a sibling
     assert bits(origin) == before
     assert bits(first) == kept == bits(alone)
-    expected = textbook(origin, *other, **HOW).posterior
+    expected = textbook(origin, *other, **OPTIONS).posterior
     assert_same_posterior(second, expected)
-    assert_same_posterior(third, textbook(first, *other, **HOW).posterior)
+    assert_same_posterior(third, textbook(first, *other, **OPTIONS).posterior)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_donating_gives_the_same_numbers_and_takes_the_posterior(size):
+def test_donate_gives_the_same_numbers_and_invalidates_the_posterior(size):
     origin = started(3)
-    expected, told = step_chunk(copy.deepcopy(origin), *rows(size), **HOW)
-    found, seen = step_chunk(origin, *rows(size), donate=True, **HOW)
-    assert bits(found) == bits(expected)
-    assert seen.logit_mean.tobytes() == told.logit_mean.tobytes()
+    expected, expected_step = step_chunk(copy.deepcopy(origin), *rows(size), **OPTIONS)
+    actual, seen = step_chunk(origin, *rows(size), donate=True, **OPTIONS)
+    assert bits(actual) == bits(expected)
+    assert seen.logit_mean.tobytes() == expected_step.logit_mean.tobytes()
     assert "given away" in repr(origin)
     for use in (
         lambda: origin.mean,
         lambda: origin.cov,
         lambda: origin.n_features,
-        lambda: step_chunk(origin, *rows(1), **HOW),
+        lambda: step_chunk(origin, *rows(1), **OPTIONS),
     ):
         with pytest.raises(KalstreamError, match="donate=True"):
             use()
@@ -140,15 +142,15 @@ def test_donating_gives_the_same_numbers_and_takes_the_posterior(size):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("fresh", [True, False])
 @pytest.mark.parametrize("related", ["ancestor", "sibling", "descendant", "grown", "copied"])
-def test_donating_leaves_relatives_alone(related, size, fresh):
+def test_donate_does_not_change_related_posteriors(related, size, fresh):
     origin = init(16, 3, prior_var=0.5) if fresh else started(2)
     child = origin
     if related in ("ancestor", "sibling", "descendant"):
-        child, _ = step_chunk(origin, *rows(2, seed=1), **HOW)
+        child, _ = step_chunk(origin, *rows(2, seed=1), **OPTIONS)
     if related == "ancestor":
         kept, given_away = origin, child
     elif related == "sibling":
-        kept, _ = step_chunk(origin, *rows(2, seed=2), **HOW)
+        kept, _ = step_chunk(origin, *rows(2, seed=2), **OPTIONS)
         given_away = child
     elif related == "descendant":
         kept, given_away = child, origin
@@ -157,46 +159,46 @@ def test_donating_leaves_relatives_alone(related, size, fresh):
     else:
         kept, given_away = origin, add_outputs(origin, 1)
     before = bits(kept)
-    step_chunk(given_away, *rows(size), donate=True, **HOW)
+    step_chunk(given_away, *rows(size), donate=True, **OPTIONS)
     assert bits(kept) == before
 
 
 @pytest.mark.parametrize(
     "duplicate", [copy.copy, copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))]
 )
-@pytest.mark.parametrize("waiting", [0, 3, 8])
-def test_a_copy_continues_bit_for_bit(waiting, duplicate):
-    origin = started(waiting)
+@pytest.mark.parametrize("deferred", [0, 3, 8])
+def test_a_copy_continues_bit_for_bit(deferred, duplicate):
+    origin = started(deferred)
     copied = duplicate(origin)
     assert bits(copied) == bits(origin)
     for size in SIZES:
         features, labels = rows(size, seed=size)
-        origin, one = step_chunk(origin, features, labels, **HOW)
-        copied, other = step_chunk(copied, features, labels, **HOW)
+        origin, one = step_chunk(origin, features, labels, **OPTIONS)
+        copied, other = step_chunk(copied, features, labels, **OPTIONS)
         assert bits(copied) == bits(origin)
         assert one.logit_mean.tobytes() == other.logit_mean.tobytes()
         assert one.logit_var.tobytes() == other.logit_var.tobytes()
 
 
-def test_threads_may_share_a_posterior():
+def test_threads_can_share_a_posterior():
     origin = started(5)
     before = bits(origin)
     parts = [rows(2, seed=i % 4) for i in range(64)]
-    expected = [bits(step_chunk(copy.deepcopy(origin), *part, **HOW)[0]) for part in parts]
+    expected = [bits(step_chunk(copy.deepcopy(origin), *part, **OPTIONS)[0]) for part in parts]
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda part: bits(step_chunk(origin, *part, **HOW)[0]), parts))
-    assert found == expected
+        actual = list(pool.map(lambda part: bits(step_chunk(origin, *part, **OPTIONS)[0]), parts))
+    assert actual == expected
     assert bits(origin) == before
 
 
-def test_threads_may_share_a_policy():
+def test_threads_can_share_a_policy():
     policy = Learned(0.99, lr=0.1, calibration=Calibration())
     state = policy.start(16, 3, prior_var=0.5)
-    how = {"noise_var": 0.3, "prior_var": 0.5}
-    state, _ = policy.step_chunk(state, *rows(20, seed=5), **how)
+    options = {"noise_var": 0.3, "prior_var": 0.5}
+    state, _ = policy.step_chunk(state, *rows(20, seed=5), **options)
 
     def result(part):
-        after, _ = policy.step_chunk(state, *part, **how)
+        after, _ = policy.step_chunk(state, *part, **options)
         return bits(after.posterior), after.delta, after.alpha
 
     parts = [rows(30, seed=i % 4) for i in range(64)]
@@ -207,22 +209,22 @@ def test_threads_may_share_a_policy():
 
 @given(streams(labels=True, max_rows=40))
 def test_labels_equal_one_hot_rows(stream):
-    how = stream.settings | {"gamma": stream.gamma}
+    options = stream.settings | {"gamma": stream.gamma}
     one_hot = np.eye(stream.n_outputs)[stream.targets]
     one_hot[stream.targets < 0] = np.nan
     as_floats = np.where(stream.targets < 0, np.nan, stream.targets.astype(float))
-    by_label, one = step_chunk(stream.prior, stream.features, stream.targets, **how)
+    by_label, one = step_chunk(stream.prior, stream.features, stream.targets, **options)
     forms = [one_hot] if stream.n_outputs == 1 else [one_hot, as_floats]
     for targets in forms:
-        by_value, other = step_chunk(stream.prior, stream.features, targets, **how)
+        by_value, other = step_chunk(stream.prior, stream.features, targets, **options)
         assert_same_posterior(by_value, by_label, rtol=1e-13)
         assert_close(other.logit_mean, one.logit_mean, rtol=1e-13)
 
 
 @given(streams(max_rows=40), st.data())
 def test_weight_zero_equals_no_target(stream, data):
-    how = stream.settings | {"gamma": stream.gamma}
-    weight = how.pop("sample_weight", np.ones(len(stream)))
+    options = stream.settings | {"gamma": stream.gamma}
+    weight = options.pop("sample_weight", np.ones(len(stream)))
     dropped = np.array(
         data.draw(st.lists(st.booleans(), min_size=len(weight), max_size=len(weight)))
     )
@@ -233,10 +235,10 @@ def test_weight_zero_equals_no_target(stream, data):
         stream.features,
         stream.targets,
         sample_weight=np.where(dropped, 0.0, weight),
-        **how,
+        **options,
     )
     by_target, other = step_chunk(
-        stream.prior, stream.features, targets, sample_weight=weight, **how
+        stream.prior, stream.features, targets, sample_weight=weight, **options
     )
     assert bits(by_weight) == bits(by_target)
     assert one.logit_mean.tobytes() == other.logit_mean.tobytes()
@@ -248,10 +250,10 @@ def test_weight_zero_equals_no_target(stream, data):
 @pytest.mark.parametrize("gamma", [1.0, 0.99, 0.5, 0.0])
 def test_float32_is_close_to_float64_on_scaled_data(gamma, keep_mean):
     features, labels = rows(400)
-    how = HOW | {"gamma": gamma, "keep_mean": keep_mean}
-    double, one = step_chunk(init(16, 3, prior_var=0.5), features, labels, **how)
+    options = OPTIONS | {"gamma": gamma, "keep_mean": keep_mean}
+    double, one = step_chunk(init(16, 3, prior_var=0.5), features, labels, **options)
     single, other = step_chunk(
-        init(16, 3, prior_var=0.5, dtype=np.float32), features.astype(np.float32), labels, **how
+        init(16, 3, prior_var=0.5, dtype=np.float32), features.astype(np.float32), labels, **options
     )
     assert single.dtype == single.mean.dtype == single.cov.dtype == np.float32
     assert_same_posterior(single, double, rtol=1e-4)

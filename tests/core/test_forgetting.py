@@ -1,4 +1,4 @@
-"""Policies against their textbook loops, and on the time series of the paper's figure 1."""
+"""Policies against loops over rows, and on the time series of the paper's figure 1."""
 
 import copy
 import math
@@ -27,7 +27,7 @@ from kalstream.errors import KalstreamError, NumericalError
 from oracles import assert_close, assert_same_posterior
 from strategies import decades, streams
 
-# A gradient is known to about 1e-7, and a learning rate times a long gap multiplies the rounding.
+# A gradient is accurate to about 1e-7. A learning rate and a long gap multiply this error.
 LOOSE = 1e-7
 
 
@@ -54,7 +54,7 @@ def started(policy, stream):
 
 
 def cut(policy, stream, cuts):
-    """Step over the stream, cut before the given rows; what every row told, by name."""
+    """Step over the stream, cut before the given rows; return the joined steps by name."""
     state, steps = started(policy, stream), []
     for part in stream.chunks(cuts):
         state, seen = policy.step_chunk(state, part.features, part.targets, **part.settings)
@@ -106,7 +106,7 @@ def test_one_filter_equals_its_loop(policy, stream, cuts):
 
 @settings(max_examples=30)
 @given(one_filter_policies(), streams(max_rows=150), cuts)
-def test_cuts_do_not_matter_to_one_filter(policy, stream, cuts):
+def test_one_filter_does_not_depend_on_cuts(policy, stream, cuts):
     one, other = cut(policy, stream, cuts), cut(policy, stream, [])
     assert one[0].delta == pytest.approx(other[0].delta, rel=1e-8, abs=1e-9)
     assert one[0].calibration == pytest.approx(other[0].calibration, rel=1e-8)
@@ -127,17 +127,17 @@ mixtures = st.builds(
 @settings(max_examples=50)
 @given(mixtures, streams(max_rows=30), cuts)
 def test_mixture_equals_its_loop(policy, stream, cuts):
-    how = stream.settings
+    options = stream.settings
     filters = oracles.mixture_filters(
-        policy.half_lives, stream.prior, stream.features, stream.targets, **how
+        policy.half_lives, stream.prior, stream.features, stream.targets, **options
     )
-    per_row = {k: how[k] for k in ("sample_weight", "time_gap") if k in how}
+    per_row = {k: options[k] for k in ("sample_weight", "time_gap") if k in options}
     before, log_prob, after = oracles.mixture(
         filters,
         stream.targets,
         calibrations=policy.calibrations,
         share=policy.share,
-        noise_var=how["noise_var"],
+        noise_var=options["noise_var"],
         labels=stream.labels,
         **per_row,
     )
@@ -153,7 +153,7 @@ def test_mixture_equals_its_loop(policy, stream, cuts):
 
 @settings(max_examples=25)
 @given(mixtures, streams(max_rows=150), cuts)
-def test_cuts_do_not_matter_to_a_mixture(policy, stream, cuts):
+def test_a_mixture_does_not_depend_on_cuts(policy, stream, cuts):
     one, other = cut(policy, stream, cuts), cut(policy, stream, [])
     assert_close(one[0].weights, other[0].weights, rtol=1e-8)
     assert np.array_equal(one[0].seen, other[0].seen)
@@ -165,12 +165,12 @@ def test_cuts_do_not_matter_to_a_mixture(policy, stream, cuts):
 
 @pytest.mark.parametrize("n_features", [3, 17, 130, 320, 321])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_filters_side_by_side_are_those_filters(n_features, dtype):
-    """Compiled or by BLAS, a row at a time or in chunks, predicted before or not."""
+def test_a_bank_equals_its_single_filters(n_features, dtype):
+    """Compiled or with BLAS, row by row or in chunks, with or without a prediction before."""
     rng = np.random.default_rng(n_features)
     features = rng.standard_normal((60, n_features)) / n_features**0.5
     labels = rng.integers(0, 3, 60)
-    how, mixed = {"noise_var": 0.3, "prior_var": 1.0}, Mixture(half_lives=(5.0, float("inf")))
+    options, mixed = {"noise_var": 0.3, "prior_var": 1.0}, Mixture(half_lives=(5.0, float("inf")))
     state = mixed.start(n_features, 3, prior_var=1.0, dtype=dtype)
     alone = [Fixed(gamma_of(h)) for h in mixed.half_lives]
     states = [p.start(n_features, 3, prior_var=1.0, dtype=dtype) for p in alone]
@@ -180,41 +180,41 @@ def test_filters_side_by_side_are_those_filters(n_features, dtype):
         start += size
         if start % 3:
             ahead = mixed.predict(state, features[part], prior_var=1.0)
-        state, told = mixed.step_chunk(state, features[part], labels[part], **how)
+        state, step = mixed.step_chunk(state, features[part], labels[part], **options)
         if start % 3:
-            assert_close(ahead.logit_mean[:, 0], told.logit_mean[:, 0], rtol=rtol)
+            assert_close(ahead.logit_mean[:, 0], step.logit_mean[:, 0], rtol=rtol)
         for j, policy in enumerate(alone):
-            states[j], one = policy.step_chunk(states[j], features[part], labels[part], **how)
-            assert_close(told.logit_mean[j], one.logit_mean, rtol=rtol)
-            assert_close(told.logit_var[j], one.logit_var, rtol=rtol)
+            states[j], one = policy.step_chunk(states[j], features[part], labels[part], **options)
+            assert_close(step.logit_mean[j], one.logit_mean, rtol=rtol)
+            assert_close(step.logit_var[j], one.logit_var, rtol=rtol)
     assert start == 60
     for mine, theirs in zip(state.posteriors, states, strict=True):
         assert_close(mine.cov, theirs.posterior.cov, rtol=rtol)
 
 
-def test_a_mixture_of_one_is_that_filter():
+def test_a_mixture_of_one_filter_equals_the_filter():
     rng = np.random.default_rng(0)
     features, targets = rng.standard_normal((50, 2)), rng.standard_normal((50, 1))
-    how = {"noise_var": 0.5, "prior_var": 1.0}
+    options = {"noise_var": 0.5, "prior_var": 1.0}
     mixed, fixed = Mixture(half_lives=(7.0,)), Fixed(gamma_of(7.0))
-    one, _ = mixed.step_chunk(mixed.start(2, 1, prior_var=1.0), features, targets, **how)
-    other, _ = fixed.step_chunk(fixed.start(2, 1, prior_var=1.0), features, targets, **how)
+    one, _ = mixed.step_chunk(mixed.start(2, 1, prior_var=1.0), features, targets, **options)
+    other, _ = fixed.step_chunk(fixed.start(2, 1, prior_var=1.0), features, targets, **options)
     assert_same_posterior(one.posteriors[0], other.posterior, rtol=1e-13)
     assert one.gamma == pytest.approx(other.gamma)
 
 
 @settings(max_examples=30)
 @given(one_filter_policies() | mixtures, streams(max_rows=30), st.sampled_from([0.0, 1.0, 40.0]))
-def test_prediction_is_what_the_next_step_reports(policy, stream, gap):
+def test_predict_equals_the_next_step(policy, stream, gap):
     state, _ = cut(policy, stream, [])
-    how = {k: stream.settings[k] for k in ("prior_var", "keep_mean")}
+    options = {k: stream.settings[k] for k in ("prior_var", "keep_mean")}
     phi, target = stream.features[:1], stream.targets[:1]
-    ahead = policy.predict(state, phi, time_gap=gap, **how)
+    ahead = policy.predict(state, phi, time_gap=gap, **options)
     _, seen = policy.step_chunk(
-        state, phi, target, noise_var=stream.settings["noise_var"], time_gap=gap, **how
+        state, phi, target, noise_var=stream.settings["noise_var"], time_gap=gap, **options
     )
     assert_close(ahead.logit_mean, seen.logit_mean, atol=1e-12)
-    # a variance may be a small difference of large ones
+    # a variance may be a small difference of large numbers
     prior = stream.settings["prior_var"] * np.square(phi).sum()
     assert_close(ahead.logit_var, seen.logit_var, atol=1e-14 + 1e-13 * prior)
     if isinstance(policy, Mixture):
@@ -224,19 +224,19 @@ def test_prediction_is_what_the_next_step_reports(policy, stream, gap):
         assert ahead.calibration[0] == seen.calibration[0]
 
 
-def test_class_probabilities_are_those_of_the_moments():
+def test_class_probabilities_agree_with_the_moments():
     rng = np.random.default_rng(1)
     features, labels = rng.standard_normal((80, 3)), rng.integers(0, 4, 80)
-    how = {"noise_var": 0.25, "prior_var": 1.0}
+    options = {"noise_var": 0.25, "prior_var": 1.0}
     one = Learned(0.9, calibration=Calibration())
-    state, _ = one.step_chunk(one.start(3, 4, prior_var=1.0), features, labels, **how)
+    state, _ = one.step_chunk(one.start(3, 4, prior_var=1.0), features, labels, **options)
     ahead = one.predict(state, features[:5], prior_var=1.0)
     expected = class_probabilities(ahead.logit_mean, ahead.logit_var, calibration=state.calibration)
     assert_close(one.class_probabilities(state, features[:5], prior_var=1.0), expected)
 
     mixed = Mixture(half_lives=(5.0, 50.0), calibrations=(1.0, 5.0))
-    state, seen = mixed.step_chunk(mixed.start(3, 4, prior_var=1.0), features, labels, **how)
-    found = mixed.class_probabilities(state, features[:5], prior_var=1.0)
+    state, seen = mixed.step_chunk(mixed.start(3, 4, prior_var=1.0), features, labels, **options)
+    actual = mixed.class_probabilities(state, features[:5], prior_var=1.0)
     ahead = mixed.predict(state, features[:5], prior_var=1.0)
     expected = sum(
         ahead.weights[:, j, c, None]
@@ -244,8 +244,8 @@ def test_class_probabilities_are_those_of_the_moments():
         for j in range(2)
         for c, alpha in enumerate(mixed.calibrations)
     )
-    assert_close(found, expected, rtol=1e-9)
-    # once all classes are known, the log predictive of a label is the log of its probability
+    assert_close(actual, expected, rtol=1e-9)
+    # when all classes are known, log_prob is the log of the label's probability
     of_label = mixture_probabilities(seen)[np.arange(80), labels]
     np.testing.assert_allclose(seen.log_prob[40:], np.log(of_label[40:]), rtol=1e-6)
 
@@ -327,8 +327,8 @@ def test_figure_1_mixture_moves_after_every_change(seed):
     np.testing.assert_allclose(weights.sum(axis=1), 1.0)
     for change in CHANGES:
         moved = np.abs(weights[change + 20] - weights[change - 1]).sum() / 2.0
-        # to a shorter memory; but at 2769 the series jumps to its overall mean, which the filter
-        # that forgets nothing knows best
+        # The weights move to the shortest half-life. But at 2769 the series jumps to its overall
+        # mean, which the filter without forgetting predicts best.
         to = 3 if change == 2769 else 0
         assert moved > 0.25, f"at {change}"
         assert weights[change + 20, to] > weights[change - 1, to] + 0.2, f"at {change}"
@@ -343,37 +343,40 @@ def test_figure_1_mixture_moves_after_every_change(seed):
 
 
 @pytest.mark.parametrize("n_rows", [1, 3, 40, 200])
-def test_mixture_may_reuse_buffers_and_fails_as_a_whole(n_rows):
+def test_mixture_reuses_buffers_and_an_error_changes_nothing(n_rows):
     rng = np.random.default_rng(4)
-    policy, how = Mixture(half_lives=(5.0, 50.0, math.inf)), {"noise_var": 0.2, "prior_var": 1.0}
+    policy, options = (
+        Mixture(half_lives=(5.0, 50.0, math.inf)),
+        {"noise_var": 0.2, "prior_var": 1.0},
+    )
     features, labels = rng.standard_normal((n_rows, 6)), rng.integers(0, 3, n_rows)
     kept = given_away = policy.start(6, 3, prior_var=1.0)
     for _ in range(3):
-        before, kept = kept, policy.step_chunk(kept, features, labels, **how)[0]
+        before, kept = kept, policy.step_chunk(kept, features, labels, **options)[0]
         given_away, _ = policy.step_chunk(
-            copy.deepcopy(before), features, labels, donate=True, **how
+            copy.deepcopy(before), features, labels, donate=True, **options
         )
         for ours, theirs in zip(given_away.posteriors, kept.posteriors, strict=True):
             assert ours.mean.tobytes() == theirs.mean.tobytes()
             assert ours.cov.tobytes() == theirs.cov.tobytes()
     snapshot = [p.cov.tobytes() for p in given_away.posteriors]
-    hopeless = np.r_[features, np.full((1, 6), 1e9)]
+    overflowing = np.r_[features, np.full((1, 6), 1e9)]
     with pytest.raises(NumericalError):
-        policy.step_chunk(given_away, hopeless, np.r_[labels, 0], donate=True, **how)
+        policy.step_chunk(given_away, overflowing, np.r_[labels, 0], donate=True, **options)
     assert [p.cov.tobytes() for p in given_away.posteriors] == snapshot
-    policy.step_chunk(given_away, features, labels, donate=True, **how)
+    policy.step_chunk(given_away, features, labels, donate=True, **options)
     with pytest.raises(KalstreamError, match="donate=True"):
-        policy.step_chunk(given_away, features, labels, **how)
+        policy.step_chunk(given_away, features, labels, **options)
 
 
-def test_a_policy_keeps_to_its_own_settings_on_a_foreign_state():
+def test_a_policy_uses_its_own_settings_for_the_state_of_another():
     rng = np.random.default_rng(5)
     features, labels = rng.standard_normal((30, 3)), rng.integers(0, 2, 30)
-    how = {"noise_var": 0.5, "prior_var": 1.0}
+    options = {"noise_var": 0.5, "prior_var": 1.0}
     learned = Learned(0.9, lr=0.5, calibration=Calibration())
-    state, _ = learned.step_chunk(learned.start(3, 2, prior_var=1.0), features, labels, **how)
+    state, _ = learned.step_chunk(learned.start(3, 2, prior_var=1.0), features, labels, **options)
     assert state.gamma != 0.5
-    after, seen = Fixed(0.5, 2.0).step_chunk(state, features, labels, **how)
+    after, seen = Fixed(0.5, 2.0).step_chunk(state, features, labels, **options)
     assert after.gamma == 0.5
     assert np.all(seen.gamma == 0.5)
     assert seen.calibration == pytest.approx(2.0)
@@ -381,14 +384,14 @@ def test_a_policy_keeps_to_its_own_settings_on_a_foreign_state():
 
     with pytest.raises(KalstreamError, match="half_lives"):
         Mixture([5.0, 6.0]).step_chunk(
-            Mixture().start(3, 2, prior_var=1.0), features, labels, **how
+            Mixture().start(3, 2, prior_var=1.0), features, labels, **options
         )
     with pytest.raises(KalstreamError, match="MixtureState"):
-        Mixture().step_chunk(state, features, labels, **how)
+        Mixture().step_chunk(state, features, labels, **options)
     assert Mixture(np.array([5.0, 6.0])) == Mixture([5, 6])
 
 
-def test_a_state_that_was_given_away_cannot_be_saved():
+def test_a_donated_state_cannot_be_saved():
     policy = Fixed(0.9)
     state = policy.start(2, 2, prior_var=1.0)
     policy.step_chunk(state, [[1.0, 0.0]], [0], noise_var=1.0, prior_var=1.0, donate=True)

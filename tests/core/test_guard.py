@@ -1,4 +1,4 @@
-"""Bad input and broken numbers: an error that names the culprit, and a state left as it was."""
+"""Bad input and numerical problems raise an error that names the cause, and change no state."""
 
 import math
 
@@ -40,7 +40,7 @@ def broken(value, where=(1, 1)):
     return array
 
 
-NEITHER_POSITIVE = [0.0, -1.0, math.nan, math.inf, "1", 1j, None, [1.0, 2.0]]
+NOT_POSITIVE = [0.0, -1.0, math.nan, math.inf, "1", 1j, None, [1.0, 2.0]]
 BAD = [
     *[
         ("features", value)
@@ -80,7 +80,7 @@ BAD = [
         ("gamma", value)
         for value in (-0.1, 1.1, np.nan, np.inf, [0.9] * 3, [0.9, 2.0, 1, 1], "x", 1j)
     ],
-    *[(name, value) for name in ("noise_var", "prior_var") for value in NEITHER_POSITIVE],
+    *[(name, value) for name in ("noise_var", "prior_var") for value in NOT_POSITIVE],
     *[
         (name, value)
         for name in ("sample_weight", "time_gap")
@@ -106,7 +106,7 @@ def test_bad_input_is_named_and_changes_nothing(argument, value, donate):
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, KalstreamError)
     assert bits(posterior) == before
-    step_chunk(posterior, donate=donate, **GOOD)  # and is still of use
+    step_chunk(posterior, donate=donate, **GOOD)  # it can still learn
 
 
 @pytest.mark.parametrize(
@@ -208,27 +208,27 @@ def test_predict_names_bad_input(argument, value, policy):
         policy.predict(state, **{"features": ONES, "prior_var": 1.0} | {argument: value})
 
 
-# Hopeless: features whose predicted variance swallows noise_var in the digits there are.
+# Features so large that noise_var is lost in the rounding of the predicted variance.
 SCALES = {np.float64: 1e9, np.float32: 1e4}
 
 
 @pytest.mark.parametrize("donate", [False, True])
 @pytest.mark.parametrize("n_good", [0, 10, 200])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_hopeless_scaling_is_an_error_and_changes_nothing(dtype, n_good, donate):
+def test_badly_scaled_features_raise_and_change_nothing(dtype, n_good, donate):
     rng = np.random.default_rng(0)
     features, labels = rng.standard_normal((n_good + 5, M)), rng.integers(0, K, n_good + 5)
     good = features.copy()
     features[n_good:] *= SCALES[dtype]
-    how = {"gamma": 0.99, "noise_var": 0.5, "prior_var": 1.0}
+    options = {"gamma": 0.99, "noise_var": 0.5, "prior_var": 1.0}
     posterior = init(M, K, prior_var=1.0, dtype=dtype)
-    for row, label in zip(good[:3], labels[:3], strict=True):  # some rows wait
-        posterior, _ = step_chunk(posterior, row[None], [label], **how)
-    if donate:  # no other state shares its arrays: they could be overwritten
+    for row, label in zip(good[:3], labels[:3], strict=True):  # some updates are deferred
+        posterior, _ = step_chunk(posterior, row[None], [label], **options)
+    if donate:  # no other state shares its arrays, so that they may be overwritten
         posterior = Posterior(posterior.mean, posterior.cov)
     before = bits(posterior)
     with pytest.raises(NumericalError, match="scale the features") as caught:
-        step_chunk(posterior, features, labels, donate=donate, **how)
+        step_chunk(posterior, features, labels, donate=donate, **options)
     message = str(caught.value)
     assert f"row {n_good}" in message
     assert "noise_var" in message
@@ -236,8 +236,8 @@ def test_hopeless_scaling_is_an_error_and_changes_nothing(dtype, n_good, donate)
     assert isinstance(caught.value, ArithmeticError)
     assert bits(posterior) == before
     fresh = Posterior(posterior.mean, posterior.cov)
-    expected, _ = step_chunk(fresh, good, labels, **how)
-    after, _ = step_chunk(posterior, good, labels, donate=donate, **how)
+    expected, _ = step_chunk(fresh, good, labels, **options)
+    after, _ = step_chunk(posterior, good, labels, donate=donate, **options)
     assert_same_posterior(after, expected, rtol=1e-12 if dtype == np.float64 else 1e-4)
 
 
@@ -245,33 +245,33 @@ HUGE = [
     ("features", np.float64, 1e200),
     ("features", np.float64, 1e308),
     ("features", np.float32, 1e30),
-    ("features", np.float32, 1e39),  # inf once it is float32
+    ("features", np.float32, 1e39),  # inf in float32
     ("targets", np.float64, 1e200),
     ("targets", np.float64, 1.7e308),
     ("targets", np.float32, 1e39),
 ]
 
 
-@pytest.mark.parametrize("how", ["step_chunk", "step", "Learned", "Mixture"])
+@pytest.mark.parametrize("entry", ["step_chunk", "step", "Learned", "Mixture"])
 @pytest.mark.parametrize(("argument", "dtype", "size"), HUGE)
-def test_huge_numbers_give_a_finite_state_or_a_typed_error(argument, dtype, size, how):
+def test_huge_numbers_give_a_finite_state_or_a_typed_error(argument, dtype, size, entry):
     features, targets = np.ones((2, 2)), np.zeros((2, 1))
     (features if argument == "features" else targets)[0] = size
     targets[1] = -targets[0]
     shared = {"noise_var": 1e-4, "prior_var": 1.0}
     before = init(2, 1, prior_var=1.0, dtype=dtype)
     try:
-        if how == "step_chunk":
+        if entry == "step_chunk":
             posterior, _ = step_chunk(before, features, targets, gamma=0.9, **shared)
-        elif how == "step":
+        elif entry == "step":
             posterior, _ = step(before, features[0], targets[0], gamma=0.9, **shared)
         else:
-            policy = Learned(1.0, lr=1.0) if how == "Learned" else Mixture()
+            policy = Learned(1.0, lr=1.0) if entry == "Learned" else Mixture()
             state = policy.start(2, 1, prior_var=1.0, dtype=dtype)
-            # one row at a time: nothing behind it would notice
+            # one row at a time, so that no later row detects it
             for phi, y in zip(features, targets, strict=True):
                 state, _ = policy.step_chunk(state, phi[None], y[None], **shared)
-            if how == "Learned":
+            if entry == "Learned":
                 assert math.isfinite(state.delta)
                 posterior = state.posterior
             else:
@@ -287,20 +287,20 @@ def test_huge_numbers_give_a_finite_state_or_a_typed_error(argument, dtype, size
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, np.int8, np.uint8, bool])
 def test_features_of_any_numeric_type(kind, dtype):
     posterior = init(2, 1, prior_var=1.0, dtype=dtype)
-    how = {"gamma": 0.9, "noise_var": 1.0, "prior_var": 1.0}
+    options = {"gamma": 0.9, "noise_var": 1.0, "prior_var": 1.0}
     features = np.array([[0, 1], [1, 1]])
-    expected, _ = step_chunk(posterior, features.astype(float), [0.5, 1.0], **how)
-    found, _ = step_chunk(posterior, features.astype(kind), [0.5, 1.0], **how)
-    assert bits(found) == bits(expected)
+    expected, _ = step_chunk(posterior, features.astype(float), [0.5, 1.0], **options)
+    actual, _ = step_chunk(posterior, features.astype(kind), [0.5, 1.0], **options)
+    assert bits(actual) == bits(expected)
     if np.issubdtype(kind, np.floating):
         for value in (np.inf, -np.inf, np.nan):
             bad = features.astype(kind)
             bad[1, 0] = value
             with pytest.raises(InvalidInput, match="features"):
-                step_chunk(posterior, bad, [0.5, 1.0], **how)
+                step_chunk(posterior, bad, [0.5, 1.0], **options)
 
 
-def test_a_missing_target_is_predicted_however_large_its_features():
+def test_a_row_without_target_may_have_large_features():
     posterior = mid_stream()
     after, seen = step_chunk(
         posterior,
@@ -331,26 +331,26 @@ def test_health_of_a_known_step():
     assert report.effective_memory == pytest.approx(2 * 3.0 / 1.0)
 
 
-def test_effective_memory_counts_the_examples_that_carry_weight():
+def test_effective_memory_counts_the_rows_with_weight():
     rng = np.random.default_rng(2)
     features = rng.standard_normal((3000, 4))
-    how = {"noise_var": 1.0, "prior_var": 100.0}
+    options = {"noise_var": 1.0, "prior_var": 100.0}
 
     def memory(gamma, n):
         posterior = init(4, 1, prior_var=100.0)
-        posterior, _ = step_chunk(posterior, features[:n], np.zeros(n), gamma=gamma, **how)
+        posterior, _ = step_chunk(posterior, features[:n], np.zeros(n), gamma=gamma, **options)
         return health(
-            *step_chunk(posterior, features[n : n + 50], np.zeros(50), gamma=gamma, **how)
+            *step_chunk(posterior, features[n : n + 50], np.zeros(50), gamma=gamma, **options)
         ).effective_memory
 
-    # the median over rows of noise_var / logit_var lies above the harmonic mean, which is n
+    # the median over rows of noise_var / logit_var is above their harmonic mean, which is n
     assert 1.0 < memory(1.0, 1000) / 1000 < 2.0
     assert memory(1.0, 2900) / memory(1.0, 1000) == pytest.approx(2.9, rel=0.25)
     assert memory(0.99, 2900) == pytest.approx(memory(0.99, 1000), rel=0.25)
     assert memory(0.9, 1000) < memory(0.99, 1000) < memory(1.0, 1000)
 
 
-def test_health_of_rows_that_say_nothing():
+def test_health_of_zero_features():
     posterior, seen = step_chunk(
         init(3, 1, prior_var=1.0),
         np.zeros((2, 3)),
@@ -362,7 +362,7 @@ def test_health_of_rows_that_say_nothing():
     assert health(posterior, seen).smallest_innovation_var == 1e3
 
 
-def test_health_without_anything_learned():
+def test_health_without_targets():
     posterior, seen = step_chunk(
         init(2, 1, prior_var=1.0), [[1.0, 1.0]], [np.nan], gamma=1.0, noise_var=1.0, prior_var=1.0
     )
@@ -372,11 +372,11 @@ def test_health_without_anything_learned():
     assert math.isnan(report.effective_memory)
 
 
-def test_nis_tells_whether_the_noise_fits():
+def test_nis_shows_whether_noise_var_fits():
     rng = np.random.default_rng(0)
     features = rng.standard_normal((4000, 2))
     targets = features[:, :1] + rng.standard_normal((4000, 1))
-    found = [
+    actual = [
         health(
             *step_chunk(
                 init(2, 1, prior_var=1.0), features, targets, gamma=1.0, noise_var=v, prior_var=1.0
@@ -384,4 +384,4 @@ def test_nis_tells_whether_the_noise_fits():
         ).nis
         for v in (1.0, 0.25, 4.0)
     ]
-    assert found == pytest.approx([1.0, 4.0, 0.25], rel=0.1)
+    assert actual == pytest.approx([1.0, 4.0, 0.25], rel=0.1)

@@ -26,12 +26,12 @@ def stamp_with(monkeypatch: pytest.MonkeyPatch, source: Path, edited: Path) -> s
     return stamp
 
 
-def test_there_is_compiled_code_in_several_layers() -> None:
+def test_several_layers_have_compiled_code() -> None:
     assert {path.parent.name for path in COMPILED} >= {"_kernels", "estimators", "features"}
 
 
 @pytest.mark.parametrize(
-    ("module", "taken_from"),
+    ("module", "imported"),
     [
         ("estimators/_watch_kernel.py", "estimators/_watch.py"),
         ("core/_kernels/mixture.py", "core/_kernels/chunk.py"),
@@ -40,15 +40,15 @@ def test_there_is_compiled_code_in_several_layers() -> None:
         ("features/_moments.py", "core/jit.py"),
     ],
 )
-def test_an_edit_of_what_is_compiled_in_makes_old_code_stale(
-    monkeypatch: pytest.MonkeyPatch, module: str, taken_from: str
+def test_an_edit_of_a_compiled_source_changes_the_stamp(
+    monkeypatch: pytest.MonkeyPatch, module: str, imported: str
 ) -> None:
-    source, edited = jit._PACKAGE / module, jit._PACKAGE / taken_from
+    source, edited = jit._PACKAGE / module, jit._PACKAGE / imported
     assert source in COMPILED
     assert stamp_with(monkeypatch, source, edited) != jit.stamp_of(source)
 
 
-def test_an_edit_elsewhere_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edit_of_another_file_keeps_the_stamp(monkeypatch: pytest.MonkeyPatch) -> None:
     source = jit._PACKAGE / "core/_kernels/chunk.py"
     assert stamp_with(monkeypatch, source, jit._PACKAGE / "cli/run.py") == jit.stamp_of(source)
 
@@ -64,7 +64,7 @@ def test_every_compiled_function_has_the_stamp(source: Path) -> None:
     assert functions
     for function in functions:
         file = getattr(function._cache, "_cache_file", None)
-        if file is not None:  # there is a folder to write to
+        if file is not None:  # numba can write its cache
             assert jit.stamp_of(source) in file._source_stamp
 
 

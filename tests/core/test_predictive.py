@@ -1,4 +1,4 @@
-"""Predictive distributions against a dense reference that shares nothing with the fast kernels."""
+"""Predictive distributions against a dense reference without code of the fast kernels."""
 
 import math
 
@@ -25,7 +25,7 @@ def grid_step(std):
 
 
 def snap(mean, std):
-    """Round to the reference's grid, on which it needs no interpolation."""
+    """Round to the grid of the reference, where it needs no interpolation."""
     return np.round(np.asarray(mean) / grid_step(std)) * grid_step(std)
 
 
@@ -101,7 +101,7 @@ def layouts(n_classes, std):
     few = rng.normal(size=n_classes)
     few[:3] += 12.0
     spreads = [rng.normal(size=n_classes) * scale for scale in (1.0, 5.0, 15.0)]
-    # A crowd 7 deviations below the top class cuts the integrand of its members off sharply.
+    # Many classes 7 deviations below the top class cut their own integrand off sharply.
     crowd = one * (0.14 * max(std, 1.0) / unit)
     return [unit * m for m in (np.zeros(n_classes), one, 0.2 * one, two, few, crowd, *spreads)]
 
@@ -178,7 +178,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 @settings(max_examples=40, deadline=None)
 @given(std=moderate, n_classes=sizes, spread=spreads, seed=seeds)
-def test_exact_matches_reference_anywhere(std, n_classes, spread, seed):
+def test_exact_matches_reference_for_random_means(std, n_classes, spread, seed):
     mean = np.random.default_rng(seed).normal(size=n_classes) * spread
     assert worst(mean, std) < 1e-6
 
@@ -276,7 +276,7 @@ def test_variance_gradient_at_zero_variance_is_half_the_laplacian_of_log_softmax
         assert label_log_prob(mean, 0.0, y).d_var == pytest.approx(expected, abs=2e-7)
 
 
-def test_log_prob_of_hopeless_label_is_finite_and_smooth():
+def test_log_prob_of_an_improbable_label_is_finite_and_smooth():
     for std in (0.0, 0.5, 6.0, 50.0, 1000.0):
         gaps = np.linspace(0.0, 5000.0, 20001)
         mean = np.stack([gaps, np.zeros_like(gaps), np.full_like(gaps, -1.0)], axis=1)

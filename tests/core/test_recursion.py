@@ -1,4 +1,4 @@
-"""The textbook recursion against closed forms, and what holds for it and for the chunk alike."""
+"""The plain recursion against closed forms, and properties that chunks share with it."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ POLICIES = [
 
 
 def dense_rows(stream):
-    """Targets (n, K) with 0 where there is none, and noise_var (n,) with inf there."""
+    """Targets (n, K) and noise_var (n,); 0 and inf for rows without target."""
     weight = stream.settings.get("sample_weight", np.ones(len(stream)))
     if stream.labels:
         observed = stream.targets >= 0
@@ -54,7 +54,7 @@ def dense_rows(stream):
 @settings(max_examples=80)
 @given(streams(max_rows=10, keep_mean=False))
 def test_textbook_equals_joint_gaussian(stream):
-    found = textbook(
+    actual = textbook(
         stream.prior, stream.features, stream.targets, gamma=stream.gamma, **stream.settings
     )
     targets, noise = dense_rows(stream)
@@ -66,21 +66,21 @@ def test_textbook_equals_joint_gaussian(stream):
         noise_var=noise,
         prior_var=stream.settings["prior_var"],
     )
-    # the oracle's own solve is the less accurate of the two
-    assert_close(found.posterior.mean, mean, rtol=1e-8, atol=1e-10)
-    assert_close(found.posterior.cov, cov, rtol=1e-8)
-    assert_close(found.logit_mean, logit_mean, rtol=1e-8, atol=1e-10)
-    assert_close(found.logit_var, logit_var, rtol=1e-8)
+    # the reference is less accurate than the recursion
+    assert_close(actual.posterior.mean, mean, rtol=1e-8, atol=1e-10)
+    assert_close(actual.posterior.cov, cov, rtol=1e-8)
+    assert_close(actual.logit_mean, logit_mean, rtol=1e-8, atol=1e-10)
+    assert_close(actual.logit_var, logit_var, rtol=1e-8)
 
 
 @given(streams(labels=False, gammas=(1.0,)))
-def test_without_forgetting_it_is_ridge(stream):
-    found = textbook(
+def test_gamma_1_equals_ridge_regression(stream):
+    actual = textbook(
         stream.prior, stream.features, stream.targets, gamma=stream.gamma, **stream.settings
     )
     targets, noise = dense_rows(stream)
     seen = np.isfinite(noise)
-    # a weight is a repetition: scale the row by its root
+    # a weight counts repetitions, so that the row is scaled by its root
     root = np.sqrt(stream.settings["noise_var"] / noise[seen])[:, None]
     ridge = ridge_posterior(
         root * stream.features[seen],
@@ -88,21 +88,21 @@ def test_without_forgetting_it_is_ridge(stream):
         noise_var=stream.settings["noise_var"],
         prior_var=stream.settings["prior_var"],
     )
-    assert_close(found.posterior.mean, ridge.mean, rtol=1e-8, atol=1e-10)
-    assert_close(found.posterior.cov, ridge.cov, rtol=1e-8)
+    assert_close(actual.posterior.mean, ridge.mean, rtol=1e-8, atol=1e-10)
+    assert_close(actual.posterior.cov, ridge.cov, rtol=1e-8)
 
 
 @given(streams(gammas=(0.0,), keep_mean=False))
-def test_forgetting_everything_is_the_prior_at_each_step(stream):
+def test_gamma_0_predicts_from_the_prior(stream):
     per_row = {k: v for k, v in stream.settings.items() if k != "time_gap"}
     for filtered in (textbook, lambda *a, **k: step_chunk(*a, **k)[1]):
-        found = filtered(stream.prior, stream.features, stream.targets, gamma=0.0, **per_row)
+        actual = filtered(stream.prior, stream.features, stream.targets, gamma=0.0, **per_row)
         prior_var = stream.settings["prior_var"] * np.square(stream.features).sum(axis=1)
-        assert_close(found.logit_var, prior_var, rtol=1e-12)
-        assert np.abs(found.logit_mean).max() == 0.0
+        assert_close(actual.logit_var, prior_var, rtol=1e-12)
+        assert np.abs(actual.logit_mean).max() == 0.0
 
 
-def test_forgetting_everything_forgets_a_state():
+def test_gamma_0_resets_a_state():
     foreign = Posterior([[3.0], [4.0]], [[2.0, 0.5], [0.5, 1.0]])
     predicted = transition(foreign, gamma=0.0, prior_var=0.3)
     assert np.array_equal(predicted.mean, np.zeros((2, 1)))
@@ -122,7 +122,7 @@ def test_keeping_the_mean_changes_only_the_mean(stream):
     assert np.array_equal(predicted.mean, posterior.mean)
 
 
-def test_drift_moments_are_those_of_transition():
+def test_drift_moments_equal_those_of_transition():
     mean, var = drift([[2.0]], gamma=0.6, prior_var=5.0)
     predicted = transition(Posterior([[2.0]], [[0.0]]), gamma=0.6, prior_var=5.0)
     assert mean == predicted.mean
@@ -132,8 +132,8 @@ def test_drift_moments_are_those_of_transition():
 
 def test_log_likelihood_is_gaussian():
     weights, phi = np.array([[1.0, -1.0], [0.5, 2.0]]), np.array([2.0, 3.0])
-    found = log_likelihood(weights, phi, [1.0, 2.0], noise_var=0.7)
-    assert found == pytest.approx(
+    actual = log_likelihood(weights, phi, [1.0, 2.0], noise_var=0.7)
+    assert actual == pytest.approx(
         multivariate_normal(phi @ weights, 0.7 * np.eye(2)).logpdf([1.0, 2.0])
     )
     one_hot = log_likelihood(weights, phi, [0.0, 1.0], noise_var=0.7)
@@ -168,7 +168,7 @@ def test_delta_gradient(seed, m, k, delta, noise_var, prior_var, calibration, ke
 
     h = 1e-4 * delta
     difference = (log_predictive(delta + h) - log_predictive(delta - h)) / (2.0 * h)
-    found = delta_gradient(
+    actual = delta_gradient(
         posterior,
         phi,
         target,
@@ -177,9 +177,9 @@ def test_delta_gradient(seed, m, k, delta, noise_var, prior_var, calibration, ke
         calibration=calibration,
         **shared,
     )
-    # the probability itself is tabulated to about 1e-7
+    # the probability comes from a table with errors of about 1e-7
     noise = 1e-10 / h if label else 1e-12 * (1.0 + abs(log_predictive(delta))) / h
-    assert found == pytest.approx(difference, rel=2e-4 if label else 1e-5, abs=noise + 1e-6)
+    assert actual == pytest.approx(difference, rel=2e-4 if label else 1e-5, abs=noise + 1e-6)
 
 
 def late_stream(seed, n_outputs, late):
@@ -196,11 +196,11 @@ def late_stream(seed, n_outputs, late):
 @settings(max_examples=20)
 def test_late_class_equals_declared_class(filtered, seed, n_outputs, late, prior_var):
     features, labels, first, rest = late_stream(seed, n_outputs, late)
-    how = {"gamma": 0.97, "noise_var": 0.2, "prior_var": prior_var}
+    options = {"gamma": 0.97, "noise_var": 0.2, "prior_var": prior_var}
 
     def run(posterior, rows):
-        found = filtered(posterior, features[rows], labels[rows], **how)
-        return found[0] if filtered is step_chunk else found.posterior
+        actual = filtered(posterior, features[rows], labels[rows], **options)
+        return actual[0] if filtered is step_chunk else actual.posterior
 
     grown = run(init(3, n_outputs - 2, prior_var=prior_var), first)
     grown = run(add_outputs(grown, 2), rest)
@@ -213,10 +213,10 @@ def test_late_class_equals_declared_class(filtered, seed, n_outputs, late, prior
 @settings(max_examples=10)
 def test_late_class_equals_declared_class_for_policies(policy, seed, n_outputs, late):
     features, labels, first, rest = late_stream(seed, n_outputs, late)
-    how = {"noise_var": 0.2, "prior_var": 1.0}
+    options = {"noise_var": 0.2, "prior_var": 1.0}
 
     def run(state, rows):
-        return policy.step_chunk(state, features[rows], labels[rows], **how)[0]
+        return policy.step_chunk(state, features[rows], labels[rows], **options)[0]
 
     grown = run(policy.start(3, n_outputs - 2, prior_var=1.0), first)
     grown = run(grown.add_outputs(2), rest)
@@ -235,32 +235,32 @@ def test_late_class_equals_declared_class_for_policies(policy, seed, n_outputs, 
 
 @pytest.mark.parametrize("gamma", [1.0, 1.0 - 1e-12, 0.999, 0.5, 0.0])
 @pytest.mark.parametrize("prior_var", [0.1, 1.0 / 3.0])
-@pytest.mark.parametrize("how", ["textbook", "b=7", "b=1000"])
-def test_idle_feature_keeps_its_prior_variance(how, prior_var, gamma):
-    check_idle(how, prior_var, gamma)
+@pytest.mark.parametrize("chunking", ["textbook", "b=7", "b=1000"])
+def test_unused_feature_keeps_its_prior_variance(chunking, prior_var, gamma):
+    check_unused_feature(chunking, prior_var, gamma)
 
 
 @pytest.mark.parametrize("gamma", [1.0 - 1e-12, 0.999])
-def test_idle_feature_keeps_its_prior_variance_one_by_one(gamma):
-    check_idle("b=1", 0.1, gamma)
+def test_unused_feature_keeps_its_prior_variance_row_by_row(gamma):
+    check_unused_feature("b=1", 0.1, gamma)
 
 
-def check_idle(how, prior_var, gamma):
+def check_unused_feature(chunking, prior_var, gamma):
     rng = np.random.default_rng(3)
-    n = {"textbook": 500, "b=1000": 20_000}.get(how, 7_000)
+    n = {"textbook": 500, "b=1000": 20_000}.get(chunking, 7_000)
     features, targets = rng.standard_normal((n, 3)), rng.standard_normal((n, 1))
     features[:, 1] = 0.0
     shared = {"gamma": gamma, "noise_var": 0.1, "prior_var": prior_var}
     posterior = init(3, 1, prior_var=prior_var)
-    if how == "textbook":
+    if chunking == "textbook":
         posterior = textbook(posterior, features, targets, **shared).posterior
     else:
-        size = int(how[2:])
+        size = int(chunking[2:])
         for start in range(0, n, size):
             rows = slice(start, start + size)
             posterior, _ = step_chunk(posterior, features[rows], targets[rows], **shared)
     variances = posterior.cov.diagonal()
-    assert variances[1] <= prior_var  # no tolerance: an excess would add up
+    assert variances[1] <= prior_var  # no tolerance, because an excess would accumulate
     assert variances[1] == pytest.approx(prior_var, rel=1e-9)
     assert variances.max() <= prior_var
 

@@ -1,4 +1,4 @@
-"""A regression on top of filters and labels, against the same written down plainly."""
+"""The stack against a plain version of the same equations."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -16,8 +16,8 @@ from kalstream.core.stacking import HALF_LIVES
 CALIBRATIONS = (0.5, 2.0, 10.0)
 
 
-def made_step(rng: Any, n: int, n_filters: int, n_classes: int) -> MixtureStep:
-    """What rows might tell."""
+def random_step(rng: Any, n: int, n_filters: int, n_classes: int) -> MixtureStep:
+    """A step with random values."""
     moments = rng.standard_normal((n_filters, n, n_classes)), rng.exponential(size=(n_filters, n))
     nothing = np.ones((n_filters, n))
     weights = rng.dirichlet(np.ones(n_filters * 3), size=n).reshape(n, n_filters, 3)
@@ -38,8 +38,8 @@ def softmax(z: Any) -> Any:
     return np.exp(z - z.max()) / np.exp(z - z.max()).sum()
 
 
-def described(step: MixtureStep, i: int, past: list[int], ordered: bool) -> tuple[Any, Any]:
-    """Classes that were seen (A,), and what is known of them (A, D)."""
+def features_of(step: MixtureStep, i: int, past: list[int], ordered: bool) -> tuple[Any, Any]:
+    """Classes that came before (A,), and their features for the regression (A, D)."""
     seen = np.unique(past)
     columns, p = [], np.zeros(len(seen))
     for j in range(len(step.half_lives)):
@@ -51,26 +51,26 @@ def described(step: MixtureStep, i: int, past: list[int], ordered: bool) -> tupl
         columns.append(logits - logits.max())
     columns.insert(0, np.log(np.maximum(p, 1e-9)))
     counts = np.array([past.count(k) for k in seen])
-    usual = (counts + 0.5) / (len(past) + 0.5 * len(seen))
+    base_rate = (counts + 0.5) / (len(past) + 0.5 * len(seen))
     age, last = np.arange(len(past))[::-1], past[-1]
     for h in HALF_LIVES:
-        late = np.array([0.5 ** (age[np.array(past) == k] / h).astype(float) @ np.ones(c)
+        recent = np.array([0.5 ** (age[np.array(past) == k] / h).astype(float) @ np.ones(c)
                          for k, c in zip(seen, counts, strict=True)])  # fmt: skip
-        late = (late + usual) / (late.sum() + 1.0)
-        columns.append(np.log(late / usual))
+        recent = (recent + base_rate) / (recent.sum() + 1.0)
+        columns.append(np.log(recent / base_rate))
     after = [b for a, b in pairwise(past) if a == last]
-    often = usual[seen == last][0]
-    stay = (after.count(last) + often) / (len(after) + 1.0)
-    goes = np.log(max(1 - stay, 1e-9) / max(1 - often, 1e-9))
-    columns.append(np.where(seen == last, np.log(stay / often), goes))
+    own_rate = base_rate[seen == last][0]
+    stay = (after.count(last) + own_rate) / (len(after) + 1.0)
+    leaves = np.log(max(1 - stay, 1e-9) / max(1 - own_rate, 1e-9))
+    columns.append(np.where(seen == last, np.log(stay / own_rate), leaves))
     x = np.stack(columns, axis=1)
     if not ordered:
         x[:, -5:] = 0.0
     return seen, x
 
 
-def plainly(step: MixtureStep, plain: Any, labels: Any, weight: Any, ordered: bool) -> Any:
-    """Corrected probabilities (b, K), with sums over all that came before."""
+def plain_version(step: MixtureStep, plain: Any, labels: Any, weight: Any, ordered: bool) -> Any:
+    """Corrected probabilities (b, K), computed from all earlier rows at each row."""
     n_filters = len(step.half_lives)
     prior = np.diag([40.0] * (1 + n_filters) + [10.0] * 5)
     start = np.zeros(len(prior))
@@ -80,7 +80,7 @@ def plainly(step: MixtureStep, plain: Any, labels: Any, weight: Any, ordered: bo
         past = [int(k) for k in labels[:i] if k >= 0]
         if not past:
             continue
-        seen, x = described(step, i, past, ordered)
+        seen, x = features_of(step, i, past, ordered)
         own, now = softmax(x @ coef), 0.999 * belief + 0.0005
         out[i, seen] = (1 - now) * plain[i, seen] + now * own * plain[i, seen].sum()
         if label in seen:
@@ -107,7 +107,7 @@ def plainly(step: MixtureStep, plain: Any, labels: Any, weight: Any, ordered: bo
     cut=st.integers(1, 50),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_it_is_what_is_written_down(
+def test_the_stack_equals_the_plain_version(
     n, n_filters, n_classes, runs, missing, weighted, ordered, cut, seed
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -115,29 +115,32 @@ def test_it_is_what_is_written_down(
     if runs:
         labels = np.repeat(labels, 4)[:n]
     labels = np.where(rng.random(n) < missing, -1, labels)
-    step, plain = made_step(rng, n, n_filters, n_classes), rng.dirichlet(np.ones(n_classes), size=n)
+    step, plain = (
+        random_step(rng, n, n_filters, n_classes),
+        rng.dirichlet(np.ones(n_classes), size=n),
+    )
     weight = rng.uniform(0.1, 20.0, n) if weighted else np.ones(n)
-    expected = plainly(step, plain, labels, weight, ordered)
-    stack = blind = Stack.start(n_filters, n_classes)
-    found = []
-    for start in range(0, n, cut):  # however they are cut
+    expected = plain_version(step, plain, labels, weight, ordered)
+    stack = unpredicted = Stack.start(n_filters, n_classes)
+    corrected = []
+    for start in range(0, n, cut):  # for every size of chunks
         rows = slice(start, start + cut)
-        here = part_of(step, rows)
-        ahead = stack.predict(here, plain[rows], ordered=ordered)[0]
-        np.testing.assert_allclose(ahead, expected[start], rtol=1e-6, atol=1e-12)
-        how = {"plain": plain[rows], "ordered": ordered}
-        stack, said = stack.learn(here, labels[rows], weight[rows], **how)
-        found.append(said)
-        blind, _ = blind.learn(here, labels[rows], weight[rows])
-    np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-6, atol=1e-12)
-    # What is not predicted is noted all the same, and teaches nothing about the order.
-    np.testing.assert_array_equal(blind.recent, stack.recent)
-    np.testing.assert_array_equal(blind.stays, stack.stays)
-    assert blind.last == stack.last
-    assert not blind.coef[-5:].any()
+        part = part_of(step, rows)
+        first_prediction = stack.predict(part, plain[rows], ordered=ordered)[0]
+        np.testing.assert_allclose(first_prediction, expected[start], rtol=1e-6, atol=1e-12)
+        options = {"plain": plain[rows], "ordered": ordered}
+        stack, probabilities = stack.learn(part, labels[rows], weight[rows], **options)
+        corrected.append(probabilities)
+        unpredicted, _ = unpredicted.learn(part, labels[rows], weight[rows])
+    np.testing.assert_allclose(np.concatenate(corrected), expected, rtol=1e-6, atol=1e-12)
+    # Rows without a prediction update the counts, but not the coefficients of recent labels.
+    np.testing.assert_array_equal(unpredicted.recent, stack.recent)
+    np.testing.assert_array_equal(unpredicted.stays, stack.stays)
+    assert unpredicted.last == stack.last
+    assert not unpredicted.coef[-5:].any()
 
 
-def test_labels_without_order_cost_next_to_nothing() -> None:
+def test_unordered_labels_cost_almost_nothing() -> None:
     rng = np.random.default_rng(0)
     rows, weights = rng.standard_normal((10_000, 3)), rng.standard_normal((3, 4))
     noisy = 2.0 * rows @ weights + rng.gumbel(size=(10_000, 4))
@@ -145,14 +148,14 @@ def test_labels_without_order_cost_next_to_nothing() -> None:
     state = policy.start(3, 4, prior_var=1.0)
     _, step = policy.step_chunk(state, rows, labels, noise_var=0.03, prior_var=1.0)
     plain, every = mixture_probabilities(step, method="probit"), np.arange(10_000)
-    _, said = Stack.start(5, 4).learn(step, labels, plain=plain, ordered=True)
-    gain = np.log(np.maximum(said, 1e-9) / np.maximum(plain, 1e-9))[every, labels]
+    _, probabilities = Stack.start(5, 4).learn(step, labels, plain=plain, ordered=True)
+    gain = np.log(np.maximum(probabilities, 1e-9) / np.maximum(plain, 1e-9))[every, labels]
     assert gain[1000:].mean() > -1e-3
 
 
-def test_classes_come_and_go() -> None:
+def test_classes_are_added_and_removed() -> None:
     rng = np.random.default_rng(0)
-    labels, step = np.repeat([0, 1, 2, 0, 2, 1], 5), made_step(rng, 30, 2, 3)
+    labels, step = np.repeat([0, 1, 2, 0, 2, 1], 5), random_step(rng, 30, 2, 3)
     whole, _ = Stack.start(2, 3).learn(step, labels)
     first, _ = Stack.start(2, 2).learn(part_of(step, slice(0, 10)), labels[:10])
     grown, _ = first.add_classes(3).learn(part_of(step, slice(10, 30)), labels[10:])
@@ -161,9 +164,9 @@ def test_classes_come_and_go() -> None:
     left = whole.keep_classes(np.array([1, 2]))
     assert left.last == 0
     np.testing.assert_array_equal(left.counts, whole.counts[1:])
-    some = made_step(rng, 3, 2, 2)
-    said = left.predict(some, np.full((3, 2), 0.5))
-    assert said.sum(axis=1) == pytest.approx(np.ones(3))
+    few_rows = random_step(rng, 3, 2, 2)
+    probabilities = left.predict(few_rows, np.full((3, 2), 0.5))
+    assert probabilities.sum(axis=1) == pytest.approx(np.ones(3))
     without = whole.keep_classes(np.array([0, 2]))
-    assert np.isfinite(without.predict(some, np.full((3, 2), 0.5))).all()
-    assert np.isfinite(without.learn(some, np.array([0, 1, 0]), ordered=True)[0].coef).all()
+    assert np.isfinite(without.predict(few_rows, np.full((3, 2), 0.5))).all()
+    assert np.isfinite(without.learn(few_rows, np.array([0, 1, 0]), ordered=True)[0].coef).all()

@@ -1,4 +1,4 @@
-"""BLAS thread pools are held, and given back as they were."""
+"""BLAS thread pools are limited to one thread, and restored afterwards."""
 
 from concurrent.futures import ThreadPoolExecutor
 from time import sleep
@@ -15,7 +15,7 @@ def sizes() -> list[int]:
 
 
 @pytest.fixture(autouse=True)
-def wide(monkeypatch: pytest.MonkeyPatch):
+def two_threads(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_threads, "_narrow_until", -1.0)
     with threadpool_limits(limits=2, user_api="blas"):
         if max(sizes()) < 2:
@@ -40,7 +40,7 @@ def test_a_limit_set_by_the_user_in_between_is_kept() -> None:
         assert set(sizes()) == {1}
 
 
-def test_overlapping_threads_restore_what_was_there() -> None:
+def test_overlapping_threads_restore_the_sizes() -> None:
     before = sizes()
 
     def hold(seconds: float) -> None:
@@ -52,14 +52,14 @@ def test_overlapping_threads_restore_what_was_there() -> None:
     assert sizes() == before
 
 
-def test_an_error_in_the_body_restores_too() -> None:
+def test_an_error_in_the_body_restores_the_sizes() -> None:
     before = sizes()
     with pytest.raises(KeyError), OneThread(1.0):
         raise KeyError
     assert sizes() == before
 
 
-def test_a_body_that_was_interrupted_on_its_way_out_is_forgotten() -> None:
+def test_a_body_that_never_exits_is_forgotten() -> None:
     before = sizes()
     OneThread(1.0).__enter__()  # its __exit__ is never called
     assert set(sizes()) == {1}

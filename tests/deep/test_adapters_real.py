@@ -1,4 +1,4 @@
-"""Real networks of timm, torchvision and transformers, where these can be imported."""
+"""Real networks of timm, torchvision and transformers, if these can be imported."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from kalstream.deep.backbones import mobilenet_v2, resnet18, resnet50
 
 
 def library(name: str) -> Any:
-    """A module, or a skip: with some builds of torch they are there and cannot be imported."""
+    """Import a module, or skip the test; with some builds of torch the import fails."""
     try:
         return __import__(name)
     except Exception as error:
@@ -19,7 +19,7 @@ def library(name: str) -> Any:
 
 
 def learns(backbone: Any, rows: Any) -> None:
-    """A step of fine-tuning goes through."""
+    """Run one step of fine-tuning."""
     learner = OnlineLearner(backbone, KalmanHead(backbone.n_features, 3), lr=1e-3)
     before = [each.clone() for each in backbone.parameters() if each.requires_grad]
     for _ in range(2):
@@ -47,7 +47,7 @@ def test_torchvision(name: str) -> None:
 
 
 @pytest.mark.parametrize("ours", [resnet18, resnet50, mobilenet_v2])
-def test_our_networks_are_those_of_torchvision(ours: Any) -> None:
+def test_our_networks_equal_those_of_torchvision(ours: Any) -> None:
     torchvision = library("torchvision")
     torch.manual_seed(0)
     theirs = torchvision.models.get_model(ours.__name__, weights=None).eval()

@@ -40,7 +40,7 @@ from kalstream.errors import InvalidInput, MissingExtra, MissingFile  # noqa: E4
 
 torch.set_num_threads(1)
 
-# without the classifier, as torchvision counts: parameters, names in the state dict, features
+# without the classifier: parameters, names in the state dict, features
 SIZES = {
     resnet18: (11_176_512, 120, 512),
     resnet50: (23_508_032, 318, 2048),
@@ -52,8 +52,8 @@ def images(n: int, size: int = 32, seed: int = 0) -> Any:
     return torch.randn(n, 3, size, size, generator=torch.Generator().manual_seed(seed))
 
 
-def shake(backbone: Any) -> Any:
-    """Batch norms with moments, scales and shifts of their own, so that each of them matters."""
+def randomize_batch_norms(backbone: Any) -> Any:
+    """Give each batch norm its own moments, scales and shifts, so that each of them matters."""
     generator = torch.Generator().manual_seed(1)
     for name, value in backbone.state_dict().items():
         if value.ndim == 1:
@@ -66,14 +66,14 @@ def shake(backbone: Any) -> Any:
 
 
 @pytest.mark.parametrize("build", SIZES)
-def test_sizes_are_torchvisions(build: Any) -> None:
+def test_sizes_equal_those_of_torchvision(build: Any) -> None:
     backbone = build()
-    found = sum(p.numel() for p in backbone.parameters())
-    assert (found, len(backbone.state_dict()), backbone.n_features) == SIZES[build]
+    n_parameters = sum(p.numel() for p in backbone.parameters())
+    assert (n_parameters, len(backbone.state_dict()), backbone.n_features) == SIZES[build]
     assert not any(name.startswith(("fc", "classifier")) for name in backbone.state_dict())
 
 
-def test_names_and_shapes_are_torchvisions() -> None:
+def test_names_and_shapes_equal_those_of_torchvision() -> None:
     shapes = {
         resnet18: {
             "conv1.weight": (64, 3, 7, 7),
@@ -107,7 +107,7 @@ def test_names_and_shapes_are_torchvisions() -> None:
 
 
 def plain_resnet(state: dict[str, Any], x: Any, blocks: tuple[int, ...], large: bool) -> Any:
-    """A ResNet written out with torch's functions, from the names of its weights."""
+    """A ResNet written with torch's functions, from the names of its weights."""
 
     def layer(x: Any, conv: str, norm: str, stride: int = 1) -> Any:
         weight = state[f"{conv}.weight"]
@@ -137,8 +137,8 @@ def plain_resnet(state: dict[str, Any], x: Any, blocks: tuple[int, ...], large: 
 
 @pytest.mark.parametrize("stem", ["imagenet", "cifar"])
 @pytest.mark.parametrize(("build", "blocks"), [(resnet18, (2, 2, 2, 2)), (resnet50, (3, 4, 6, 3))])
-def test_a_resnet_is_the_one_written_out(build: Any, blocks: tuple[int, ...], stem: str) -> None:
-    backbone = shake(build(stem, width=6)).double()
+def test_a_resnet_equals_the_plain_one(build: Any, blocks: tuple[int, ...], stem: str) -> None:
+    backbone = randomize_batch_norms(build(stem, width=6)).double()
     x = images(3, 35).double()
     with torch.no_grad():
         expected = plain_resnet(backbone.state_dict(), x, blocks, stem == "imagenet")
@@ -157,7 +157,7 @@ def test_slim_resnet18() -> None:
 @pytest.mark.parametrize(
     "build", [lambda seed: resnet18("cifar", 4, seed), lambda seed: mobilenet_v2(seed)]
 )
-def test_first_weights(build: Any) -> None:
+def test_initial_weights(build: Any) -> None:
     before = torch.get_rng_state()
     first, again, other = build(3), build(torch.Generator().manual_seed(3)), build(4)
     assert torch.equal(torch.get_rng_state(), before)
@@ -165,7 +165,7 @@ def test_first_weights(build: Any) -> None:
         assert torch.equal(value, again.state_dict()[name]), name
         if value.ndim == 4:
             assert not torch.equal(value, other.state_dict()[name]), name
-            if value.numel() > 2000 and value.shape[1] > 1:  # fan out; not each channel alone
+            if value.numel() > 2000 and value.shape[1] > 1:  # the fan out, not that of each channel
                 std = (2 / (value.shape[0] * value[0, 0].numel())) ** 0.5
                 assert value.std().item() == pytest.approx(std, rel=0.1)
         elif name.endswith(("weight", "var")):
@@ -174,7 +174,7 @@ def test_first_weights(build: Any) -> None:
             assert (value == 0).all()
 
 
-def test_every_parameter_takes_part() -> None:
+def test_every_parameter_has_a_gradient() -> None:
     for backbone in (resnet18("cifar", 2), resnet50("imagenet", 2), mobilenet_v2()):
         backbone(images(2)).square().sum().backward()
         for name, parameter in backbone.named_parameters():
@@ -211,7 +211,7 @@ def tiny(seed: int = 0) -> Any:
 
 @pytest.mark.parametrize("kind", ["zip", "legacy", "safetensors", "half", "old"])
 def test_weights_load(tmp_path: Path, kind: str) -> None:
-    source = shake(tiny(1))
+    source = randomize_batch_norms(tiny(1))
     state = OrderedDict(source.state_dict())
     state |= {"fc.weight": torch.zeros(10, 16), "fc.bias": torch.zeros(10)}
     path = tmp_path / "w.pth"
@@ -220,7 +220,7 @@ def test_weights_load(tmp_path: Path, kind: str) -> None:
         save_file(dict(state), path)
     elif kind == "half":
         torch_file(path, {k: v.half() if v.is_floating_point() else v for k, v in state.items()})
-    elif kind == "old":  # before batch norms counted
+    elif kind == "old":  # from before batch norms counted their updates
         torch_file(path, {k: v for k, v in state.items() if "num_batches" not in k})
     else:
         torch_file(path, state, _use_new_zipfile_serialization=kind == "zip")
@@ -257,7 +257,7 @@ class Evil:
         return os.mkdir, ("/tmp/kalstream-was-here",)
 
 
-def test_files_that_are_no_weights(tmp_path: Path) -> None:
+def test_files_without_weights(tmp_path: Path) -> None:
     path = tmp_path / "w.pth"
     for content, words in (
         ({"epoch": 3, "state_dict": tiny().state_dict()}, "got epoch, state_dict.*save only that"),
@@ -285,17 +285,17 @@ def test_pixels_are_normalised() -> None:
     for mean, std in ((IMAGENET_MEAN, IMAGENET_STD), (CIFAR100_MEAN, CIFAR100_STD)):
         expected = ((pixels / 255 - mean) / std).transpose(0, 3, 1, 2)
         for given in (pixels, pixels[::-1][::-1], np.asfortranarray(pixels)):
-            found = preprocess(given, mean, std)
-            assert found.dtype == torch.float32
-            assert found.is_contiguous()
-            np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-5)
+            actual = preprocess(given, mean, std)
+            assert actual.dtype == torch.float32
+            assert actual.is_contiguous()
+            np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-5, atol=1e-5)
     pixels.flags.writeable = False
     preprocess(pixels)
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [11, 48])
-def test_pixels_are_resized_as_pillow_does(size: int, interpolation: str) -> None:
+def test_pixels_are_resized_like_pillow(size: int, interpolation: str) -> None:
     image = pytest.importorskip("PIL.Image")
     pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
     way = image.Resampling[interpolation.upper()]
@@ -306,8 +306,8 @@ def test_pixels_are_resized_as_pillow_does(size: int, interpolation: str) -> Non
         ]
         for p in pixels
     ]
-    found = preprocess(pixels, (0,) * 3, (1,) * 3, size, interpolation=interpolation)
-    np.testing.assert_allclose(255 * found.numpy(), expected, atol=0.01)
+    actual = preprocess(pixels, (0,) * 3, (1,) * 3, size, interpolation=interpolation)
+    np.testing.assert_allclose(255 * actual.numpy(), expected, atol=0.01)
 
 
 def test_wrong_pixels() -> None:
@@ -382,7 +382,7 @@ def test_timm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def heads() -> dict[str, tuple[str, Any, int]]:
-    """The ends of torchvision's networks: attribute, layers, features that come before the last."""
+    """Last layers of torchvision's networks: attribute, layers, features before the last layer."""
     return {
         "resnet": ("fc", nn.Linear(8, 10), 8),
         "mobilenet_v2": ("classifier", nn.Sequential(nn.Dropout(), nn.Linear(8, 10)), 8),
@@ -460,8 +460,8 @@ def test_transformers_pooling() -> None:
     assert torch.equal(backbone(torch.zeros(2, 3, dtype=torch.int64)), tokens.mean(1))
     assert vit.asked == ("input_ids",)
     mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
-    found = backbone({"input_ids": mask, "attention_mask": mask})
-    assert torch.equal(found, torch.stack([tokens[0, :2].mean(0), tokens[1, 0]]))
+    actual = backbone({"input_ids": mask, "attention_mask": mask})
+    assert torch.equal(actual, torch.stack([tokens[0, :2].mean(0), tokens[1, 0]]))
     assert repr(backbone) != repr(from_transformers(vit))
 
     maps = images(2).repeat(1, 2, 1, 1)
@@ -493,9 +493,7 @@ def test_transformers_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     ("build", "library"),
     [(from_timm, "timm"), (from_torchvision, "torchvision"), (from_transformers, "transformers")],
 )
-def test_libraries_that_are_not_there(
-    monkeypatch: pytest.MonkeyPatch, build: Any, library: str
-) -> None:
+def test_missing_libraries(monkeypatch: pytest.MonkeyPatch, build: Any, library: str) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(MissingExtra, match=rf"kalstream\[{library}\]"):
         build("any")
@@ -514,7 +512,7 @@ def data() -> Path:
 
 
 def test_real_weights_and_features(tmp_path: Path) -> None:
-    """The published features are these, projected on 256 directions; resized bicubically."""
+    """The published features equal ours (images resized bicubically), projected to 256 numbers."""
     from safetensors.numpy import load_file
 
     from kalstream.streams import Cifar100Stream
@@ -529,7 +527,7 @@ def test_real_weights_and_features(tmp_path: Path) -> None:
     (embedded,) = (path / "embeddings").glob("*.safetensors")
     published = load_file(embedded)
     picked = np.arange(97, 25_000, 250)  # 100 images, of 50 classes
-    order = np.argsort(stream._rows)  # the stream shuffles, the published features do not
+    order = np.argsort(stream._rows)  # the stream is shuffled, the published features are not
     pixels = np.concatenate([batch.rows for batch in stream.batches()])[order][picked]
     labels = np.concatenate([batch.targets for batch in stream.batches()])[order][picked]
     assert np.array_equal(labels.astype(int), published["labels"][picked])

@@ -1,4 +1,4 @@
-"""Image streams to embedding files: the features, the file, and runs that are stopped."""
+"""Image streams to embedding files: the features, the file, and interrupted runs."""
 
 import functools
 import json
@@ -25,7 +25,7 @@ from kalstream.streams import ArrayStream, EmbeddingStream  # noqa: E402
 
 torch.set_num_threads(1)
 
-MODULE = sys.modules["kalstream.deep.embed"]  # the package may have the function of this name
+MODULE = sys.modules["kalstream.deep.embed"]  # the package also has a function of this name
 N = 23
 WORDS = np.array(["cat", "dog", "ant"])[np.arange(N) % 3]
 
@@ -48,23 +48,23 @@ def metadata(path: Path) -> dict[str, str]:
 
 
 class Filled(nn.Module):
-    """Features that are one number, but for the image that is all black."""
+    """Constant features, except for images that are all black."""
 
     def __init__(self, black: float) -> None:
         super().__init__()
         self.black = black
 
     def forward(self, x: Any) -> Any:
-        found = torch.ones(len(x), 2)
-        found[x.mean((1, 2, 3)) < -1.7] = self.black
-        return found
+        features = torch.ones(len(x), 2)
+        features[x.mean((1, 2, 3)) < -1.7] = self.black
+        return features
 
 
 # ---- the file
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_what_is_written_is_what_the_network_gives(tmp_path: Path, dtype: str) -> None:
+def test_the_file_has_the_features_of_the_network(tmp_path: Path, dtype: str) -> None:
     times = np.arange(N) * 2.0
     backbone = network().train()
     calls: list[tuple[int, int | None]] = []
@@ -82,25 +82,25 @@ def test_what_is_written_is_what_the_network_gives(tmp_path: Path, dtype: str) -
     assert [path.name for path in out.parent.iterdir()] == ["out.safetensors"]
     with torch.no_grad():
         expected = backbone.eval()(preprocess(pixels(), size=12)).numpy()
-    found = load_file(out)
-    assert {k: (v.dtype.name, v.shape) for k, v in found.items()} == {
+    arrays = load_file(out)
+    assert {k: (v.dtype.name, v.shape) for k, v in arrays.items()} == {
         "features": (dtype, (N, 16)),
         "labels": ("int64", (N,)),
         "times": ("float64", (N,)),
     }
     tolerance = 2e-3 if dtype == "float16" else 1e-5
-    np.testing.assert_allclose(found["features"], expected, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(arrays["features"], expected, rtol=tolerance, atol=tolerance)
     names = json.loads(metadata(out)["label_names"])
     assert names == ["cat", "dog", "ant"]
-    assert np.array(names)[found["labels"]].tolist() == WORDS.tolist()
+    assert np.array(names)[arrays["labels"]].tolist() == WORDS.tolist()
 
     (batch,) = EmbeddingStream(out).batches()
-    np.testing.assert_array_equal(batch.rows, found["features"].astype(float))
+    np.testing.assert_array_equal(batch.rows, arrays["features"].astype(float))
     np.testing.assert_array_equal(batch.times, times)
     assert batch.targets.tolist() == (np.arange(N) % 3).tolist()
 
 
-def test_labels_that_are_numbers_stay(tmp_path: Path) -> None:
+def test_numeric_labels_stay_unchanged(tmp_path: Path) -> None:
     stream = images(np.arange(N) + 40)
     out = embed(stream, network(), tmp_path / "a.safetensors")
     assert load_file(out)["labels"].tolist() == list(range(40, 40 + N))
@@ -115,7 +115,7 @@ def test_labels_that_are_numbers_stay(tmp_path: Path) -> None:
     np.testing.assert_array_equal(batch.targets, targets)
 
 
-def test_the_streams_batches_do_not_matter(tmp_path: Path) -> None:
+def test_the_batches_of_the_stream_do_not_matter(tmp_path: Path) -> None:
     written = [
         embed(images(batch_size=b), network(), tmp_path / f"{b}.safetensors", batch_size=7)
         for b in (1, 5, 7, 100)
@@ -137,14 +137,14 @@ def test_moments_of_the_backbone_are_used(tmp_path: Path) -> None:
         embed(images(), backbone, tmp_path / "c.safetensors", preprocess=own, size=9)
 
 
-# ---- runs that are stopped
+# ---- interrupted runs
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1000.0])
-def test_a_killed_run_goes_on(
+def test_a_killed_run_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    """What a kill would leave is copied after every batch; each copy ends in the same bytes."""
+    """The files are copied after every batch, as a kill would leave them; each copy resumes."""
     monkeypatch.setattr(MODULE, "_SAVE_SECONDS", seconds)
     left: list[Path] = []
 
@@ -170,7 +170,7 @@ def test_a_killed_run_goes_on(
         assert len(list(folder.iterdir())) == 1
 
 
-def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
     backbone, out = network().train(), tmp_path / "out.safetensors"
 
     def stop(done: int, total: int | None) -> None:
@@ -182,7 +182,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     assert backbone.training
     assert not out.exists()
     with (tmp_path / "out.safetensors.part").open("ab") as part:
-        part.write(b"half a row")  # of a write that broke off
+        part.write(b"half a row")  # left by an interrupted write
     calls: list[int] = []
     embed(images(), backbone, out, batch_size=4, progress=lambda done, _: calls.append(done))
     assert calls == [16, 20, 23]
@@ -190,7 +190,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     assert whole.read_bytes() == out.read_bytes()
 
 
-def test_a_process_that_dies_goes_on(tmp_path: Path) -> None:
+def test_a_run_resumes_after_its_process_dies(tmp_path: Path) -> None:
     script = """
 import os, sys
 import numpy as np, torch
@@ -214,7 +214,7 @@ embed(stream, resnet18("cifar", 2), sys.argv[1], batch_size=4, progress=die)
     assert whole.read_bytes() == out.read_bytes()
 
 
-def test_a_finished_file_is_left_alone(tmp_path: Path) -> None:
+def test_a_finished_file_stays_unchanged(tmp_path: Path) -> None:
     out = embed(images(), network(), tmp_path / "out.safetensors")
     before = out.stat().st_mtime_ns
     calls: list[int] = []
@@ -242,7 +242,7 @@ def test_one_process_at_a_time_writes_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_something_else_is_refused(tmp_path: Path, finished: bool) -> None:
+def test_a_file_of_other_settings_is_refused(tmp_path: Path, finished: bool) -> None:
     out = tmp_path / "out.safetensors"
 
     def stop(done: int, total: int | None) -> None:
@@ -328,7 +328,7 @@ def test_digest() -> None:
         (1e5, r"reach 1e\+05, beyond the range of float16; give dtype=\"float32\""),
     ],
 )
-def test_features_that_are_not_finite(tmp_path: Path, value: float, words: str) -> None:
+def test_features_must_be_finite(tmp_path: Path, value: float, words: str) -> None:
     stream = images()
     stream.rows[17] = 0
     out = tmp_path / "out.safetensors"
@@ -341,7 +341,7 @@ def test_features_that_are_not_finite(tmp_path: Path, value: float, words: str) 
         assert load_file(out)["features"][17, 0] == value
 
 
-def test_memory_that_runs_out(tmp_path: Path) -> None:
+def test_out_of_memory(tmp_path: Path) -> None:
     class Large(nn.Module):
         error: Exception
 

@@ -1,4 +1,4 @@
-"""Learners side by side are learners one after the other."""
+"""A fleet of learners gives the same numbers as single learners."""
 
 from functools import partial
 from typing import Any
@@ -20,9 +20,9 @@ def network(seed: int) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 6)).double()
 
 
-def made() -> list[Any]:
-    """Learners of every kind, of other seeds and rates."""
-    how: dict[str, Any] = {"device": DEVICE, "batch_norm": "eval"}
+def make_learners() -> list[Any]:
+    """Learners of every kind, with different seeds and rates."""
+    options: dict[str, Any] = {"device": DEVICE, "batch_norm": "eval"}
     sgd = partial(torch.optim.SGD, lr=0.02, momentum=0.9)
     kalman = [
         OnlineLearner(
@@ -30,18 +30,26 @@ def made() -> list[Any]:
             KalmanHead(6, 3, gamma=0.99, gamma_lr=rate, bias=True),
             lr=lr,
             replay=RecentMemory(20, 5, seed) if seed else None,
-            **how,
+            **options,
         )
         for seed, rate, lr in ((0, 0.0, 0.1), (1, 0.05, 0.01), (2, 0.5, 0.1))
     ]
-    adam = OnlineLearner(network(7), KalmanHead(6, 3), lr=1e-3, optimizer=torch.optim.AdamW, **how)
+    adam = OnlineLearner(
+        network(7), KalmanHead(6, 3), lr=1e-3, optimizer=torch.optim.AdamW, **options
+    )
     others = [
-        OnlineSGD(network(3), SoftmaxHead(6, 3).double(), optimizer=sgd, **how),
+        OnlineSGD(network(3), SoftmaxHead(6, 3).double(), optimizer=sgd, **options),
         OnlineSGD(
-            network(4), SoftmaxHead(6, 3).double(), optimizer=sgd, replay=ReplayStreams(3), **how
+            network(4),
+            SoftmaxHead(6, 3).double(),
+            optimizer=sgd,
+            replay=ReplayStreams(3),
+            **options,
         ),
-        ExperienceReplay(network(5), SoftmaxHead(6, 3).double(), optimizer=sgd, n_steps=2, **how),
-        ACE(network(6), SoftmaxHead(6, 3).double(), optimizer=sgd, **how),
+        ExperienceReplay(
+            network(5), SoftmaxHead(6, 3).double(), optimizer=sgd, n_steps=2, **options
+        ),
+        ACE(network(6), SoftmaxHead(6, 3).double(), optimizer=sgd, **options),
     ]
     return [*kalman, adam, *others]
 
@@ -52,8 +60,8 @@ def chunk(seed: int, n: int = 10) -> tuple[Any, Any]:
     return rows.to(DEVICE), ((rows[:, 0] > 0).long() + (rows[:, 1] > 0)).to(DEVICE)
 
 
-def test_side_by_side_is_one_after_the_other() -> None:
-    alone, together = made(), made()
+def test_a_fleet_equals_single_learners() -> None:
+    alone, together = make_learners(), make_learners()
     fleet = Fleet(together)
     for turn in range(12):
         chunks = [chunk(100 * number + turn) for number in range(len(alone))]
@@ -68,8 +76,8 @@ def test_side_by_side_is_one_after_the_other() -> None:
     assert [learner.n_seen_ for learner in together] == [120] * len(together)
 
 
-def test_one_that_breaks_leaves_the_others() -> None:
-    fleet = Fleet(made()[:2])
+def test_an_error_of_one_learner_leaves_the_others() -> None:
+    fleet = Fleet(make_learners()[:2])
     with torch.no_grad():
         fleet.learners[0].backbone[0].weight.fill_(float("nan"))
     first, second = fleet.step([chunk(0), chunk(1)])
@@ -81,8 +89,8 @@ def test_one_that_breaks_leaves_the_others() -> None:
 
 
 def test_parts_must_not_be_shared() -> None:
-    one = made()[0]
+    one = make_learners()[0]
     with pytest.raises(InvalidInput, match="share"):
         Fleet([one, one])
     with pytest.raises(InvalidInput, match="2 learners need as many chunks"):
-        Fleet(made()[:2]).step([chunk(0)])
+        Fleet(make_learners()[:2]).step([chunk(0)])

@@ -1,4 +1,4 @@
-"""On a GPU the numbers are those of the CPU: graphs, fused kernels, errors."""
+"""A GPU gives the numbers of the CPU: graphs, fused kernels, errors."""
 
 import copy
 from typing import Any
@@ -17,23 +17,23 @@ from kalstream.errors import InvalidInput  # noqa: E402
 
 def chunks(n: int, b: int, m: int, k: int) -> list[tuple[Any, Any]]:
     torch.manual_seed(0)
-    found = []
+    chunks = []
     for _ in range(n):
         weights = torch.randn(m, k, dtype=torch.float64)
         features = torch.randn(b, m, dtype=torch.float64)
-        found.append((features, (features @ weights).argmax(1)))
-    return found
+        chunks.append((features, (features @ weights).argmax(1)))
+    return chunks
 
 
 @pytest.mark.parametrize("transition", ["example", "chunk"])
 @pytest.mark.parametrize("lr", [0.0, 0.01, 0.5])
 @pytest.mark.parametrize("size", [(1, 3, 2), (10, 5, 3), (63, 33, 7), (128, 64, 100)])
-def test_a_graph_is_the_cpu(size: tuple[int, int, int], lr: float, transition: str) -> None:
+def test_a_graph_equals_the_cpu(size: tuple[int, int, int], lr: float, transition: str) -> None:
     b, m, k = size
-    how = {"gamma": 0.99, "gamma_lr": lr, "noise_var": 0.2, "prior_var": 0.7}
-    cpu = KalmanHead(m, k, transition=transition, **how)
+    options = {"gamma": 0.99, "gamma_lr": lr, "noise_var": 0.2, "prior_var": 0.7}
+    cpu = KalmanHead(m, k, transition=transition, **options)
     gpu = copy.deepcopy(cpu).cuda()
-    # Derivatives of the integral are good to 1e-7, and a learning rate of 0.5 makes the most of it.
+    # Derivatives of the integral are accurate to 1e-7; a learning rate of 0.5 amplifies the error.
     close = {"atol": 1e-12, "rtol": 0.0} if lr == 0.0 else {"atol": 1e-6, "rtol": 1e-5}
     for features, labels in chunks(6, b, m, k):
         ours, same = cpu.observe(features, labels), gpu.observe(features.cuda(), labels.cuda())
@@ -85,10 +85,10 @@ def test_fused_log_probabilities_and_gradients(k: int, std: float) -> None:
     var = np.full(16, std**2)
     leaf, leaf_var = (torch.from_numpy(each).cuda().requires_grad_() for each in (mean, var))
     alpha = torch.tensor(1.3, dtype=torch.float64, device="cuda", requires_grad=True)
-    found = predictive.log_prob(leaf, leaf_var, torch.from_numpy(labels).cuda(), alpha)
-    found.sum().backward()
+    actual = predictive.log_prob(leaf, leaf_var, torch.from_numpy(labels).cuda(), alpha)
+    actual.sum().backward()
     terms = label_log_prob(mean, var, labels, calibration=1.3)
-    np.testing.assert_allclose(found.detach().cpu(), terms.log_prob, atol=1e-6)
+    np.testing.assert_allclose(actual.detach().cpu(), terms.log_prob, atol=1e-6)
     np.testing.assert_allclose(leaf.grad.cpu(), terms.d_mean, atol=1e-5)
     np.testing.assert_allclose(leaf_var.grad.cpu(), terms.d_var, rtol=1e-3, atol=1e-7)
     np.testing.assert_allclose(float(alpha.grad), terms.d_calibration.sum(), rtol=1e-4)
@@ -101,13 +101,13 @@ def test_fused_log_probabilities_among_known_classes(k: int, std: float) -> None
     mean, labels = 2.0 * max(std, 1.0) * rng.standard_normal((16, k)), rng.integers(k, size=16)
     known = rng.random((16, k)) < 0.6
     known[:3], known[3] = True, False
-    mean[4] -= 20.0 * known[4]  # what is not known lies far above
+    mean[4] -= 20.0 * known[4]  # unknown classes have much larger logits
     tensors = [torch.from_numpy(each) for each in (mean, np.full(16, std**2), labels)]
     tensors += [torch.tensor(1.3, dtype=torch.float64), torch.from_numpy(known)]
-    found = predictive.log_prob_among(*(each.cuda() for each in tensors))
+    actual = predictive.log_prob_among(*(each.cuda() for each in tensors))
     expected = predictive.log_prob_among(*tensors)
     assert k == 2 or float(expected[:3].max()) < 0.0 == float(expected[3])
-    torch.testing.assert_close(found.cpu(), expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(actual.cpu(), expected, atol=1e-6, rtol=1e-6)
 
 
 def test_bad_chunks_change_nothing() -> None:
@@ -146,10 +146,12 @@ def test_a_learner_on_the_gpu() -> None:
 @pytest.mark.parametrize("replayed", [False, True])
 @pytest.mark.parametrize("batch_norm", ["eval", "train", "running", "fixed"])
 @pytest.mark.parametrize("mixes", [False, True])
-def test_a_captured_step_is_the_plain_one(replayed: bool, batch_norm: str, mixes: bool) -> None:
+def test_a_captured_step_equals_the_plain_step(
+    replayed: bool, batch_norm: str, mixes: bool
+) -> None:
     from kalstream.deep import RecentMemory
 
-    def made(capture: bool) -> OnlineLearner:
+    def make(capture: bool) -> OnlineLearner:
         head = KalmanHead(8, 3, gamma=0.99, gamma_lr=0.05, bias=True)
         torch.manual_seed(0)
         net = torch.nn.Sequential(
@@ -169,7 +171,7 @@ def test_a_captured_step_is_the_plain_one(replayed: bool, batch_norm: str, mixes
             capture=capture,
         )
 
-    plain, captured = made(False), made(True)
+    plain, captured = make(False), make(True)
     for features, labels in chunks(12, 10, 4, 3):
         rows, labels = features.float().cuda(), labels.cuda()
         one, two = plain.step(rows, labels), captured.step(rows, labels)
@@ -183,12 +185,12 @@ def test_a_captured_step_is_the_plain_one(replayed: bool, batch_norm: str, mixes
 
 
 @pytest.mark.parametrize(("m", "k"), [(5, 3), (33, 100)])
-def test_a_mixture_is_that_of_the_cpu(m: int, k: int) -> None:
+def test_a_mixture_equals_that_of_the_cpu(m: int, k: int) -> None:
     cpu = MixtureHead(m, k, gammas=(1.0, 0.99, 0.9), noise_var=0.2, calibration=4.0)
     gpu = copy.deepcopy(cpu).cuda()
     for turn, n in enumerate((10, 10, 4, 10, 1, 10)):
         features, labels = chunks(turn + 1, n, m, k)[-1]
-        labels %= min(k, turn + 2)  # classes come one after the other, and some never
+        labels %= min(k, turn + 2)  # classes come one by one, and some never
         cpu.observe(features, labels)
         gpu.observe(features.cuda(), labels.cuda())
         torch.testing.assert_close(gpu.log_weights.cpu(), cpu.log_weights, atol=1e-6, rtol=0.0)
@@ -198,6 +200,6 @@ def test_a_mixture_is_that_of_the_cpu(m: int, k: int) -> None:
     with pytest.raises(InvalidInput, match="labels run from"):
         gpu.observe(features.cuda(), labels.cuda() + k)
     torch.testing.assert_close(gpu.log_weights.cpu(), cpu.log_weights, atol=1e-6, rtol=0.0)
-    gpu.observe(features.cuda(), labels.cuda().int())  # the plain way
+    gpu.observe(features.cuda(), labels.cuda().int())  # without graphs
     cpu.observe(features, labels)
     torch.testing.assert_close(gpu.log_weights.cpu(), cpu.log_weights, atol=1e-6, rtol=0.0)

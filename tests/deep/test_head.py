@@ -39,15 +39,15 @@ def rows(rng: np.random.Generator, n: int, m: int, k: int) -> tuple[Any, Any]:
     transition=st.sampled_from(["example", "chunk"]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_fixed_gamma_is_the_core(size, gamma, noise_var, prior_var, transition, seed) -> None:
+def test_fixed_gamma_equals_the_core(size, gamma, noise_var, prior_var, transition, seed) -> None:
     m, k, b = size
     rng = np.random.default_rng(seed)
-    how = {"noise_var": noise_var, "prior_var": prior_var}
-    head = KalmanHead(m, k, gamma=gamma, transition=transition, **how)
+    options = {"noise_var": noise_var, "prior_var": prior_var}
+    head = KalmanHead(m, k, gamma=gamma, transition=transition, **options)
     state = start(m, k, prior_var=prior_var)
     for _ in range(3):
         X, y = rows(rng, b, m, k)
-        state, step = step_chunk(state, X, y, gamma=gamma, transition=transition, **how)
+        state, step = step_chunk(state, X, y, gamma=gamma, transition=transition, **options)
         ours = head.observe(torch.from_numpy(X), torch.from_numpy(y))
         np.testing.assert_allclose(ours.logit_mean, step.logit_mean, atol=1e-10)
         np.testing.assert_allclose(ours.logit_var, step.logit_var, atol=1e-10)
@@ -59,20 +59,20 @@ def test_fixed_gamma_is_the_core(size, gamma, noise_var, prior_var, transition, 
 @pytest.mark.parametrize("transition", ["example", "chunk"])
 @pytest.mark.parametrize(("gamma", "lr"), [(0.99, 0.1), (0.9, 0.02), (1.0, 0.05), (0.999, 0.5)])
 @pytest.mark.parametrize("size", SIZES)
-def test_learned_gamma_is_the_core(size: Any, gamma: float, lr: float, transition: str) -> None:
+def test_learned_gamma_equals_the_core(size: Any, gamma: float, lr: float, transition: str) -> None:
     m, k, b = size
     rng = np.random.default_rng(0)
-    how = {"noise_var": 0.2, "prior_var": 0.7}
-    head = KalmanHead(m, k, gamma=gamma, gamma_lr=lr, transition=transition, **how)
+    options = {"noise_var": 0.2, "prior_var": 0.7}
+    head = KalmanHead(m, k, gamma=gamma, gamma_lr=lr, transition=transition, **options)
     policy = Learned(init=gamma, lr=lr, calibration=1.0, calibrated=False)
     state = policy.start(m, k, prior_var=0.7)
     weights = rng.standard_normal((m, k))
     for turn in range(4):
         X = rng.standard_normal((b, m))
         y = (X @ weights * (1 if turn < 2 else -1) + 0.3 * rng.standard_normal((b, k))).argmax(1)
-        state, step = policy.step_chunk(state, X, y, transition=transition, **how)
+        state, step = policy.step_chunk(state, X, y, transition=transition, **options)
         ours = head.observe(torch.from_numpy(X), torch.from_numpy(y))
-        # Rounding of the integral's derivatives grows with the learning rate.
+        # The error from the integral's derivatives grows with the learning rate.
         np.testing.assert_allclose(ours.gamma, step.gamma, atol=1e-8)
         np.testing.assert_allclose(ours.logit_mean, step.logit_mean, atol=1e-7)
         np.testing.assert_allclose(ours.logit_var, step.logit_var, atol=1e-7)
@@ -82,12 +82,13 @@ def test_learned_gamma_is_the_core(size: Any, gamma: float, lr: float, transitio
 
 @pytest.mark.parametrize("transition", ["example", "chunk"])
 @pytest.mark.parametrize("sizes", [(1, 1, 20, 3), (33, 63), (100, 7, 1)])
-def test_late_and_missing_classes_are_those_of_the_core(sizes: Any, transition: str) -> None:
-    """Of ten declared classes seven come, one after the other; of learned gammas none notices."""
+def test_late_and_missing_classes_equal_the_core(sizes: Any, transition: str) -> None:
+    """Seven of ten declared classes come, one by one; learned gammas do not depend on the rest."""
     rng = np.random.default_rng(2)
-    how = {"noise_var": 0.2, "prior_var": 0.7}
+    options = {"noise_var": 0.2, "prior_var": 0.7}
     ten, hundred = (
-        KalmanHead(5, k, gamma=0.98, gamma_lr=0.1, transition=transition, **how) for k in (10, 100)
+        KalmanHead(5, k, gamma=0.98, gamma_lr=0.1, transition=transition, **options)
+        for k in (10, 100)
     )
     policy = Learned(init=0.98, lr=0.1, calibration=1.0, calibrated=False)
     state = policy.start(5, 10, prior_var=0.7)
@@ -96,7 +97,7 @@ def test_late_and_missing_classes_are_those_of_the_core(sizes: Any, transition: 
     for b in sizes:
         part = slice(first, first + b)
         first += b
-        state, step = policy.step_chunk(state, X[part], y[part], transition=transition, **how)
+        state, step = policy.step_chunk(state, X[part], y[part], transition=transition, **options)
         rows = torch.from_numpy(X[part]), torch.from_numpy(y[part])
         ours, same = ten.observe(*rows), hundred.observe(*rows)
         np.testing.assert_allclose(ours.gamma, step.gamma, atol=1e-8)
@@ -133,8 +134,8 @@ def test_prediction_is_one_step_ahead(bias: bool, normalize: bool) -> None:
     np.testing.assert_allclose(head.probabilities(torch.from_numpy(X)), p, atol=1e-12)
     expected = label_log_prob(ahead.logit_mean, ahead.logit_var, y, calibration=2.0).log_prob
     with torch.no_grad():
-        found = head.log_prob(torch.from_numpy(X), torch.from_numpy(y))
-    np.testing.assert_allclose(found, expected, atol=1e-12)
+        actual = head.log_prob(torch.from_numpy(X), torch.from_numpy(y))
+    np.testing.assert_allclose(actual, expected, atol=1e-12)
 
 
 def test_gradients_to_features_and_calibration() -> None:
@@ -165,22 +166,22 @@ def test_gradients_to_features_and_calibration() -> None:
 
 @pytest.mark.parametrize("k", [2, 3, 10, 100])
 @pytest.mark.parametrize("std", [0.1, 1.0, 5.0])
-def test_the_lattice_of_other_devices_is_the_core(k: int, std: float) -> None:
+def test_the_lattice_of_other_devices_equals_the_core(k: int, std: float) -> None:
     rng = np.random.default_rng(0)
     mean, var = 3.0 * max(std, 1.0) * rng.standard_normal((8, k)), np.full(8, std**2)
     labels = rng.integers(k, size=8)
     leaf, leaf_var = (torch.from_numpy(each).requires_grad_() for each in (mean, var))
-    found = predictive.log_probabilities(leaf, leaf_var)
-    own = found[torch.arange(8), torch.from_numpy(labels)]
+    actual = predictive.log_probabilities(leaf, leaf_var)
+    own = actual[torch.arange(8), torch.from_numpy(labels)]
     own.sum().backward()
     expected = label_log_prob(mean, var, labels)
     np.testing.assert_allclose(own.detach(), expected.log_prob, atol=1e-6)
     np.testing.assert_allclose(leaf.grad, expected.d_mean, atol=1e-5)
     np.testing.assert_allclose(leaf_var.grad, expected.d_var, rtol=1e-4, atol=1e-7)
-    np.testing.assert_allclose(found.detach().exp().sum(1), 1.0, atol=1e-8)
+    np.testing.assert_allclose(actual.detach().exp().sum(1), 1.0, atol=1e-8)
 
 
-def test_classes_that_are_not_there_have_no_part() -> None:
+def test_classes_that_never_came_have_no_effect() -> None:
     mean = torch.tensor([[1.0, -math.inf, 0.0]], dtype=torch.float64)
     var, labels = torch.tensor([0.5], dtype=torch.float64), torch.tensor([0])
     expected = label_log_prob([1.0, 0.0], 0.5, 0).log_prob
@@ -204,20 +205,20 @@ def test_labels_among_known_classes(k: int, std: float) -> None:
     mean, var = 2.0 * rng.standard_normal((12, k)), np.full(12, std**2)
     labels, known = rng.integers(k, size=12), rng.random((12, k)) < 0.6
     known[:3], known[3] = True, False
-    mean[4] -= 20.0 * known[4]  # what is not known lies far above
+    mean[4] -= 20.0 * known[4]  # unknown classes have much larger logits
     tensors = [torch.from_numpy(each) for each in (mean, var, labels)]
     alpha, mask = torch.tensor(1.3, dtype=torch.float64), torch.from_numpy(known)
-    found = predictive.log_prob_among(*tensors, alpha, mask)
+    actual = predictive.log_prob_among(*tensors, alpha, mask)
     scaled = 1.3 * tensors[0], 1.3**2 * tensors[1]
     on_lattice = predictive.plain_log_prob_among(*scaled, tensors[2], mask)
     for i in range(12):
         among = np.flatnonzero(known[i])
         if labels[i] not in among or len(among) < 2:
-            assert float(found[i]) == 0.0
+            assert float(actual[i]) == 0.0
             continue
         label = int(np.searchsorted(among, labels[i]))
         expected = label_log_prob(mean[i, among], var[i], label, calibration=1.3).log_prob
-        assert float(found[i]) == pytest.approx(expected, abs=1e-12)
+        assert float(actual[i]) == pytest.approx(expected, abs=1e-12)
         assert float(on_lattice[i]) == pytest.approx(expected, abs=1e-6)
 
 
@@ -234,7 +235,7 @@ def test_monte_carlo_approaches_the_integral() -> None:
     assert float(difference.max().detach()) < 0.1
 
 
-def test_state_goes_round_and_classes_grow() -> None:
+def test_state_is_saved_and_restored_and_classes_grow() -> None:
     rng = np.random.default_rng(0)
     one = KalmanHead(3, 2, gamma=0.95, gamma_lr=0.1, noise_var=0.3, prior_var=1.0)
     all_classes = KalmanHead(3, 4, gamma=0.95, gamma_lr=0.1, noise_var=0.3, prior_var=1.0)
@@ -281,7 +282,7 @@ def test_bad_chunks_change_nothing(features: Any, labels: Any, message: str) -> 
         assert torch.equal(value, before[name]), name
 
 
-def test_a_broken_precision_is_an_error_and_changes_nothing() -> None:
+def test_lost_precision_raises_and_changes_nothing() -> None:
     head = KalmanHead(2, 2, noise_var=1e-30, prior_var=1.0, dtype=torch.float32)
     features = torch.tensor([[1.0, 1.0]] * 8)
     before = head.cov.clone()
@@ -291,7 +292,7 @@ def test_a_broken_precision_is_an_error_and_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("options", "message"),
     [
         ({"n_features": 0}, "n_features must be"),
         ({"gamma": 1.5}, "gamma"),
@@ -302,6 +303,6 @@ def test_a_broken_precision_is_an_error_and_changes_nothing() -> None:
         ({"noise_var": -1.0}, "noise_var"),
     ],
 )
-def test_parameters_that_make_no_sense(how: dict[str, Any], message: str) -> None:
+def test_bad_parameters(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        KalmanHead(**{"n_features": 2, "n_classes": 2, **how})
+        KalmanHead(**{"n_features": 2, "n_classes": 2, **options})

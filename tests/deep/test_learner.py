@@ -1,4 +1,4 @@
-"""The chunk protocol, step by step, and what is kept when something breaks."""
+"""The chunk protocol, step by step, and the state after an error."""
 
 import copy
 from typing import Any
@@ -22,9 +22,9 @@ def network(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 6))
 
 
-def learner(**how: Any) -> OnlineLearner:
+def learner(**options: Any) -> OnlineLearner:
     head = KalmanHead(6, 3, gamma=0.99, gamma_lr=0.05, bias=True, normalize=True)
-    return OnlineLearner(network(), head, **{"lr": 0.1, "beta": 0.5, **how})
+    return OnlineLearner(network(), head, **{"lr": 0.1, "beta": 0.5, **options})
 
 
 def chunk(seed: int, n: int = 10) -> tuple[Any, Any]:
@@ -35,8 +35,8 @@ def chunk(seed: int, n: int = 10) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("batch_norm", ["eval", "train"])
 @pytest.mark.parametrize("replayed", [None, "all", "network"])
-def test_a_step_is_that_of_the_paper(batch_norm: str, replayed: str | None) -> None:
-    made = learner(
+def test_a_step_equals_that_of_the_paper(batch_norm: str, replayed: str | None) -> None:
+    model = learner(
         batch_norm=batch_norm,
         replay=RecentMemory(20, 5, seed=1) if replayed else None,
         replay_head=replayed != "network",
@@ -47,9 +47,9 @@ def test_a_step_is_that_of_the_paper(batch_norm: str, replayed: str | None) -> N
     for turn in range(4):
         X, y = chunk(turn)
         rows, labels = torch.from_numpy(X), torch.from_numpy(y)
-        outcome = made.step(rows, labels)
+        outcome = model.step(rows, labels)
 
-        # Written down plainly.
+        # The same step in plain code.
         net.train(batch_norm == "train")
         with torch.no_grad():
             expected = head.log_prob(net(rows), labels)
@@ -70,11 +70,11 @@ def test_a_step_is_that_of_the_paper(batch_norm: str, replayed: str | None) -> N
             head.observe(net(rows), labels)
         memory.add(rows[:10], labels[:10])
         torch.testing.assert_close(outcome.log_prob, expected)
-        torch.testing.assert_close(made.head.mean, head.mean)
-        assert made.head.n_seen == head.n_seen
-    for ours, plain in zip(made.backbone.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(model.head.mean, head.mean)
+        assert model.head.n_seen == head.n_seen
+    for ours, plain in zip(model.backbone.parameters(), net.parameters(), strict=True):
         torch.testing.assert_close(ours, plain)
-    assert outcome.gamma == made.head.gamma
+    assert outcome.gamma == model.head.gamma
 
 
 def test_a_memory_mirrors_half_of_the_images() -> None:
@@ -89,34 +89,34 @@ def test_a_memory_mirrors_half_of_the_images() -> None:
         memory.add(torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64))
 
 
-@pytest.mark.parametrize("how", [{"beta": 0.0}, {"lr": 0.0}])
-def test_a_frozen_backbone_does_not_move(how: dict[str, float]) -> None:
-    made = learner(**how)
-    before = [parameter.clone() for parameter in made.backbone.parameters()]
-    calibration = float(made.head.calibration.detach())
+@pytest.mark.parametrize("options", [{"beta": 0.0}, {"lr": 0.0}])
+def test_a_frozen_backbone_does_not_move(options: dict[str, float]) -> None:
+    model = learner(**options)
+    before = [parameter.clone() for parameter in model.backbone.parameters()]
+    calibration = float(model.head.calibration.detach())
     for turn in range(3):
-        made.partial_fit(*chunk(turn))
-    for now, then in zip(made.backbone.parameters(), before, strict=True):
+        model.partial_fit(*chunk(turn))
+    for now, then in zip(model.backbone.parameters(), before, strict=True):
         assert torch.equal(now, then)
-    assert (float(made.head.calibration.detach()) == calibration) == ("lr" in how)
+    assert (float(model.head.calibration.detach()) == calibration) == ("lr" in options)
 
 
 def test_other_optimizers() -> None:
-    made = learner(optimizer=lambda groups: torch.optim.AdamW(groups, weight_decay=1e-4), lr=1e-3)
-    assert isinstance(made.optimizer, torch.optim.AdamW)
-    assert [group["lr"] for group in made.optimizer.param_groups] == [1e-3, 5e-4]
-    made.partial_fit(*chunk(0))
+    model = learner(optimizer=lambda groups: torch.optim.AdamW(groups, weight_decay=1e-4), lr=1e-3)
+    assert isinstance(model.optimizer, torch.optim.AdamW)
+    assert [group["lr"] for group in model.optimizer.param_groups] == [1e-3, 5e-4]
+    model.partial_fit(*chunk(0))
 
 
-def test_it_runs_under_the_evaluator_and_learns() -> None:
+def test_the_evaluator_runs_it() -> None:
     X, y = chunk(0, 1500)
     result = prequential(learner(lr=0.05), ArrayStream(X, y), chunk=10)
     assert result.n_scored == 1490
     assert result.total["accuracy"] > max(0.7, result.baselines["majority"]["accuracy"] + 0.1)
 
 
-def test_save_and_restore_go_on_with_the_same_numbers(tmp_path: Any) -> None:
-    def made() -> OnlineLearner:
+def test_a_restored_learner_continues_with_the_same_numbers(tmp_path: Any) -> None:
+    def make() -> OnlineLearner:
         head = KalmanHead(6, 3, gamma=0.99, predictive="monte-carlo", n_samples=5)
         return OnlineLearner(
             network(),
@@ -126,76 +126,76 @@ def test_save_and_restore_go_on_with_the_same_numbers(tmp_path: Any) -> None:
             optimizer=lambda groups: torch.optim.SGD(groups, momentum=0.9),
         )
 
-    one = made()
+    one = make()
     for turn in range(3):
         one.partial_fit(*chunk(turn))
     one.save(tmp_path / "l.pt")
     ahead = [one.step(*map(torch.from_numpy, chunk(turn))).log_prob for turn in range(3, 6)]
-    two = made().restore(tmp_path / "l.pt")
+    two = make().restore(tmp_path / "l.pt")
     for turn, expected in zip(range(3, 6), ahead, strict=True):
         assert torch.equal(two.step(*map(torch.from_numpy, chunk(turn))).log_prob, expected)
     assert torch.equal(one.head.cov, two.head.cov)
     without = OnlineLearner(network(), KalmanHead(6, 3), lr=0.1)
     with pytest.raises(CheckpointError, match="differ in replay"):
         without.restore(tmp_path / "l.pt")
-    assert one.n_seen_ == two.n_seen_ == 60  # replayed rows are not of the stream
+    assert one.n_seen_ == two.n_seen_ == 60  # replayed rows do not count as rows of the stream
     (tmp_path / "l.pt").write_bytes(b"nonsense")
     with pytest.raises(CheckpointError, match="cannot be restored into"):
-        made().restore(tmp_path / "l.pt")
+        make().restore(tmp_path / "l.pt")
 
 
 def test_a_state_is_loaded_whole_or_not_at_all() -> None:
-    made = learner(replay=RecentMemory(20, 5))
+    model = learner(replay=RecentMemory(20, 5))
     other = learner(replay=RecentMemory(20, 5))
     for turn in range(3):
         other.partial_fit(*chunk(turn))
     state = other.state_dict()
-    before = copy.deepcopy(made.state_dict())
+    before = copy.deepcopy(model.state_dict())
     for broken in ({"optimizer": {}}, {"head": {"mean": torch.zeros(1)}}, {"replay": {}}):
         with pytest.raises((RuntimeError, KeyError, ValueError)):
-            made.load_state_dict(state | broken)
-        after = made.state_dict()
+            model.load_state_dict(state | broken)
+        after = model.state_dict()
         for part in ("backbone", "head"):
             for name, value in after[part].items():
                 assert torch.equal(value, before[part][name]), (broken, name)
         assert after["replay"]["rows"] is None
-    made.load_state_dict(state)
-    assert made.n_seen_ == 30
+    model.load_state_dict(state)
+    assert model.n_seen_ == 30
 
 
-class Breaks(nn.Module):
+class Failing(nn.Module):
     """A backbone that fails on request."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 6)
-        self.how = ""
+        self.fault = ""
 
     def forward(self, rows: Any) -> Any:
-        if self.how == "memory":
+        if self.fault == "memory":
             raise torch.OutOfMemoryError("CUDA out of memory")
         features = self.linear(rows)
-        return features * float("nan") if self.how == "nan" else features
+        return features * float("nan") if self.fault == "nan" else features
 
 
 @pytest.mark.parametrize(
-    ("how", "error", "message"),
+    ("fault", "error", "message"),
     [
         ("nan", InvalidInput, "backbone returned NaN"),
         ("memory", NumericalError, "not enough memory for a chunk of 10 rows"),
     ],
 )
-def test_a_backbone_that_breaks_leaves_the_posterior(how: str, error: Any, message: str) -> None:
-    made = OnlineLearner(Breaks(), KalmanHead(6, 3), lr=0.1)
-    made.partial_fit(*chunk(0))
-    before = {name: value.clone() for name, value in made.head.state_dict().items()}
-    made.backbone.how = how
+def test_a_failing_backbone_leaves_the_posterior(fault: str, error: Any, message: str) -> None:
+    model = OnlineLearner(Failing(), KalmanHead(6, 3), lr=0.1)
+    model.partial_fit(*chunk(0))
+    before = {name: value.clone() for name, value in model.head.state_dict().items()}
+    model.backbone.fault = fault
     with pytest.raises(error, match=message):
-        made.partial_fit(*chunk(1))
-    for name, value in made.head.state_dict().items():
+        model.partial_fit(*chunk(1))
+    for name, value in model.head.state_dict().items():
         assert torch.equal(value, before[name]), name
-    made.backbone.how = ""
-    made.partial_fit(*chunk(1))
+    model.backbone.fault = ""
+    model.partial_fit(*chunk(1))
 
 
 def test_bad_arguments() -> None:
@@ -203,13 +203,13 @@ def test_bad_arguments() -> None:
         learner(lr=-1.0)
     with pytest.raises(InvalidInput, match="batch_norm"):
         learner(batch_norm="sometimes")
-    made = learner()
+    model = learner()
     with pytest.raises(InvalidInput, match="labels must be integers"):
-        made.partial_fit(chunk(0)[0], ["a"] * 10)
+        model.partial_fit(chunk(0)[0], ["a"] * 10)
     with pytest.raises(InvalidInput, match="9 labels for the 10 rows"):
-        made.partial_fit(chunk(0)[0], [0] * 9)
+        model.partial_fit(chunk(0)[0], [0] * 9)
     with pytest.raises(InvalidInput, match="labels run from 0 to 7"):
-        made.partial_fit(chunk(0)[0], [7] + [0] * 9)
+        model.partial_fit(chunk(0)[0], [7] + [0] * 9)
 
 
 def test_images_of_bytes_become_floats() -> None:
@@ -218,17 +218,17 @@ def test_images_of_bytes_become_floats() -> None:
             assert images.shape == (2, 3, 5, 4)
             return images.mean((2, 3))
 
-    made = OnlineLearner(Mean(), KalmanHead(3, 2))
+    model = OnlineLearner(Mean(), KalmanHead(3, 2))
     images = np.full((2, 5, 4, 3), 51, np.uint8)
-    made.partial_fit(images, [0, 1])
-    assert made.predict_proba(images).shape == (2, 2)
-    assert made.predict(images).shape == (2,)
+    model.partial_fit(images, [0, 1])
+    assert model.predict_proba(images).shape == (2, 2)
+    assert model.predict(images).shape == (2,)
 
 
-# ---- what a new user ran into ---------------------------------------------------------------
+# ---- problems of new users -------------------------------------------------------------------
 
 
-def test_a_grown_head_comes_back_and_another_is_refused(tmp_path: Any) -> None:
+def test_a_grown_head_is_restored_and_another_is_refused(tmp_path: Any) -> None:
     one = OnlineLearner(network(), KalmanHead(6, 3, gamma=0.99))
     one.partial_fit(*chunk(0))
     one.head.add_classes(2)
@@ -265,13 +265,13 @@ def test_a_damaged_file_and_another_optimizer_are_refused(tmp_path: Any) -> None
         one.restore(tmp_path / "l.pt")
 
 
-def test_a_module_is_not_frozen_for_others() -> None:
+def test_freezing_does_not_affect_other_users_of_a_module() -> None:
     net = network()
     OnlineLearner(net, KalmanHead(6, 3), beta=0.0).partial_fit(*chunk(0))
     assert all(parameter.requires_grad for parameter in net.parameters())
     with torch.no_grad():
-        made = OnlineLearner(net, KalmanHead(6, 3), lr=0.1).partial_fit(*chunk(0))
-    assert made.n_seen_ == 10
+        model = OnlineLearner(net, KalmanHead(6, 3), lr=0.1).partial_fit(*chunk(0))
+    assert model.n_seen_ == 10
 
 
 @pytest.mark.parametrize("batch_norm", ["eval", "train", "running", "fixed"])
@@ -279,15 +279,15 @@ def test_modes_of_batch_norm(batch_norm: str) -> None:
     for frozen in (True, False):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5))
-        how = {"beta": 0.0} if frozen else {}
-        made = OnlineLearner(net, KalmanHead(6, 3), batch_norm=batch_norm, **how)
+        options = {"beta": 0.0} if frozen else {}
+        model = OnlineLearner(net, KalmanHead(6, 3), batch_norm=batch_norm, **options)
         X, y = chunk(0)
         before = net[1].running_mean.clone()
-        first = made.predict_proba(X)
-        np.testing.assert_array_equal(first, made.predict_proba(X))  # no dropout
-        alone = made.predict_proba(X[:4])
-        assert np.allclose(alone, first[:4], atol=1e-6)  # (nothing has been learned)
-        made.partial_fit(X, y)
+        first = model.predict_proba(X)
+        np.testing.assert_array_equal(first, model.predict_proba(X))  # no dropout
+        alone = model.predict_proba(X[:4])
+        assert np.allclose(alone, first[:4], atol=1e-6)  # nothing was learned
+        model.partial_fit(X, y)
         moved = not torch.equal(before, net[1].running_mean)
         expected = {"eval": not frozen, "train": True, "running": True, "fixed": False}
         assert moved == expected[batch_norm]
@@ -319,17 +319,17 @@ def test_errors_name_the_remedy(make: Any, message: str) -> None:
         make()
 
 
-def test_other_types_are_taken() -> None:
+def test_other_types_are_accepted() -> None:
     head = KalmanHead(np.int64(6), np.int64(3))
-    made = OnlineLearner(network().double(), head).partial_fit(*chunk(0))
-    assert made.predict_proba(np.zeros((0, 4))).shape == (0, 3)
+    model = OnlineLearner(network().double(), head).partial_fit(*chunk(0))
+    assert model.predict_proba(np.zeros((0, 4))).shape == (0, 3)
     assert "noise_var" in repr(head)
 
 
 # ---- replay ---------------------------------------------------------------------------------
 
 
-def test_memory_holds_the_latest_and_draws_with_replacement() -> None:
+def test_memory_has_the_latest_rows_and_draws_with_replacement() -> None:
     memory = RecentMemory(size=100, draw=10, seed=0)
     for start in range(0, 250, 10):
         memory.add(torch.arange(start, start + 10.0)[:, None], torch.arange(start, start + 10))
@@ -341,7 +341,7 @@ def test_memory_holds_the_latest_and_draws_with_replacement() -> None:
     assert any(len(set(memory.sample()[1].tolist())) < 10 for _ in range(20))
 
 
-def test_replay_streams_walk_over_the_past() -> None:
+def test_replay_streams_read_past_rows_in_order() -> None:
     streams = ReplayStreams(n_streams=8, seed=0)
     assert streams.chunks() == []
     read = []
@@ -351,7 +351,7 @@ def test_replay_streams_walk_over_the_past() -> None:
         assert len(chunks) == 8
         read += [int(labels) for _, labels in chunks]
         assert max(read[-8:]) <= t
-    # A uniform distribution over the past, roughly: early chunks have been read more often in all.
+    # Roughly uniform over the past; early chunks were read more often in total.
     counts = np.bincount(read, minlength=200)
     assert counts[:20].sum() > counts[-20:].sum()
     assert counts[:150].min() >= 0
@@ -360,7 +360,7 @@ def test_replay_streams_walk_over_the_past() -> None:
     assert [int(y) for _, y in again.chunks()] == [int(y) for _, y in streams.chunks()]
 
 
-def test_replay_streams_may_read_again_what_they_do_not_keep() -> None:
+def test_replay_streams_can_read_rows_again_from_the_stream() -> None:
     past = [(torch.tensor([[float(t)]]), torch.tensor([t])) for t in range(50)]
     kept, read = ReplayStreams(3, seed=1), ReplayStreams(3, seed=1, again=past.__getitem__)
     for chunk in past:

@@ -1,4 +1,4 @@
-"""A mixture of heads against heads on their own, and against the core's mixture."""
+"""A mixture of heads against single heads, and against the core's mixture."""
 
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ def data(n: int, seed: int = 0, flip: bool = False) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("transition", ["example", "chunk"])
 def test_weights_follow_the_rows(transition: str) -> None:
-    how = {"noise_var": 0.2, "prior_var": 0.5, "bias": True, "transition": transition}
-    mixture = MixtureHead(4, 3, gammas=GAMMAS, share=0.05, calibration=2.0, **how)
-    alone = [KalmanHead(4, 3, gamma=gamma, calibration=2.0, **how) for gamma in GAMMAS]
+    options = {"noise_var": 0.2, "prior_var": 0.5, "bias": True, "transition": transition}
+    mixture = MixtureHead(4, 3, gammas=GAMMAS, share=0.05, calibration=2.0, **options)
+    alone = [KalmanHead(4, 3, gamma=gamma, calibration=2.0, **options) for gamma in GAMMAS]
     weights, seen = np.full(3, 1 / 3), list[int]()
     for turn, n in enumerate((5, 1, 8)):
         rows, labels = data(n, turn)
@@ -56,7 +56,7 @@ def test_weights_follow_the_rows(transition: str) -> None:
 
 
 def late_classes(rng: np.random.Generator, n: int, m: int, k: int) -> tuple[Any, Any]:
-    """Rows of a changing rule; class j comes after j / 2k of them, the last third never."""
+    """Rows of a changing rule; class j comes after j / 2k of the rows, the last third never."""
     rows = rng.standard_normal((n, m))
     scores = rows @ rng.standard_normal((m, k)) + 0.3 * rng.standard_normal((n, k))
     came = np.arange(k) < np.maximum(1, 2 * k * np.arange(n) / n)[:, None]
@@ -75,9 +75,9 @@ def late_classes(rng: np.random.Generator, n: int, m: int, k: int) -> tuple[Any,
         (33, 31, (100, 1, 63)),
     ],
 )
-def test_a_mixture_is_that_of_the_core(m: int, k: int, sizes: Any, share: float) -> None:
-    how = {"noise_var": 0.2, "prior_var": 0.7}
-    head = MixtureHead(m, k, gammas=GAMMAS, share=share, calibration=4.0, **how)
+def test_a_mixture_equals_that_of_the_core(m: int, k: int, sizes: Any, share: float) -> None:
+    options = {"noise_var": 0.2, "prior_var": 0.7}
+    head = MixtureHead(m, k, gammas=GAMMAS, share=share, calibration=4.0, **options)
     lives = [half_life(gamma) for gamma in GAMMAS]
     policy = Mixture(half_lives=lives, share=share, calibrations=(4.0,))
     state = policy.start(m, k, prior_var=0.7)
@@ -89,11 +89,11 @@ def test_a_mixture_is_that_of_the_core(m: int, k: int, sizes: Any, share: float)
         p = policy.class_probabilities(state, X[part], prior_var=0.7)
         np.testing.assert_allclose(head.probabilities(rows), p, atol=1e-10)
         steps = head.observe(rows, labels)
-        state, step = policy.step_chunk(state, X[part], y[part], **how)
+        state, step = policy.step_chunk(state, X[part], y[part], **options)
         np.testing.assert_allclose(
             np.stack([each.logit_mean for each in steps]), step.logit_mean, atol=1e-9
         )
-        # The core deals its share out before a row, the head after it.
+        # The core redistributes its share before a row, the head after it.
         expected = policy.predict(state, X[:1], prior_var=0.7).half_life_weights[0]
         np.testing.assert_allclose(head.log_weights.exp(), expected, rtol=1e-9, atol=1e-11)
         np.testing.assert_array_equal(head.heads[0].seen, state.seen)
@@ -103,24 +103,24 @@ def test_a_mixture_is_that_of_the_core(m: int, k: int, sizes: Any, share: float)
 
 
 @pytest.mark.parametrize("size", [1, 7, 40])
-def test_forgetting_once_a_chunk_is_that_of_the_core(size: int) -> None:
-    how = {"noise_var": 0.2, "prior_var": 0.7, "transition": "chunk"}
-    head = MixtureHead(4, 9, gammas=GAMMAS, share=0.0, calibration=4.0, **how)
+def test_forgetting_once_a_chunk_equals_the_core(size: int) -> None:
+    options = {"noise_var": 0.2, "prior_var": 0.7, "transition": "chunk"}
+    head = MixtureHead(4, 9, gammas=GAMMAS, share=0.0, calibration=4.0, **options)
     policy = Mixture([half_life(gamma) for gamma in GAMMAS], share=0.0, calibrations=(4.0,))
     state = policy.start(4, 9, prior_var=0.7)
     X, y = late_classes(np.random.default_rng(0), 120, 4, 9)
     for first in range(0, 120, size):
         part = slice(first, first + size)
         head.observe(torch.from_numpy(X[part]), torch.from_numpy(y[part]))
-        state, _ = policy.step_chunk(state, X[part], y[part], **how)
+        state, _ = policy.step_chunk(state, X[part], y[part], **options)
         np.testing.assert_allclose(head.log_weights.exp(), state.half_life_weights, rtol=1e-9)
 
 
-def test_classes_that_never_come_have_no_say() -> None:
-    how = {"gammas": GAMMAS, "noise_var": 0.2, "prior_var": 1.0, "calibration": 5.0}
+def test_classes_that_never_come_have_no_effect() -> None:
+    options = {"gammas": GAMMAS, "noise_var": 0.2, "prior_var": 1.0, "calibration": 5.0}
     X, y = late_classes(np.random.default_rng(1), 90, 4, 9)
     rows, labels = torch.from_numpy(X), torch.from_numpy(y)
-    few, many, grown = (MixtureHead(4, n, **how) for n in (9, 200, 3))
+    few, many, grown = (MixtureHead(4, n, **options) for n in (9, 200, 3))
     for first in range(0, 90, 10):
         part = rows[first : first + 10], labels[first : first + 10]
         grown.add_classes(max(1, int(part[1].max()) + 1 - grown.n_classes))
@@ -131,7 +131,7 @@ def test_classes_that_never_come_have_no_say() -> None:
     assert float(few.log_weights.exp().max()) > 0.5
 
 
-def test_a_label_that_is_new_moves_no_weight() -> None:
+def test_a_new_label_changes_no_weight() -> None:
     mixture = MixtureHead(4, 6, gammas=GAMMAS, share=0.0, calibration=5.0)
     mixture.observe(*data(30))
     before = mixture.log_weights.clone()
@@ -150,7 +150,7 @@ def test_labels_of_other_whole_numbers() -> None:
     assert torch.equal(one.log_weights, other.log_weights)
 
 
-def test_one_head_is_that_head() -> None:
+def test_a_mixture_of_one_head_equals_the_head() -> None:
     mixture, head = MixtureHead(4, 3, gammas=(0.9,), share=0.0), KalmanHead(4, 3, gamma=0.9)
     rows, labels = data(30)
     for part in (slice(0, 10), slice(10, 30)):
@@ -162,7 +162,7 @@ def test_one_head_is_that_head() -> None:
     assert float(mixture.log_weights.exp()) == pytest.approx(1.0)
 
 
-def test_it_finds_out_how_fast_to_forget() -> None:
+def test_weights_find_the_best_gamma() -> None:
     mixture = MixtureHead(4, 3, gammas=GAMMAS, noise_var=0.1, prior_var=1.0, calibration=8.0)
     for turn in range(20):
         mixture.observe(*data(20, turn))
@@ -192,19 +192,19 @@ def test_gradients_reach_features_and_calibration() -> None:
 
 
 def test_under_a_network(tmp_path: Any) -> None:
-    def made(seed: int) -> OnlineLearner:
+    def make_learner(seed: int) -> OnlineLearner:
         torch.manual_seed(seed)
         net = nn.Sequential(nn.Linear(4, 8), nn.Tanh()).double()
         return OnlineLearner(net, MixtureHead(8, 3, gammas=GAMMAS, bias=True), lr=0.05)
 
-    one = made(0)
+    one = make_learner(0)
     right = []
     for turn in range(60):
         rows, labels = data(10, turn)
         right.append((one.step(rows, labels).predicted == labels).double().mean())
     assert float(torch.stack(right[-20:]).mean()) > 0.6
     one.save(tmp_path / "l.pt")
-    two = made(1).restore(tmp_path / "l.pt")
+    two = make_learner(1).restore(tmp_path / "l.pt")
     rows, labels = data(10, 100)
     assert torch.equal(one.step(rows, labels).log_prob, two.step(rows, labels).log_prob)
     assert len({id(head.log_calibration) for head in two.head.heads}) == 1
@@ -212,8 +212,8 @@ def test_under_a_network(tmp_path: Any) -> None:
     assert one.predict_proba(rows.numpy()).shape == (10, 4)
 
 
-def test_a_file_from_before_weights_were_of_seen_classes() -> None:
-    """Written by the version in which all declared classes weighed; 1, 2, 3 of 5 had come."""
+def test_a_file_of_an_earlier_version() -> None:
+    """The file is of a version whose weights used all declared classes; 1, 2, 3 of 5 had come."""
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(4, 3), nn.Tanh()).double()
     head = MixtureHead(3, 5, gammas=GAMMAS, bias=True, noise_var=0.2)
@@ -224,17 +224,17 @@ def test_a_file_from_before_weights_were_of_seen_classes() -> None:
     np.testing.assert_allclose(head.log_weights.exp(), [0.4733, 0.4061, 0.1206], atol=1e-4)
     before = head.log_weights.exp()
     rows, _ = data(1)
-    learner.step(rows, torch.tensor([4]))  # a class that is new: only the share is dealt out
+    learner.step(rows, torch.tensor([4]))  # a new class: only the share is redistributed
     expected = 0.999 * before + 0.001 / 3
     torch.testing.assert_close(head.log_weights.exp(), expected, atol=1e-12, rtol=0.0)
     learner.step(rows, torch.tensor([4]))
     assert float((head.log_weights.exp() - before).abs().max()) > 1e-3
 
 
-def test_one_head_that_breaks_leaves_all_as_they_were() -> None:
-    # A gamma of 0.5 keeps the variance up, a gamma of 1 uses it up to the last digit.
-    how = {"noise_var": 1e-9, "prior_var": 1.0, "dtype": torch.float32}
-    mixture = MixtureHead(2, 2, gammas=(0.5, 1.0), **how)
+def test_an_error_of_one_head_changes_nothing() -> None:
+    # Gamma = 0.5 keeps the variance large; with gamma = 1 it falls until its last digit is lost.
+    options = {"noise_var": 1e-9, "prior_var": 1.0, "dtype": torch.float32}
+    mixture = MixtureHead(2, 2, gammas=(0.5, 1.0), **options)
     torch.manual_seed(0)
     rows, labels = torch.randn(6, 2), torch.tensor([0, 1] * 3)
     broke = 0
@@ -246,7 +246,7 @@ def test_one_head_that_breaks_leaves_all_as_they_were() -> None:
             broke += 1
             for name, value in mixture.state_dict().items():
                 assert torch.equal(value, before[name]), name
-            mixture.heads[0].observe(rows, labels)  # which is not the one that broke
+            mixture.heads[0].observe(rows, labels)  # which is not the head that failed
             break
     assert broke
 
@@ -261,6 +261,6 @@ def test_bad_input_changes_nothing() -> None:
             mixture.observe(*bad)
     for name, value in mixture.state_dict().items():
         assert torch.equal(value, before[name]), name
-    for how in ({"gammas": ()}, {"gamma": 0.9}, {"share": 1.0}):
+    for options in ({"gammas": ()}, {"gamma": 0.9}, {"share": 1.0}):
         with pytest.raises(InvalidInput):
-            MixtureHead(4, 3, **how)
+            MixtureHead(4, 3, **options)

@@ -1,4 +1,4 @@
-"""A chunk split over two processes is the chunk in one."""
+"""A chunk that is split over two processes gives the numbers of one process."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ RANKS = 2
 SIZES = (10, 10, 7, 10, 3, 1)
 
 
-def made(seed: int, batch_norm: bool = False) -> list[Any]:
+def make_learners(seed: int, batch_norm: bool = False) -> list[Any]:
     torch.manual_seed(seed)
     middle = nn.BatchNorm1d(8) if batch_norm else nn.LayerNorm(8)
     layers = [nn.Linear(4, 8), middle, nn.Tanh(), nn.Linear(8, 6)]
@@ -36,7 +36,7 @@ def made(seed: int, batch_norm: bool = False) -> list[Any]:
 
 
 def run(learners: list[Any], sizes: tuple[int, ...] = SIZES) -> list[Any]:
-    """Log-probabilities chunk by chunk, then the states."""
+    """Run the learners; return log-probabilities chunk by chunk, and the states."""
     rng = torch.Generator().manual_seed(1)
     log_probs = []
     for n in sizes:
@@ -53,26 +53,28 @@ def process(rank: int, folder: str) -> None:
     distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS
     )
-    found = run(made(seed=rank))  # other weights on other ranks: the first one's count
-    learners = made(seed=0, batch_norm=True)
+    split = run(
+        make_learners(seed=rank)
+    )  # ranks start with different weights; those of the first are used
+    learners = make_learners(seed=0, batch_norm=True)
     averaged = run(learners, SIZES[:-1])
     learners[0].save(f"{folder}/learner-{rank}.pt")
     rows = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     before = learners[0].head.cov.clone()
-    rows[3] = torch.nan  # a row of the last rank: all of them must say so
+    rows[3] = torch.nan  # a row of the last rank: all ranks must raise
     with pytest.raises(InvalidInput, match="NaN"):
         learners[0].step(rows, torch.zeros(4, dtype=torch.int64))
     assert torch.equal(learners[0].head.cov, before)
-    torch.save([found, averaged], f"{folder}/{rank}.pt")
+    torch.save([split, averaged], f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
 
 
-def assert_same(one: Any, other: Any, **how: Any) -> None:
-    torch.testing.assert_close(one, other, **how)
+def assert_same(one: Any, other: Any, **options: Any) -> None:
+    torch.testing.assert_close(one, other, **options)
 
 
-def test_two_processes_are_one(tmp_path: Path) -> None:
-    expected = run(made(seed=0))
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    expected = run(make_learners(seed=0))
     ranks = [
         subprocess.Popen([sys.executable, __file__, str(rank), str(tmp_path)])
         for rank in range(RANKS)
@@ -82,7 +84,7 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
         torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(RANKS)
     )
     assert_same(first, expected, rtol=1e-9, atol=1e-11)
-    # Ranks are the same to the last bit, batch norm or not.
+    # Ranks are equal bit for bit, with and without batch norm.
     assert_same(first, second, rtol=0.0, atol=0.0)
     assert_same(first_bn, second_bn, rtol=0.0, atol=0.0)
     assert [path.name for path in tmp_path.glob("learner-*")] == ["learner-0.pt"]

@@ -1,4 +1,4 @@
-"""A whole pass on the CPU: a network learns images from nothing, and again when labels turn."""
+"""A whole pass on the CPU: a network learns images from scratch, and again after a change."""
 
 import math
 from typing import Any
@@ -18,9 +18,10 @@ SEED = 0
 
 
 def waves(seed: int) -> tuple[Any, Any]:
-    """Images (N, 3, 32, 32) of waves in noise and labels (N,): which way the waves run.
+    """Images (N, 3, 32, 32) of waves in noise, and labels (N,), the direction of the waves.
 
-    Their phases are random, so that no pixel tells anything. Half way the labels go round by one.
+    The phases are random, so that no single pixel is informative. In the second half, all labels
+    are shifted by one.
     """
     generator = torch.Generator().manual_seed(seed)
     ways = torch.randint(K, (N,), generator=generator)
@@ -33,10 +34,10 @@ def waves(seed: int) -> tuple[Any, Any]:
     return (wave[:, None] + 0.3 * noise).contiguous(memory_format=torch.channels_last), labels
 
 
-def one_pass(backbone: nn.Module, rows: Any, labels: Any, **how: Any) -> tuple[Any, Any]:
-    """The learner, and which rows (N,) it predicted right."""
+def one_pass(backbone: nn.Module, rows: Any, labels: Any, **options: Any) -> tuple[Any, Any]:
+    """The learner, and which rows (N,) it predicted correctly."""
     head = KalmanHead(160, K, gamma=0.999, gamma_lr=0.01, bias=True, normalize=True)
-    learner = OnlineLearner(backbone, head, lr=0.05, replay=RecentMemory(draw=5), **how)
+    learner = OnlineLearner(backbone, head, lr=0.05, replay=RecentMemory(draw=5), **options)
     right = []
     for x, y in zip(rows.split(CHUNK), labels.split(CHUNK), strict=True):
         outcome = learner.step(x, y)
@@ -44,11 +45,11 @@ def one_pass(backbone: nn.Module, rows: Any, labels: Any, **how: Any) -> tuple[A
         assert 0.0 < outcome.gamma <= 1.0
         right.append(outcome.predicted == y)
     assert learner.n_seen_ == N
-    assert learner.head.n_seen == N + 5 * (N // CHUNK - 1)  # with the replayed ones
+    assert learner.head.n_seen == N + 5 * (N // CHUNK - 1)  # including replayed rows
     return learner, torch.cat(right).double()
 
 
-def test_a_network_learns_what_frozen_features_do_not_tell() -> None:
+def test_a_network_learns_more_than_frozen_features() -> None:
     rows, labels = waves(SEED)
     backbone = slim_resnet18(seed=SEED).to(memory_format=torch.channels_last).eval()
     with torch.no_grad():  # a frozen network gives the same features every time
@@ -58,13 +59,13 @@ def test_a_network_learns_what_frozen_features_do_not_tell() -> None:
 
     before, turn, after = slice(750, 1000), slice(1000, 1050), slice(1500, N)
     assert tuned[before].mean() > 0.85
-    assert tuned[turn].mean() < 0.5  # the labels did turn
+    assert tuned[turn].mean() < 0.5  # the labels did change
     assert tuned[after].mean() > max(0.85, frozen[after].mean() + 0.3)  # chance is 0.25
     for value in learner.backbone.state_dict().values():
         assert torch.isfinite(value).all()
     head = learner.head
-    assert float(head.calibration.detach()) > 2.0  # surer than at first
-    assert head.gamma != 0.999  # it was learned
+    assert float(head.calibration.detach()) > 2.0  # more certain than at the start
+    assert head.gamma != 0.999  # gamma was learned
     assert torch.isfinite(head.mean).all()
     torch.testing.assert_close(head.cov, head.cov.T, rtol=1e-10, atol=1e-14)
     assert torch.linalg.eigvalsh(head.cov).min() > 0.0

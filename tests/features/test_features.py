@@ -1,4 +1,4 @@
-"""Scaling and Fourier features learn as rows pass, and a chunk equals its rows."""
+"""Scaling and Fourier features learn online, and a chunk equals its single rows."""
 
 import pickle
 
@@ -17,11 +17,11 @@ from kalstream.features import OnlineScaler, RandomFourierFeatures
 
 
 @parametrize_with_checks([OnlineScaler(), RandomFourierFeatures(n_components=20, random_state=0)])
-def test_scikit_learns_own_checks(estimator, check):
+def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
 
-def test_moments_are_those_of_the_rows():
+def test_moments_equal_those_of_the_rows():
     rows = np.random.default_rng(0).normal(size=(500, 3)) * [1.0, 1e-3, 1e3] + [0.0, 5.0, -1e4]
     ours, theirs = OnlineScaler().fit(rows), StandardScaler().fit(rows)
     np.testing.assert_allclose(ours.mean_, theirs.mean_, rtol=1e-12)
@@ -35,20 +35,20 @@ def test_moments_are_those_of_the_rows():
     st.sampled_from([float("inf"), 5.0, 100.0]),
     st.sampled_from([OnlineScaler, RandomFourierFeatures]),
 )
-def test_a_chunk_equals_its_rows_one_by_one(seed, cuts, half_life, kind):
+def test_a_chunk_equals_its_single_rows(seed, cuts, half_life, kind):
     rng = np.random.default_rng(seed)
     n = sum(cuts)
     rows = rng.standard_cauchy((n, 4)) * [1.0, 100.0, 0.0, 1e-6]
     rows[rng.random((n, 4)) < 0.1] = np.nan
-    made = {"half_life": half_life} if kind is OnlineScaler else {"random_state": 0}
-    whole, one_by_one, parts = kind(**made), kind(**made), kind(**made)
+    options = {"half_life": half_life} if kind is OnlineScaler else {"random_state": 0}
+    whole, one_by_one, parts = kind(**options), kind(**options), kind(**options)
     at_once = whole.advance(rows)
     np.testing.assert_allclose(at_once, np.vstack([one_by_one.advance(r[None]) for r in rows]))
     stops = np.cumsum(cuts)
     pieces = [parts.advance(rows[a:b]) for a, b in zip([0, *stops], stops, strict=False)]
     np.testing.assert_allclose(at_once, np.vstack(pieces))
-    # what is learned from a row is used only after it
-    before = kind(**made).partial_fit(rows[:-1]) if n > 1 else None
+    # a row is transformed before it is learned
+    before = kind(**options).partial_fit(rows[:-1]) if n > 1 else None
     if before is not None:
         np.testing.assert_allclose(before.transform(rows[-1:]), at_once[-1:])
 
@@ -62,7 +62,7 @@ def test_constant_and_heavy_tailed_columns_and_missing_values():
     assert np.abs(out).max() <= 5.0
     assert (out[:, 0] == 0.0).all()
     assert (out[::7, 2] == 0.0).all()
-    # the middle half of a Cauchy column keeps a usable spread: one outlier does not flatten it
+    # the middle half of a Cauchy column keeps its spread in spite of outliers
     middle = np.abs(rows[1000:, 1]) < 1.0
     assert out[1000:, 1][middle].std() > 0.05
     assert scaler.count_.tolist() == [5000, 5000, 5000 - len(rows[::7])]
@@ -99,7 +99,7 @@ def test_memory_does_not_grow():
 
 
 @pytest.mark.parametrize(
-    ("made", "named"),
+    ("transformer", "named"),
     [
         (OnlineScaler(clip=0.0), "clip"),
         (OnlineScaler(half_life=-1.0), "half_life"),
@@ -108,9 +108,9 @@ def test_memory_does_not_grow():
         (RandomFourierFeatures(bandwidth="wide"), "bandwidth"),
     ],
 )
-def test_bad_settings_are_named(made, named):
+def test_bad_settings_are_named(transformer, named):
     with pytest.raises(InvalidInput, match=named):
-        made.fit([[1.0, 2.0]])
+        transformer.fit([[1.0, 2.0]])
 
 
 ODD = [
@@ -138,13 +138,13 @@ ODD = [
 
 
 def content(model):
-    """All that it holds; attributes in the order of their names."""
+    """All attributes, sorted by name."""
     return pickle.dumps(sorted(vars(model).items()))
 
 
 @pytest.mark.parametrize("kind", [OnlineScaler, RandomFourierFeatures])
 @pytest.mark.parametrize("names", [False, True])
-def test_odd_rows_are_refused_and_change_nothing(kind, names):
+def test_bad_rows_are_refused_and_change_nothing(kind, names):
     rows = np.random.default_rng(0).normal(size=(20, 2))
     given = pd.DataFrame(rows, columns=["a", "b"]) if names else rows
     for learned in (False, True):
@@ -154,14 +154,14 @@ def test_odd_rows_are_refused_and_change_nothing(kind, names):
             for method in ("fit", "partial_fit", "advance", "transform"):
                 wide = isinstance(odd, np.ndarray) and odd.shape == (1, 3)
                 if wide and (method == "fit" or not learned):
-                    continue  # three columns are good for one that starts
+                    continue  # before the first row, three columns are accepted
                 error = InvalidInput if learned or method != "transform" else NotFittedError
                 with pytest.raises(error, match=r"X |not fitted"):
                     getattr(model, method)(odd)
                 assert content(model) == before, method
 
 
-def test_odd_settings_and_counts():
+def test_bad_settings_and_counts():
     scaler, waves = OnlineScaler().fit([[1.0, 2.0]]), RandomFourierFeatures(4).fit([[1.0, 2.0]])
     for bad in (0, -1, 1.5, "2", None, True):
         for model in (scaler, waves):
@@ -182,7 +182,7 @@ def test_odd_settings_and_counts():
         RandomFourierFeatures(10**9).fit(np.ones((1, 100_000)))
 
 
-def test_waves_that_do_not_fit_in_memory(monkeypatch):
+def test_features_that_do_not_fit_into_memory(monkeypatch):
     def full(*arguments):
         raise MemoryError
 

@@ -1,4 +1,4 @@
-"""river's adapter: rows as dicts, features that come and go, good and bad calls for twins."""
+"""The adapter for river: rows as dicts with changing features, good and bad calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BAD_WEIGHTS = (-1.0, float("nan"), float("inf"), "heavy", None, [1.0, 2.0], {}, 
 
 
 def case(case: Case) -> None:
-    """One case: some calls of a classifier or a regressor."""
+    """Run one case: random calls of a classifier or a regressor."""
     classifies, pick = case.chance(0.6), case.pick
     given: dict[str, Any] = {
         "forgetting": pick(["mixture", "mixture", 0.99, 1.0, 0.0]),
@@ -55,22 +55,22 @@ def case(case: Case) -> None:
 
 
 class _River:
-    """Calls of one case, by kind."""
+    """The calls of one case."""
 
     def __init__(self, case: Case, twins: Twins, classifies: bool) -> None:
         self.case, self.twins, self.classifies = case, twins, classifies
         self.labels = case.pick(LABELS)
-        self.n_known = int(case.rng.integers(1, 4))
+        self.n_features = int(case.rng.integers(1, 4))
         self.n_seen = 0
 
     # ---- arguments ------------------------------------------------------------------------
 
     def row(self) -> dict[Any, Any]:
         if self.case.chance(0.1):
-            self.n_known = min(self.n_known + 1, len(NAMES))
+            self.n_features = min(self.n_features + 1, len(NAMES))
         kinds = [float, float, float, int, bool, np.float32, lambda v: Decimal(repr(float(v)))]
         kinds += [lambda v: None, lambda v: float("nan")]
-        names = [n for n in NAMES[: self.n_known] if self.case.chance(0.8)]
+        names = [n for n in NAMES[: self.n_features] if self.case.chance(0.8)]
         return {name: self.case.pick(kinds)(self.case.rng.normal() * 3.0) for name in names}
 
     def target(self) -> Any:
@@ -79,7 +79,7 @@ class _River:
         return self.case.pick(self.labels) if self.classifies else float(self.case.rng.normal())
 
     def rows(self, n: int) -> tuple[pd.DataFrame, pd.Series]:
-        names = [name for name in NAMES[: self.n_known] if self.case.chance(0.9)] or ["a"]
+        names = [name for name in NAMES[: self.n_features] if self.case.chance(0.9)] or ["a"]
         X = self.case.rng.standard_normal((n, len(names)))
         X[self.case.rng.random(X.shape) < 0.2] = np.nan
         y = [self.target() for _ in range(n)]
@@ -113,11 +113,11 @@ class _River:
             first.learn_one(dict(zip(X.columns, X.iloc[i], strict=True)), target, w=float(w[i]))
         if first.estimator.__sklearn_is_fitted__():
             x = self.row()
-            one, other = (self.answer(model, x) for model in (first, self.twins.tested))
+            one, other = (self.predicted(model, x) for model in (first, self.twins.tested))
             same = np.allclose(one, other, rtol=1e-8, atol=1e-8)
             expect(same, f"learn_many gives {shown(other)}, learn_one row by row {shown(one)}")
 
-    def answer(self, model: Any, x: Any) -> Any:
+    def predicted(self, model: Any, x: Any) -> Any:
         if not self.classifies:
             return np.array([model.predict_one(x)])
         return np.array(list(model.predict_proba_one(x).values()))
@@ -145,7 +145,7 @@ class _River:
         case, twins = self.case, self.twins
         what = case.pick(["row", "value", "target", "weight", "many", "many", "predict"])
         x, y = self.row(), self.target()
-        x["a feature that failed to come"] = 1.0
+        x["a feature of a bad row"] = 1.0
         bad_targets = BAD_LABELS if self.classifies else BAD_TARGETS
         if what == "row":
             twins.bad("learn_one", case.pick(BAD_ROWS), y, why="x is not a dict")
@@ -167,7 +167,7 @@ class _River:
     def bad_frame(self) -> None:
         n = self.case.pick([1, 3])
         X, y = self.rows(n)
-        X["a feature that failed to come"] = 1.0
+        X["a feature of a bad row"] = 1.0
         why = self.case.pick(["array", "list", "texts", "1e300", "twice", "short", "target", "w"])
         given: dict[str, Any] = {}
         if why in ("array", "list"):
@@ -186,7 +186,7 @@ class _River:
             y = pd.Series([value] * n, index=X.index, dtype=object)
         self.twins.bad("learn_many", X, y, why=f"frame: {why}", **given)
 
-    # ---- what holds after every call ------------------------------------------------------
+    # ---- checks after every call ----------------------------------------------------------
 
     def check(self) -> None:
         model = self.twins.tested
@@ -195,12 +195,12 @@ class _River:
         if not self.twins.fitted(model):
             return
         x = self.row()
-        found = self.answer(model, x)
+        prediction = self.predicted(model, x)
         self.twins.check_equal("a prediction of one twin")
-        same = equal(found, self.answer(self.twins.steady, x))
+        same = equal(prediction, self.predicted(self.twins.steady, x))
         expect(same, "twins predict different bits")
-        whole = not self.classifies or abs(found.sum() - 1.0) < 1e-6
-        expect(np.isfinite(found).all() and whole, f"a prediction is {shown(found)}")
+        whole = not self.classifies or abs(prediction.sum() - 1.0) < 1e-6
+        expect(np.isfinite(prediction).all() and whole, f"a prediction is {shown(prediction)}")
         total = sum(model.half_life_weights_.values())
         expect(abs(total - 1.0) < 1e-9, f"half_life_weights_ sum to {total}")
         if not self.classifies:

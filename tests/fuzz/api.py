@@ -1,4 +1,4 @@
-"""The estimators: random hyper-parameters, good and bad calls, and what holds after each."""
+"""The estimators: random hyper-parameters, good and bad calls, and checks after each call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LABELS: tuple[list[Any], ...] = (
     [("a", 1), ("b", 2), ("c", 3)],
     [-1.0, 0.0, 1e6],
 )
-SEEN = (
+ATTRIBUTES = (
     *("classes_", "coef_", "intercept_", "cov_", "filters_", "half_life_weights_", "health_"),
     *("gamma_", "half_life_", "calibration_", "nbytes_", "n_seen_", "n_features_in_"),
 )
@@ -36,11 +36,11 @@ DAY = np.datetime64("2020-01-01", "s")
 
 
 def parameters(case: Case, labels: list[Any] | None) -> dict[str, Any]:
-    """Valid hyper-parameters at random, of a regressor if there are no labels."""
+    """Random valid hyper-parameters, of a regressor if there are no labels."""
     rng, pick = case.rng, case.pick
     policies = ["mixture"] * 6 + ["learned", 0.0, 1.0, 0.9, 0.999, Fixed(0.95)]
     policies += [Learned(lr=0.001), Mixture(half_lives=(5.0, 50.0, float("inf")), share=0.01)]
-    found: dict[str, Any] = {
+    chosen: dict[str, Any] = {
         "forgetting": pick(policies),
         "features": pick(["raw", "scaled", "scaled", "fourier", "fourier", OnlineScaler(20.0)]),
         "n_components": int(rng.integers(1, 12)),
@@ -54,24 +54,24 @@ def parameters(case: Case, labels: list[Any] | None) -> dict[str, Any]:
         "predictive": pick(["exact", "exact", "probit", "monte-carlo", "plug-in"]),
         "calibration": pick(["auto", "auto", 1.0, 0.5]),
     }
-    policy = found["forgetting"]
+    policy = chosen["forgetting"]
     if not isinstance(policy, str | float):
-        found["calibration"] = "auto"
+        chosen["calibration"] = "auto"
     elif case.chance(0.3):
-        found["calibration"] = [0.5, 2.0, 8.0] if policy == "mixture" else Calibration()
+        chosen["calibration"] = [0.5, 2.0, 8.0] if policy == "mixture" else Calibration()
     if labels is None:
         learned = policy == "learned" or isinstance(policy, Learned)
-        if learned and found["noise_var"] == "auto":
-            found["noise_var"] = 0.1
-        return found
+        if learned and chosen["noise_var"] == "auto":
+            chosen["noise_var"] = 0.1
+        return chosen
     weights = {label: float(rng.uniform(0.0, 3.0)) for label in labels[:2]}
-    found["class_weight"] = pick([None, None, "balanced", weights])
-    found["stacking"], found["recent_labels"] = not case.chance(0.3), not case.chance(0.3)
-    return found
+    chosen["class_weight"] = pick([None, None, "balanced", weights])
+    chosen["stacking"], chosen["recent_labels"] = not case.chance(0.3), not case.chance(0.3)
+    return chosen
 
 
 class Stream:
-    """Makes the good arguments of one case's calls, and knows what the model must know."""
+    """Makes the good arguments of the calls of one case, and keeps track of time and labels."""
 
     def __init__(self, case: Case, labels: list[Any] | None) -> None:
         self.case, self.labels = case, labels
@@ -97,7 +97,7 @@ class Stream:
         return X.astype(np.float32) if self.case.chance(0.1) else X
 
     def targets(self, n: int, *, whole: bool = False) -> Any:
-        """Labels or numbers, none missing if they are for fit; new labels come now and then."""
+        """Labels or numbers, without missing ones if ``whole``; sometimes a new label comes."""
         rng = self.case.rng
         missing = np.zeros(n, bool) if whole else rng.random(n) < self.case.pick([0.0, 0.0, 0.3])
         if self.labels is None:
@@ -119,7 +119,7 @@ class Stream:
         return w
 
     def time(self, n: int) -> Any:
-        """Times that do not go back; `taken` moves the clock once they have been learned."""
+        """Increasing times, or None; `taken` advances the clock after they are learned."""
         if not self.timed:
             return None
         gaps = self.case.rng.choice([0.0, 1.0, 1.0, 2.5, 400.0], n)
@@ -164,13 +164,13 @@ def _run(case: Case, labels: list[Any] | None) -> None:
 
 
 class _Api:
-    """Calls of one case, by kind."""
+    """The calls of one case."""
 
     def __init__(self, case: Case, twins: Twins, stream: Stream) -> None:
         self.case, self.twins, self.stream = case, twins, stream
         self.n_seen = 0
         self.classifies = stream.labels is not None
-        self.small = twins.tested.get_params()["dtype"] == "float32"
+        self.is_float32 = twins.tested.get_params()["dtype"] == "float32"
         self.probe = stream.rows(3)
 
     @property
@@ -179,8 +179,8 @@ class _Api:
 
     @property
     def may(self) -> Any:
-        """Float32 refuses rows once its rounding can no longer be trusted."""
-        return NumericalError if self.small else ()
+        """Errors that a good call may raise: float32 raises when rounding errors are too large."""
+        return NumericalError if self.is_float32 else ()
 
     def ahead(self, n: int) -> dict[str, Any]:
         """The time argument of a prediction."""
@@ -212,12 +212,12 @@ class _Api:
         self.n_seen = n + (0 if method == "fit" else self.n_seen)
         stream.taken(given["time"])
         if method == "predict_then_learn":
-            self.check_answers(value, n)
+            self.check_predictions(value, n)
         if first is not None:
             self.check_loop(first, method, X, y, given)
 
-    def check_answers(self, value: Any, n: int) -> None:
-        """What predict_then_learn gives: zeros, or NaN and infinity, before anything is known."""
+    def check_predictions(self, value: Any, n: int) -> None:
+        """Check results of predict_then_learn: before the first target, 0, or NaN and infinity."""
         if self.classifies:
             total, name = value.sum(axis=1), "predict_then_learn"
             expect((value >= 0.0).all() and (value <= 1.0 + 1e-9).all(), f"{name}: {shown(value)}")
@@ -229,8 +229,8 @@ class _Api:
             expect(known.all() and (std >= 0.0).all(), f"{shown(mean)}, deviations {shown(std)}")
 
     def check_loop(self, first: Any, method: str, X: Any, y: Any, given: dict[str, Any]) -> None:
-        """A chunk learned at once equals its rows one by one, in float64."""
-        if first.transition != "example" or self.small or len(y) > 10:
+        """Check that a chunk equals its single rows, in float64."""
+        if first.transition != "example" or self.is_float32 or len(y) > 10:
             return
         self.case.note("the same rows one by one, on a copy")
         for i in range(len(y)):
@@ -240,11 +240,11 @@ class _Api:
         expect(first.n_seen_ == self.n_seen, f"{method}: n_seen_ is {first.n_seen_} row by row")
         if self.fitted:
             where = self.ahead(3)
-            one, other = (self.answers(m, where) for m in (first, self.twins.tested))
+            one, other = (self.predicted(m, where) for m in (first, self.twins.tested))
             near = np.abs(one - other).max() <= 1e-8 * max(1.0, np.abs(other).max())
             expect(near, f"{method}: a chunk gives {shown(other)}, its rows {shown(one)}")
 
-    def answers(self, model: Any, where: dict[str, Any]) -> Any:
+    def predicted(self, model: Any, where: dict[str, Any]) -> Any:
         if self.classifies:
             return model.predict_proba(self.probe, **where)
         return model.predict(self.probe, **where)
@@ -261,7 +261,7 @@ class _Api:
             call("drift", **may)
 
     def other(self) -> None:
-        """Copies, files and parameters; whatever replaces a model must equal it."""
+        """Copies, files and parameters; a copy must equal the model."""
         kind = self.case.pick(["snapshot", "copy", "deepcopy", "pickle", "load", "reset", "clone"])
         kind = self.case.pick([kind, kind, "retire", "set"])
         twins, cls = self.twins, type(self.twins.tested)
@@ -284,7 +284,7 @@ class _Api:
             path = self.case.folder / "other"
             twins.tested.save(path)
             twins.tested = cls.load(path)
-            # a timedelta has become seconds
+            # load gives seconds for a timedelta
             changed = {k: getattr(twins.tested, k) for k in ("time_unit", "dtype")}
             twins.steady.set_params(**changed)
         elif kind in ("snapshot", "copy", "deepcopy", "pickle"):
@@ -316,13 +316,13 @@ class _Api:
         first = self.n_seen == 0 or method == "fit"
         X, y = stream.rows(n), stream.targets(n, whole=method == "fit")
         if self.classifies and case.chance(0.3):
-            y = [*y[:-1], "a class that failed to come"]
+            y = [*y[:-1], "a class of a bad call"]
         given = {"time": stream.time(n)}
         if what == "X":
             table = values.ROWS if first else values.ROWS | values.KNOWN_COLUMNS
             why = case.pick(table)
             X = table[why](X)
-            if why == "100,000 columns":  # they take no memory before there is a target
+            if why == "100,000 columns":  # they are allocated when the first target comes
                 y = stream.targets(n, whole=True)
         elif what == "time":
             why, given["time"] = self.bad_time(n, first, method in LEARNING)
@@ -348,7 +348,7 @@ class _Api:
         return None
 
     def bad_time(self, n: int, first: bool, learns: bool) -> tuple[str, Any]:
-        """A reason and times that are bad: all that are where none was given before."""
+        """A reason and bad times; any times are bad if earlier rows had none."""
         options = dict(values.TIMES)
         if n == 1:
             options.pop("dates and numbers")
@@ -356,14 +356,14 @@ class _Api:
         if not first and self.stream.timed:
             options["going back"] = lambda t: self.stream.as_times(t - self.stream.clock - 9e9)
         elif not first:
-            options["given now and not before"] = lambda t: t
+            options["times only now"] = lambda t: t
         if n > 1 and learns:
             options["going back between rows"] = lambda t: t[::-1]
         why = self.case.pick(options)
         return why, options[why](good)
 
     def bad_parameter(self) -> None:
-        """Set a parameter to what it cannot be, call something, and set it back."""
+        """Set a parameter to a bad value, make a call, and restore the parameter."""
         case, twins = self.case, self.twins
         table = dict(values.PARAMETERS)
         table |= values.CLASSIFIER_PARAMETERS if self.classifies else {}
@@ -389,13 +389,13 @@ class _Api:
         finally:
             twins.tested.set_params(**{name: before})
         refused = error is not None or (type(value) is float and value == 1e300)
-        expect(refused, f"{name}={shown(value)} is bad, and {method} took it")
-        if error is None:  # whether a number is too large may depend on the others
+        expect(refused, f"{name}={shown(value)} is bad, and {method} accepted it")
+        if error is None:  # whether a number is too large depends on other parameters
             twins.steady.reset(), twins.tested.reset()
             self.n_seen, self.stream.clock = 0, 0.0
         twins.check_equal(f"{method} with {name}={shown(value)}")
 
-    # ---- what holds after every call ------------------------------------------------------
+    # ---- checks after every call ----------------------------------------------------------
 
     def check(self) -> None:
         model = self.twins.tested
@@ -403,18 +403,23 @@ class _Api:
         if not self.fitted:
             return self.twins.check_equal("nothing")
         where = self.ahead(3)
-        found, u = self.answers(model, where), model.uncertainty(self.probe, **where)
-        expect(np.isfinite(found).all(), f"a prediction is {shown(found)}")
+        prediction, u = self.predicted(model, where), model.uncertainty(self.probe, **where)
+        expect(np.isfinite(prediction).all(), f"a prediction is {shown(prediction)}")
         expect(((u >= 0.0) & (u <= 1.0 + 1e-3)).all(), f"uncertainty is {shown(u)}")
         self.twins.check_equal("a prediction of one twin")
-        same = found.tobytes() == self.answers(self.twins.steady, where).tobytes()
+        same = prediction.tobytes() == self.predicted(self.twins.steady, where).tobytes()
         expect(same, "twins predict different bits")
         if self.classifies:
-            total, shape = found.sum(axis=1), (len(model.classes_), len(model.coef_))
-            inside = (found >= 0.0).all() and (found <= 1.0 + 1e-9).all()
+            total, shape = prediction.sum(axis=1), (len(model.classes_), len(model.coef_))
+            inside = (prediction >= 0.0).all() and (prediction <= 1.0 + 1e-9).all()
             sums = (np.abs(total - 1.0) < 1e-6).all()
-            expect(inside and sums, f"probabilities are {shown(found)}, with sums {shown(total)}")
-            expect(set(shape) == {found.shape[1]}, f"{found.shape}, of {shape} classes and weights")
+            expect(
+                inside and sums, f"probabilities are {shown(prediction)}, with sums {shown(total)}"
+            )
+            expect(
+                set(shape) == {prediction.shape[1]},
+                f"{prediction.shape}, of {shape} classes and weights",
+            )
         else:
             _, std = model.predict(self.probe, return_std=True, **where)
             expect((std >= 0.0).all(), f"standard deviations are {shown(std)}")
@@ -425,7 +430,7 @@ class _Api:
             mean, cov = each.posterior.mean, each.posterior.cov
             finite = np.isfinite(mean).all() and np.isfinite(cov).all()
             expect(finite and (cov.diagonal() > 0.0).all(), f"a filter: {shown(cov)}")
-        names = [n for n in SEEN if self.classifies or n not in ("classes_", "calibration_")]
+        names = [n for n in ATTRIBUTES if self.classifies or n not in ("classes_", "calibration_")]
         _, error = self.case.attempt("attributes", lambda: [getattr(model, n) for n in names])
         expect(error is None, f"an attribute cannot be read: {error}")
         return self.twins.check_equal("attributes of one twin")

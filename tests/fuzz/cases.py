@@ -1,7 +1,7 @@
-"""One case of the fuzzer: its random numbers, the list of its calls, and twins that get them.
+"""One case of the fuzzer: its random numbers, the log of its calls, and the twins it calls.
 
-A case is decided by a seed, the name of a part and a number. Whatever it does is noted before it
-is done, so that the notes tell what led to a crash of the interpreter.
+A case depends only on a seed, the name of a part and a number. Each call is logged before it is
+made, so that the log shows the call that crashed the interpreter.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ LONGEST_MESSAGE = 5000
 
 
 class Finding(AssertionError):
-    """Something that must not happen; the text says what."""
+    """Behaviour that must not happen; the text describes it."""
 
 
 def expect(holds: Any, text: str) -> None:
-    """Raise a finding with this text unless it holds."""
+    """Raise a finding with this text if the condition does not hold."""
     if not holds:
         raise Finding(text)
 
 
 class Case:
-    """Random numbers and notes of one case, and a folder for its files."""
+    """Random numbers and log of one case, and a folder for its files."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Case:
         self.folder, self.note = folder, log
 
     def pick(self, options: Any) -> Any:
-        """One of the options; numpy would turn them into an array first."""
+        """One of the options, at random; numpy's choice would convert them to an array."""
         options = list(options)
         return options[int(self.rng.integers(len(options)))]
 
@@ -55,7 +55,7 @@ class Case:
     def attempt(
         self, name: str, call: Callable[[], Any], allowed: Any = ()
     ) -> tuple[Any, Exception | None]:
-        """Result of a call or its error, which must be one of kalstream or one that is allowed."""
+        """Return the result of a call or its error, which must be of kalstream or allowed."""
         self.note(name)
         try:
             return call(), None
@@ -69,12 +69,12 @@ class Case:
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(place.filename).name}:{place.lineno}"
-            what = f"{type(error).__name__}: {str(error)[:300]}"
-            raise Finding(f"{name}: not an error of kalstream: {what} ({where})") from error
+            text = f"{type(error).__name__}: {str(error)[:300]}"
+            raise Finding(f"{name}: not an error of kalstream: {text} ({where})") from error
 
 
 def shown(value: Any) -> str:
-    """An argument in a line of the list of calls."""
+    """Format an argument for the log."""
     if isinstance(value, np.ndarray):
         values = reprlib.repr(value.ravel()[:4].tolist())
         return f"{type(value).__name__}{value.shape}:{value.dtype}:{values}"
@@ -91,7 +91,7 @@ def call_text(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether two results are the same, bit for bit."""
+    """Whether two results are equal bit for bit."""
     if isinstance(one, tuple) and isinstance(other, tuple):
         return len(one) == len(other) and all(map(equal, one, other))
     if hasattr(one, "to_numpy"):
@@ -109,15 +109,15 @@ def equal(one: Any, other: Any) -> bool:
 
 
 class Twins:
-    """Two equal models. Both get the good calls, one of them also gets the bad ones between.
+    """Two equal models. Both get the good calls; only `tested` also gets the bad calls.
 
     Parameters
     ----------
     case : Case
     make : function
-        Makes one of the two; both must be equal.
+        Makes a model; two calls must give equal models.
     bytes_of : function of a model
-        Everything that a model has learned; None before there is anything.
+        The state of a model, comparable.
     fitted : function of a model
     """
 
@@ -140,7 +140,7 @@ class Twins:
         return (None if value is model else value), error
 
     def good(self, method: str, *args: Any, may: Any = (), **kwargs: Any) -> tuple[Any, Any]:
-        """A call that both get: same result, or the same error if it is one that it may raise."""
+        """Call both models: equal results, or equal errors of a type in ``may``."""
         one, error = self._on(self.steady, "both", method, args, kwargs)
         text = f"{call_text(method, args, kwargs)} is a good call: {type(error).__name__}: {error}"
         expect(error is None or isinstance(error, may), text)
@@ -151,14 +151,14 @@ class Twins:
         return one, error
 
     def bad(self, method: str, *args: Any, why: str, must: bool = True, **kwargs: Any) -> bool:
-        """A call that one of them gets: it must raise, and then nothing has changed.
+        """Call only `tested`: the call must raise and change nothing.
 
-        Where ``must`` is False the call may also be taken; the other one then gets it as well, and
-        the answer is True.
+        If ``must`` is False the call may also succeed. Then the other model gets the call too, and
+        the method returns True.
         """
         value, error = self._on(self.tested, f"bad ({why})", method, args, kwargs)
-        taken = f"{call_text(method, args, kwargs)} is bad ({why}), and was taken"
-        expect(error is not None or not must, taken)
+        accepted = f"{call_text(method, args, kwargs)} is bad ({why}), and was accepted"
+        expect(error is not None or not must, accepted)
         if error is None:
             other, second = self._on(self.steady, "   a", method, args, kwargs)
             same = second is None and equal(value, other)
@@ -167,7 +167,7 @@ class Twins:
         return error is None
 
     def alone(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """A call that changes nothing, of one of them only."""
+        """Call only `tested`, with a call that changes nothing."""
         value, error = self._on(self.tested, "only b", method, args, kwargs)
         text = f"{call_text(method, args, kwargs)}: {type(error).__name__}: {error}"
         expect(error is None or not self.fitted(self.tested), text)
@@ -176,4 +176,4 @@ class Twins:
 
     def check_equal(self, after: str) -> None:
         same = self.bytes_of(self.steady) == self.bytes_of(self.tested)
-        expect(same, f"after {after} the model is another one: twins save different bytes")
+        expect(same, f"after {after} the models differ: twins save different bytes")

@@ -1,7 +1,7 @@
-"""Checkpoints: files that are damaged, and files that are forged and have a valid checksum.
+"""Checkpoints: damaged files, and forged files with a valid checksum.
 
-A damaged file must be refused. A forged one is refused, or is a model whose every call works or
-raises an error of kalstream, and whose predictions are numbers.
+A damaged file must be refused. A forged file is refused, or gives a model whose calls work or raise
+an error of kalstream, and whose predictions are finite.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Forged = tuple[dict[str, Any], dict[str, np.ndarray]]
 
 @functools.cache
 def originals() -> list[tuple[type, bytes]]:
-    """Files of models of every kind, as `save` writes them."""
+    """Files that `save` writes for models of every kind."""
     import tempfile
 
     rng = np.random.default_rng(0)
@@ -53,21 +53,21 @@ def originals() -> list[tuple[type, bytes]]:
     models.append(KalmanRegressor("mixture", "raw", noise_var=0.1).partial_fit(X, X))
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/model"
-        found = []
+        files = []
         for model in models:
             model.save(path)
             with open(path, "rb") as file:
-                found.append((type(model), file.read()))
-    if any(sealed(*opened(data)) != data for _, data in found):
-        raise Finding("the forger does not know this format: what it seals is not what save writes")
-    return found
+                files.append((type(model), file.read()))
+    if any(sealed(*opened(data)) != data for _, data in files):
+        raise Finding("sealed(*opened(file)) differs from the file: update them to its format")
+    return files
 
 
 def opened(data: bytes) -> Forged:
     """The JSON and the tensors of a file."""
     size = int.from_bytes(data[:8], "little")
     about = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["kalstream"])
-    return about, dict(sorted(load(data).items()))  # safetensors gives them in any order
+    return about, dict(sorted(load(data).items()))  # safetensors has no fixed order
 
 
 def sealed(about: dict[str, Any], tensors: dict[str, np.ndarray]) -> bytes:
@@ -79,15 +79,15 @@ def sealed(about: dict[str, Any], tensors: dict[str, np.ndarray]) -> bytes:
 
 
 def case(case: Case) -> None:
-    """Load one file that is damaged or forged, and use it."""
+    """Load a damaged or forged file, and call the model."""
     cls, data = case.pick(originals())
     path = case.folder / "model"
     if case.chance(0.3):
-        changed, how = damaged(case, data)
+        changed, text = damaged(case, data)
         path.write_bytes(changed)
-        _, error = case.attempt(f"{cls.__name__}.load of a file {how}", lambda: cls.load(path))
+        _, error = case.attempt(f"{cls.__name__}.load of a file {text}", lambda: cls.load(path))
         if changed != data and not isinstance(error, CheckpointError):
-            raise Finding(f"a file {how} was taken, or gave {error!r}")
+            raise Finding(f"a file {text} was accepted, or gave {error!r}")
         return
     about, tensors = opened(data)
     for _ in range(case.pick([1, 1, 1, 2, 3])):
@@ -102,10 +102,10 @@ def case(case: Case) -> None:
 
 
 def damaged(case: Case, data: bytes) -> tuple[bytes, str]:
-    """Bytes that differ from those of a file, and how."""
+    """Damage the bytes of a file; return them and a description of the damage."""
     rng, n = case.rng, len(data)
     at, width = int(rng.integers(n)), int(rng.integers(1, 64))
-    if case.chance(0.3):  # where lengths and offsets stand
+    if case.chance(0.3):  # in the header, with lengths and offsets
         at = int(rng.integers(min(200, n)))
     block = rng.integers(0, 256, width, dtype=np.uint8).tobytes()
     options = {
@@ -121,30 +121,30 @@ def damaged(case: Case, data: bytes) -> tuple[bytes, str]:
         f"with {width} bytes behind it": data + block,
         f"with a header of {2**62}": (2**62).to_bytes(8, "little") + data[8:],
     }
-    how = case.pick(options)
-    return options[how], how
+    text = case.pick(options)
+    return options[text], text
 
 
 def places(node: Any, path: str = "") -> list[tuple[Any, Any, str]]:
-    """Containers and keys of everything in a tree of JSON."""
+    """Container, key and path of every value in a JSON tree."""
     keys = node.keys() if isinstance(node, dict) else range(len(node))
-    found = []
+    result = []
     for key in list(keys) if isinstance(node, dict | list) else ():
-        found.append((node, key, f"{path}/{key}"))
+        result.append((node, key, f"{path}/{key}"))
         if isinstance(node[key], dict | list):
-            found += places(node[key], f"{path}/{key}")
-    return found
+            result += places(node[key], f"{path}/{key}")
+    return result
 
 
 def forge(case: Case, about: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
-    """Change a value, a tensor or a whole part."""
+    """Change a value, a tensor or a part of the tree."""
     kind = case.pick(["value", "value", "tensor", "tensor", "tensor", "part", "part"])
     if kind == "tensor" and tensors:
         return forge_tensor(case, tensors)
-    found = places(about["tree"])
-    if not found:
+    all_places = places(about["tree"])
+    if not all_places:
         return None
-    node, key, path = case.pick(found)
+    node, key, path = case.pick(all_places)
     if kind == "part":
         return graft(case, about, tensors)
     change = case.pick(["set", "set", "delete", "swap", "append", "nudge"])
@@ -191,39 +191,39 @@ def forge_tensor(case: Case, tensors: dict[str, np.ndarray]) -> None:
 
 
 def graft(case: Case, about: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
-    """Replace a part by that of another model, with its tensors."""
+    """Replace a part of the tree by that of another model, with its tensors."""
     other, theirs = opened(case.pick(originals())[1])
     tags = ("Stack", "Watch", "Labels", "MixtureState", "FilterState", "Bank", "Posterior")
     tags += ("OnlineScaler", "RandomFourierFeatures", "Representation", "BankStep", "Step", "Model")
     own = [place for place in places(about["tree"]) if place[1] in tags]
     tag = case.pick(sorted({place[1] for place in own}) or tags)
-    found = [place for place in places(other["tree"]) if place[1] == tag]
-    if not found or not own:
+    parts = [place for place in places(other["tree"]) if place[1] == tag]
+    if not parts or not own:
         return
     node, key, path = case.pick([place for place in own if place[1] == tag])
-    part = copy.deepcopy(case.pick(found)[0][tag])
+    part = copy.deepcopy(case.pick(parts)[0][tag])
     for holder, name, _ in places({"": part}):
         if name == "@array":
             new = f"graft{len(tensors)}:{holder[name][0]}"
             tensors[new] = theirs[holder[name][0]]
             holder[name] = [new, *holder[name][1:]]
     node[key] = part
-    case.note(f"{path} is that of another model")
+    case.note(f"{path} replaced by that of another model")
 
 
-# ---- what can be done with a model --------------------------------------------------------
+# ---- calls of a loaded model --------------------------------------------------------------
 
 
 def use(case: Case, model: Any, path: Any) -> None:
-    """Every kind of call; each works or raises an error of kalstream."""
+    """Make every kind of call; each works or raises an error of kalstream."""
     rng, classifies = case.rng, isinstance(model, KalmanClassifier)
     y = ["a", "b", "e"] if classifies else [1.0, 2.0, 3.0]
     d = getattr(model, "n_features_in_", 2)
     X = rng.standard_normal((3, d if isinstance(d, int) and 0 < d < 9 else 2))
     when = {} if getattr(model._model, "time", None) is None else {"time": [1e6, 1e6, 1e6]}
-    answer = "predict_proba" if classifies else "predict"
+    predict = "predict_proba" if classifies else "predict"
     calls: dict[str, Any] = {
-        answer: lambda: getattr(model, answer)(X, **when),
+        predict: lambda: getattr(model, predict)(X, **when),
         "uncertainty": lambda: model.uncertainty(X, **when),
         "is_novel": lambda: model.is_novel(X, **when),
         "drift": lambda: model.drift(),
@@ -237,9 +237,9 @@ def use(case: Case, model: Any, path: Any) -> None:
     if classifies:
         calls["retire_class"] = lambda: model.retire_class("a") and None
         calls["classes_"] = lambda: model.classes_
-    order = [*case.rng.permutation(list(calls)), answer]
+    order = [*case.rng.permutation(list(calls)), predict]
     for name in order:
-        with np.errstate(all="ignore"):  # of numbers that are no model's
+        with np.errstate(all="ignore"):  # forged numbers may overflow
             value, error = case.attempt(str(name), calls[str(name)], (NotFittedError,))
-        if name == answer and error is None and not np.isfinite(value).all():
+        if name == predict and error is None and not np.isfinite(value).all():
             raise Finding(f"{name} of a forged model is {shown(value)}")

@@ -1,19 +1,14 @@
-"""Random calls, valid and not, of every public function of `kalstream.core`.
+"""Random valid and invalid calls of every public function of `kalstream.core`.
 
-A call is answered or raises a `KalstreamError`. After an error every argument is as it was, and a
-twin that never saw the bad call learns the same bits. No state or probability holds NaN.
+A call works or raises a `KalstreamError`. After an error every argument is unchanged, and the state
+learns the same bits as a twin that did not get the bad call. No state or probability is NaN.
 
 `run(rng, seconds)` raises `Failure` with the call that failed; the same seed draws the same calls.
-A segmentation fault ends the process: run it in one of its own, as this script does::
-
-    python tests/fuzz/core.py SEED SECONDS
 """
 
 from __future__ import annotations
 
 import copy
-import faulthandler
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -27,7 +22,7 @@ from kalstream.core.bank import Bank
 from kalstream.errors import KalstreamError
 
 Rng = np.random.Generator
-# A function, its arguments, and what is asked of the answer.
+# A function, its arguments, and a check of its result.
 Call = tuple[Callable[..., Any], dict[str, Any], Callable[[Any], None]]
 
 SIZES = {"m": (1, 5), "K": (1, 4), "b": (1, 9)}
@@ -42,11 +37,11 @@ NASTY: list[Any] = [
 
 
 class Failure(AssertionError):
-    """A call that was neither answered nor refused as it should be."""
+    """A call with a wrong result, a wrong error, or a changed argument."""
 
 
 class World:
-    """What calls are made with: a few objects of each kind, replaced as calls return new ones."""
+    """Arguments of the calls: an object of each kind, replaced when calls return new ones."""
 
     def __init__(self, rng: Rng) -> None:
         self.rng = rng
@@ -71,7 +66,7 @@ class World:
         self.states = [policy.start(self.m, self.K, **start) for policy in self.policies]
         self.posterior = core.init(self.m, self.K, prior_var=self.prior_var)
         self.labels = bool(rng.random() < 0.6)
-        # One step of each kind, so that there is something to go on with.
+        # One step of each kind, as an argument of other calls.
         rows = rng.standard_normal((self.size("b"), self.m))
         self.steps = [
             policy.predict(state, rows, prior_var=self.prior_var)
@@ -112,19 +107,19 @@ class World:
         return some
 
 
-# ---- what has to hold ---------------------------------------------------------------------
+# ---- checks of results --------------------------------------------------------------------
 
 
 def bits(value: Any) -> Any:
-    """Everything that a value says, comparable; not what belongs to the running process."""
+    """The content of a value, comparable, without addresses and caches."""
     if isinstance(value, np.ndarray):
         return value.shape, value.dtype.str, np.asarray(value).tobytes()
     if isinstance(value, core.Posterior):
-        return "given away" if value._stored is None else (bits(value.mean), bits(value.cov))
+        return "donated" if value._stored is None else (bits(value.mean), bits(value.cov))
     if isinstance(value, Bank):
         if value.stored is None:
-            return "given away"
-        cov = np.triu(value.stored.cov)  # the rest is not meant
+            return "donated"
+        cov = np.triu(value.stored.cov)  # the other triangle is not used
         pending = None if value.rows is None else (bits(value.rows), bits(value.coefficients))
         return bits(value.stored.mean), bits(cov), bits(value.scales), pending
     if is_dataclass(value) and not isinstance(value, type):
@@ -140,7 +135,7 @@ def finite(name: str, array: Any) -> None:
 
 
 def sound_state(state: Any) -> None:
-    """No NaN, and weights that sum to 1."""
+    """Check that numbers are finite and weights sum to 1."""
     if isinstance(state, core.Posterior):
         finite("mean", state.mean)
         finite("cov", state.cov)
@@ -166,20 +161,20 @@ def sound_pair(pair: Any) -> None:
     finite("logit_var", step.logit_var)
 
 
-def sound_probabilities(found: Any) -> None:
-    finite("probabilities", found)
-    if found.size and not np.abs(found.sum(axis=-1) - 1.0).max() < 1e-6:
-        raise Failure(f"probabilities sum to {found.sum(axis=-1)}")
+def sound_probabilities(result: Any) -> None:
+    finite("probabilities", result)
+    if result.size and not np.abs(result.sum(axis=-1) - 1.0).max() < 1e-6:
+        raise Failure(f"probabilities sum to {result.sum(axis=-1)}")
 
 
-def no_nan(found: Any) -> None:
-    for each in found if isinstance(found, tuple) else (found,):
+def no_nan(result: Any) -> None:
+    for each in result if isinstance(result, tuple) else (result,):
         if np.isnan(np.asarray(each, np.float64)).any():
-            raise Failure(f"NaN in {found}")
+            raise Failure(f"NaN in {result}")
 
 
-def anything(found: Any) -> None:
-    """Nothing is asked."""
+def anything(result: Any) -> None:
+    """Accept every result."""
 
 
 # ---- the calls ----------------------------------------------------------------------------
@@ -239,7 +234,7 @@ def of_stack(w: World) -> Call:
     plain = w.rng.dirichlet(np.ones(k), b)
     given = {"step": step, "plain": plain, "ordered": bool(w.rng.random() < 0.5)}
     if name == "corrected":
-        return stack.predict, given, lambda found: finite("probabilities", found)
+        return stack.predict, given, lambda result: finite("probabilities", result)
     given |= {"labels": w.rng.integers(-1, w.K, b)}
     if w.rng.random() < 0.5:
         given["weight"] = w.rng.choice([0.0, 1.0, 1e4], b)
@@ -265,7 +260,7 @@ def of_probabilities(w: World) -> Call:
         return core.label_log_prob, {**moments, "labels": w.rng.integers(0, k, b)}, no_nan
     if which == 2:
         given = {"target": w.rng.standard_normal(b), "mean": moments["logit_mean"][:, 0]}
-        # The density of NaN is NaN: it is taken element by element, as numpy's functions are.
+        # The density of NaN is NaN, element by element, like numpy's functions.
         return core.gaussian_log_density, {**given, "var": moments["logit_var"]}, anything
     if which == 3:
         given = {"target": w.rng.standard_normal(k), "means": moments["logit_mean"]}
@@ -346,7 +341,7 @@ CALLS += (of_probabilities, of_recursion, of_the_rest)
 
 
 def spoiled(rng: Rng, value: Any) -> Any:
-    """Something like a value, or nothing like it."""
+    """A changed value, or something else."""
     if rng.random() < 0.25:
         return NASTY[rng.integers(len(NASTY))]
     if isinstance(value, np.ndarray):
@@ -365,7 +360,7 @@ def spoiled(rng: Rng, value: Any) -> Any:
 
 
 def spoiled_array(rng: Rng, array: Any) -> Any:
-    """Another shape, dtype or order, or other values; some of them are still valid."""
+    """Change shape, dtype, order or values; some results are still valid."""
     some: list[Callable[[], Any]] = [
         lambda: array[:-1],
         lambda: array[..., :-1],
@@ -398,7 +393,7 @@ def spoiled_array(rng: Rng, array: Any) -> Any:
 
 
 class ReadOnly(np.ndarray):
-    """An array of another class."""
+    """A subclass of numpy's array."""
 
 
 def with_one(rng: Rng, array: Any, value: float) -> Any:
@@ -412,24 +407,26 @@ def with_one(rng: Rng, array: Any, value: float) -> Any:
 
 
 def twin_agrees(w: World, before: Any, after: Any) -> None:
-    """A state that saw a bad call, and a copy of it that did not, learn the same bits."""
+    """Check that a state after a bad call, and a copy from before, learn the same bits."""
     for policy in w.policies:
         if isinstance(before, core.MixtureState) == isinstance(policy, core.Mixture):
             x, y = np.ones((2, before.posterior.n_features)), np.zeros(2, np.int64)
-            how = {"noise_var": w.noise_var, "prior_var": w.prior_var}
+            options = {"noise_var": w.noise_var, "prior_var": w.prior_var}
             both = []
             for state in (before, after):
                 try:
-                    both.append(bits(policy.step_chunk(state, x, y, **how)))
-                except KalstreamError as error:  # a policy with other half-lives, or numerics
+                    both.append(bits(policy.step_chunk(state, x, y, **options)))
+                except (
+                    KalstreamError
+                ) as error:  # another policy's half-lives, or numerical problems
                     both.append(str(error))
             if both[0] != both[1]:
-                raise Failure("after an error the state learns otherwise than its twin")
+                raise Failure("after an error the state learns other bits than its twin")
 
 
-def keep(w: World, found: Any) -> None:
-    """Go on with what a call returned, if it is of the sizes of this world."""
-    state, step = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+def use_result(w: World, result: Any) -> None:
+    """Use the result of a call as a new argument, if its sizes fit."""
+    state, step = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if isinstance(state, core.MixtureState | core.FilterState):
         which = 0 if isinstance(state, core.MixtureState) else 1 + w.below(2)
         fits = state.posterior.n_features == w.m and len(state.seen) == w.K
@@ -447,24 +444,26 @@ def keep(w: World, found: Any) -> None:
 
 
 def one_call(w: World) -> bool:
-    """Make one call; returns whether it was answered."""
+    """Make one call; return whether it worked."""
     function, given, sound = CALLS[w.below(len(CALLS))](w)
     rng = w.rng
     if rng.random() < 0.6:
         name = list(given)[rng.integers(len(given))]
         try:
             given[name] = spoiled(rng, given[name])
-        except KalstreamError:  # a dataclass refuses its parts when it is made
+        except KalstreamError:  # a dataclass checks its parts
             return False
         except (TypeError, ValueError, OverflowError, IndexError):
-            return False  # numpy refuses to make such a thing
+            return False  # numpy cannot make such an array
     owner = getattr(function, "__self__", None)
     subject = given.get("state", owner)
     states = core.MixtureState | core.FilterState
-    twin = copy.deepcopy(subject) if isinstance(subject, states) and not gone(subject) else None
+    twin = (
+        copy.deepcopy(subject) if isinstance(subject, states) and not is_donated(subject) else None
+    )
     before = bits([owner, *given.values()])
     try:
-        found = function(**given)
+        result = function(**given)
     except KalstreamError:
         if bits([owner, *given.values()]) != before:
             raise Failure("an error changed an argument") from None
@@ -473,30 +472,30 @@ def one_call(w: World) -> bool:
         return False
     if given.get("donate") is not True and bits([owner, *given.values()]) != before:
         raise Failure("a pure call changed an argument")
-    sound(found)
+    sound(result)
     if not (isinstance(owner, type) or function in (core.init, core.ridge_posterior)):
-        keep(w, found)
+        use_result(w, result)
     return True
 
 
-def gone(state: Any) -> bool:
-    """Whether a state was given away."""
+def is_donated(state: Any) -> bool:
+    """Whether a state was donated."""
     if isinstance(state, core.MixtureState):
         return state.bank.stored is None
     return state.posterior._stored is None
 
 
 def run(rng: Rng, seconds: float) -> dict[str, int]:
-    """Make random calls for some seconds; returns how many were answered and how many refused."""
-    stop, made = time.monotonic() + seconds, {"answered": 0, "refused": 0}
+    """Make random calls for this many seconds; return the numbers of accepted and refused ones."""
+    stop, counts = time.monotonic() + seconds, {"accepted": 0, "refused": 0}
     while time.monotonic() < stop:
         seed = int(rng.integers(2**63))
-        one_world(seed, stop, made)
-    return made
+        one_world(seed, stop, counts)
+    return counts
 
 
-def one_world(seed: int, stop: float, made: dict[str, int]) -> None:
-    """Up to 100 calls with the same objects; ``seed`` alone decides which."""
+def one_world(seed: int, stop: float, counts: dict[str, int]) -> None:
+    """Make up to 100 calls with the same objects; they depend only on ``seed``."""
     w = World(np.random.default_rng(seed))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -504,16 +503,11 @@ def one_world(seed: int, stop: float, made: dict[str, int]) -> None:
             if time.monotonic() > stop:
                 return
             try:
-                made["answered" if one_call(w) else "refused"] += 1
+                counts["accepted" if one_call(w) else "refused"] += 1
             except Exception as error:
                 raise Failure(
-                    f"world {seed}, call {number}: {type(error).__name__}: {error}; make it again "
-                    f"with one_world({seed}, float('inf'), {{'answered': 0, 'refused': 0}})"
+                    f"world {seed}, call {number}: {type(error).__name__}: {error}; repeat it "
+                    f"with one_world({seed}, float('inf'), {{'accepted': 0, 'refused': 0}})"
                 ) from error
-            if any(gone(state) for state in w.states):
+            if any(is_donated(state) for state in w.states):
                 return
-
-
-if __name__ == "__main__":
-    faulthandler.enable()
-    print(run(np.random.default_rng(int(sys.argv[1])), float(sys.argv[2])))

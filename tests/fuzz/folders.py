@@ -1,7 +1,7 @@
-"""Folders of runs whose files are damaged or forged: each command works or says what is wrong.
+"""Run folders with damaged or forged files: each command works or names the problem.
 
 A command that fails, or that only reads, changes no file. A run that is resumed from a damaged
-checkpoint ends as the undamaged one, or is refused.
+checkpoint gives the numbers of the undamaged one, or is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fuzz.checkpoints import damaged, places
 from kalstream import cli
 from kalstream.runs import Options, Run
 
-ROWS = 200  # it is interrupted after a second piece of rows
+ROWS = 200  # the run is interrupted before its end
 BASES: dict[str, dict[str, Any]] = {
     "labels": {"target": "label", "features": "raw", "predictions": True, "window": 30},
     "late": {"target": "label", "delay": 7, "features": "scaled", "window": 40},
@@ -37,7 +37,7 @@ COMMANDS = ("resume", "resume", "resume", "report", "compare", "predict", "descr
 
 @functools.cache
 def bases(folder: Path) -> Path:
-    """A folder with data, runs that were interrupted, and their ends once resumed."""
+    """A folder with data, interrupted runs, and the same runs after they were resumed."""
     root = folder / "bases"
     root.mkdir()
     rng = np.random.default_rng(0)
@@ -48,18 +48,18 @@ def bases(folder: Path) -> Path:
         lines.append(f"{rng.normal():.4f},{color},{60 * i},{label if i % 13 else ''}")
     (root / "data.csv").write_text("\n".join(lines) + "\n")
     for name, options in BASES.items():
-        asked = iter(range(10**6))
+        calls = iter(range(10**6))
         run = Run(root / name, Options(source=str(root / "data.csv"), **options))
-        run.go(stopped=lambda asked=asked: next(asked) > 0)
+        run.go(stopped=lambda calls=calls: next(calls) > 0)
         shutil.copytree(root / name, root / f"{name}-resumed")
-        code, said = command("run", "--resume", "--out", str(root / f"{name}-resumed"))
+        code, output = command("run", "--resume", "--out", str(root / f"{name}-resumed"))
         if code != 0:
-            raise Finding(f"an undamaged run cannot be resumed: {said}")
+            raise Finding(f"an undamaged run cannot be resumed: {output}")
     return root
 
 
 def command(*args: str) -> tuple[Any, str]:
-    """Exit code and words of a command line."""
+    """Exit code and output of a command line."""
     out, err, before = io.StringIO(), io.StringIO(), sys.argv
     sys.argv = ["kalstream", *args]
     try:
@@ -73,7 +73,7 @@ def command(*args: str) -> tuple[Any, str]:
 
 
 def case(case: Case) -> None:
-    """Damage a copy of a run, and use it."""
+    """Damage a copy of a run, then run commands on it."""
     base = case.pick(BASES)
     root, folder = bases(case.folder), case.folder / "run"
     shutil.rmtree(folder, ignore_errors=True)
@@ -92,14 +92,14 @@ def case(case: Case) -> None:
             "json": ["describe", str(folder), "--json"],
         }[name]
         before = content(folder)
-        (code, said), _ = case.attempt(f"{base}: kalstream {name}", lambda a=args: command(*a))
-        case.note(f"  {code}: {said.strip()[-200:]}")
-        if code not in (0, 1, 2) or (code and not said.strip()) or len(said) > LONGEST_MESSAGE:
-            raise Finding(f"{name} ends with {code} and {len(said)} characters: {said[:200]!r}")
+        (code, output), _ = case.attempt(f"{base}: kalstream {name}", lambda a=args: command(*a))
+        case.note(f"  {code}: {output.strip()[-200:]}")
+        if code not in (0, 1, 2) or (code and not output.strip()) or len(output) > LONGEST_MESSAGE:
+            raise Finding(f"{name} ends with {code} and {len(output)} characters: {output[:200]!r}")
         if (code or name != "resume") and content(folder) != before:
             files = {k for k, v in {**before, **content(folder)}.items() if before.get(k) != v}
             files |= set(before) - set(content(folder))
-            raise Finding(f"{name} ({code}: {said.strip()[-200:]}) has changed {sorted(files)}")
+            raise Finding(f"{name} ({code}: {output.strip()[-200:]}) has changed {sorted(files)}")
         if name == "resume" and code == 0:
             if all(file.startswith("checkpoint/") for file in changed):
                 check_end(folder, root / f"{base}-resumed")
@@ -107,7 +107,7 @@ def case(case: Case) -> None:
 
 
 def check_end(folder: Path, other: Path) -> None:
-    """A run that was resumed has ended as another one, but for the clock."""
+    """Check that a resumed run has the numbers of another one, except for times."""
     for name in ("metrics.jsonl", "predictions.jsonl"):
         if not (other / name).exists():
             continue
@@ -120,11 +120,13 @@ def check_end(folder: Path, other: Path) -> None:
         if one != two:
             pairs = zip(one, two, strict=False)
             at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(two)))
-            raise Finding(f"resumed with other numbers: {name} differs from line {at + 1} on")
+            raise Finding(
+                f"the resumed run has other numbers: {name} differs from line {at + 1} on"
+            )
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Files of a folder, less those that a command is asked to write."""
+    """Files of a folder, without those that commands write."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"/"
         for path in folder.rglob("*")
@@ -136,7 +138,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def change(case: Case, folder: Path, base: str, *, alone: bool) -> str:
-    """Damage one file; returns its name."""
+    """Damage one file; return its name."""
     files = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
     files = [name for name in files if not name.endswith(".html")]
     if not files:
@@ -145,12 +147,12 @@ def change(case: Case, folder: Path, base: str, *, alone: bool) -> str:
     path, data = folder / name, (folder / name).read_bytes()
     kinds = ["bytes", "bytes", "json", "json", "json", "zeros", "empty", "gone", "other"]
     kind = case.pick([*kinds, "folder"] if alone else kinds)
-    how = kind
+    text = kind
     if kind == "json" and name.endswith(("json", "jsonl")) and data:
         changed = forged(case, data, lines=name.endswith("jsonl"))
         if changed is None:
             return name
-        data, how = changed
+        data, text = changed
         path.write_bytes(data)
     elif kind == "zeros":
         path.write_bytes(data + bytes(63))
@@ -167,16 +169,16 @@ def change(case: Case, folder: Path, base: str, *, alone: bool) -> str:
         models = [p for p in other.rglob("*") if p.is_file() and p.suffix == path.suffix]
         source = case.pick(sorted(models))
         path.write_bytes(source.read_bytes())
-        how = f"{source.relative_to(root)} in its place"
+        text = f"{source.relative_to(root)} in its place"
     elif data:
-        data, how = damaged(case, data)
+        data, text = damaged(case, data)
         path.write_bytes(data)
-    case.note(f"{base}: {name}: {how}")
+    case.note(f"{base}: {name}: {text}")
     return name
 
 
 def forged(case: Case, data: bytes, lines: bool) -> tuple[bytes, str] | None:
-    """JSON with another value somewhere; None if it was no JSON before."""
+    """Replace or delete one value of the JSON; None if the data are not JSON."""
     parts = data.splitlines() if lines else [data]
     at = int(case.rng.integers(len(parts)))
     try:

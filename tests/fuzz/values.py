@@ -1,4 +1,7 @@
-"""Good and bad arguments. A table of bad ones maps a reason to a function of a good argument."""
+"""Good and bad arguments.
+
+A table of bad arguments maps a reason to a function that spoils a good argument.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ Table = dict[str, Callable[[Any], Any]]
 
 
 class Frame:
-    """As much of polars' DataFrame as others look at: its dtypes are a list."""
+    """Imitates polars' DataFrame, whose dtypes are a list."""
 
     def __init__(self, values: Any) -> None:
         self.values = np.array(values, dtype=object)
@@ -35,7 +38,7 @@ class Frame:
 
 
 def _with(value: Any) -> Callable[[Any], Any]:
-    """The argument as an array of which one number is replaced."""
+    """A function that replaces one number of its argument by this value."""
 
     def change(good: Any) -> Any:
         array = np.array(good, dtype=np.float64)
@@ -92,7 +95,7 @@ ROWS: Table = {
     "frame of dates": lambda X: pd.DataFrame(np.full(np.shape(X), np.datetime64("2020-01-01"))),
     "frame as of polars": lambda X: Frame(np.full(np.shape(X), "a")),
 }
-KNOWN_COLUMNS: Table = {  # bad only once a model knows its columns
+KNOWN_COLUMNS: Table = {  # bad only if a model knows its columns
     "a column too many": lambda X: np.hstack([X, np.asarray(X)[:, :1]]),
     "twice the columns": lambda X: np.hstack([X, X]).tolist(),
 }
@@ -166,9 +169,9 @@ TIMES: Table = {
     "dates and numbers": lambda t: [datetime.date(2020, 1, 1)] * (len(t) - 1) + [1.0],
     "sparse": lambda t: _sparse(np.ones(len(t))),
 }
-# Reasons of arguments that a model may also take, depending on what it is made of.
+# Reasons of arguments that some models accept, depending on their parameters.
 MAY = ("1e101",)
-# Values of parameters that no call of a model may take, whatever it has learned.
+# Bad values of parameters, for fresh and for fitted models.
 PARAMETERS: dict[str, tuple[Any, ...]] = {
     "forgetting": (-0.1, 1.5, float("nan"), "never", None, True, [0.9], object),
     "noise_var": (0.0, -1.0, float("nan"), float("inf"), "much", None, [1.0, 2.0], 1e300),
@@ -183,26 +186,14 @@ PARAMETERS: dict[str, tuple[Any, ...]] = {
 CLASSIFIER_PARAMETERS: dict[str, tuple[Any, ...]] = {
     "predictive": ("best", None, 1, ["exact"]),
     "calibration": (
-        0.0,
-        -1.0,
-        float("nan"),
-        "much",
-        None,
-        [],
-        [-1.0],
-        {},
-        [1.0, [2.0]],
-        ["x"],
-        {1.0},
-        1e300,
-        1e300,
-        1e300,
+        *(0.0, -1.0, float("nan"), 1e300, "much", None),
+        *([], [-1.0], {}, [1.0, [2.0]], ["x"], {1.0}),
     ),
     "class_weight": ("even", "negative", 1.0, ["balanced"], np.zeros(2)),
     "stacking": ("yes", None, 2),
     "recent_labels": ("yes", None, 2),
 }
-# What a model is built from: bad for one that has learned nothing.
+# Bad values of parameters that are read only by fresh models.
 FRESH_PARAMETERS: dict[str, tuple[Any, ...]] = {
     "features": ("cooked", None, 1, object(), dict),
     "n_components": (0, -1, 1.5, "ten", None, 10**12),
@@ -213,7 +204,7 @@ FRESH_PARAMETERS: dict[str, tuple[Any, ...]] = {
 
 
 def rows(case: Case, n: int, d: int, scale: np.ndarray) -> np.ndarray:
-    """Good rows (n, d): some values missing, some columns constant."""
+    """Good rows (n, d); some have missing values or a constant column."""
     X = scale * case.rng.standard_normal((n, d))
     if case.chance(0.3):
         X[case.rng.random((n, d)) < 0.2] = np.nan

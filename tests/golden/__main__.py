@@ -1,7 +1,8 @@
 """Golden files: ``python tests/golden [--write FOLDER | --bits FOLDER] [CASE ...]``.
 
-``--write`` writes the numbers of the cases, ``--bits`` compares them bit for bit: before and
-after a change of structure, on one machine. Tests compare with the files kept here, to 1e-9.
+``--write`` writes the numbers of the cases, and ``--bits`` compares them bit for bit. Use them
+before and after a change of structure, on one machine. The tests compare with the files of this
+folder, to 1e-9.
 """
 
 import argparse
@@ -29,25 +30,25 @@ def main() -> int:
     for name, case in (CASES | LOCAL).items():
         if args.cases and name not in args.cases:
             continue
-        found, path = case(), folder / f"{name}.npz"
+        numbers, path = case(), folder / f"{name}.npz"
         if args.write:
-            np.savez_compressed(path, **packed(found))
+            np.savez_compressed(path, **packed(numbers))
             continue
-        with np.load(path) as kept:
-            differences = unequal(unpacked(kept), found)
+        with np.load(path) as file:
+            differences = unequal(unpacked(file), numbers)
         print(name, "equal" if not differences else differences[:8], flush=True)
         failed += [name] if differences else []
     return int(bool(failed))
 
 
-def unequal(kept: Numbers, found: Numbers) -> list[str]:
-    """Names of what differs in any bit, or is in one of the two only."""
+def unequal(expected: Numbers, numbers: Numbers) -> list[str]:
+    """Names of numbers that differ in any bit, or exist in one of the two only."""
     same = {
         name
-        for name in kept.keys() & found.keys()
-        if np.array_equal(kept[name], found[name], equal_nan=True)
+        for name in expected.keys() & numbers.keys()
+        if np.array_equal(expected[name], numbers[name], equal_nan=True)
     }
-    return sorted((kept.keys() | found.keys()) - same)
+    return sorted((expected.keys() | numbers.keys()) - same)
 
 
 if __name__ == "__main__":

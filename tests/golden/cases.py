@@ -1,6 +1,6 @@
-"""What short runs give, as flat dictionaries of numbers; nothing private is looked at.
+"""Results of short runs as flat dictionaries of numbers; no private name is used.
 
-Times, sizes and words are left out: only what must not change with the structure of the code.
+Times, sizes and words are left out. A change of structure must not change the other numbers.
 """
 
 import io
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 SAVED = ROOT / "tests" / "data"
 Numbers = dict[str, np.ndarray]
 
-# Differ between two equal runs, or say where the files are.
+# These differ between two equal runs.
 CLOCKS = {"clock", "seconds", "at", "wall_seconds", "version", "run", "command", "memory_mb"}
 
 
@@ -39,7 +39,7 @@ def blobs(n_rows: int, n_classes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def learned(model: Any, X: np.ndarray, y: np.ndarray, **more: np.ndarray) -> Numbers:
-    """Rows in calls of all sizes, with and without predictions, and all that is then known."""
+    """Learn rows in calls of all sizes, with and without predictions; return all results."""
     n, start, size, parts = len(X), 0, 1, []
     while start < n:
         part = slice(start, start + size)
@@ -55,7 +55,7 @@ def learned(model: Any, X: np.ndarray, y: np.ndarray, **more: np.ndarray) -> Num
 def attributes(model: Any, X: np.ndarray) -> Numbers:
     drift = model.drift() if model.forgetting in ("mixture", "learned") else ()
     names = ("confidence", "peak", "alarms", "half_life", "usual_half_life")
-    found = {
+    values = {
         "coef": model.coef_,
         "intercept": model.intercept_,
         "cov": model.cov_,
@@ -71,15 +71,15 @@ def attributes(model: Any, X: np.ndarray) -> Numbers:
         "nbytes": model.nbytes_,
     }
     if isinstance(model, KalmanClassifier):
-        found |= {"proba": model.predict_proba(X), "decision": model.decision_function(X)}
+        values |= {"proba": model.predict_proba(X), "decision": model.decision_function(X)}
     else:
         mean, std = model.predict(X, return_std=True)
-        found |= {"mean": mean, "std": std}
-    return flattened(found)
+        values |= {"mean": mean, "std": std}
+    return flattened(values)
 
 
 def flattened(value: Any, path: str = "") -> Numbers:
-    """Numbers of nested lists, dictionaries and arrays, by where they stand."""
+    """Numbers of nested lists, dictionaries and arrays, by their path."""
     if isinstance(value, dict):
         pairs = [(str(key), part) for key, part in value.items() if key not in CLOCKS]
     elif isinstance(value, list | tuple):
@@ -95,34 +95,34 @@ def flattened(value: Any, path: str = "") -> Numbers:
         if value is None:
             return {}
         return {path: np.asarray(value, dtype=np.float64)}
-    found: Numbers = {}
+    numbers: Numbers = {}
     for key, part in pairs:
-        found |= flattened(part, f"{path}.{key}" if path else key)
-    return found
+        numbers |= flattened(part, f"{path}.{key}" if path else key)
+    return numbers
 
 
 def packed(numbers: Numbers) -> Numbers:
-    """One array of all numbers, with names and shapes beside it: small, even if they are many."""
+    """One array of all numbers, and their names and shapes, so that the file is small."""
     about = [[name, *array.shape] for name, array in numbers.items()]
     flat = [np.asarray(array, np.float64).ravel() for array in numbers.values()]
     return {"about": np.array(json.dumps(about)), "values": np.concatenate(flat)}
 
 
 def unpacked(file: Any) -> Numbers:
-    """What `packed` was made of."""
-    values, start, found = file["values"], 0, {}
+    """Inverse of `packed`."""
+    values, start, numbers = file["values"], 0, {}
     for name, *shape in json.loads(str(file["about"])):
         stop = start + int(np.prod(shape))
-        found[name] = values[start:stop].reshape(shape)
+        numbers[name] = values[start:stop].reshape(shape)
         start = stop
-    return found
+    return numbers
 
 
 def numbers_of(page: str) -> np.ndarray:
-    """All numbers of a page of the report, those of its pictures included."""
+    """All numbers of a page of the report, including those of its pictures."""
     page = re.sub(r"<(style|script).*?</\1>|#[0-9a-f]{3,6}\b", " ", page, flags=re.DOTALL)
-    found = re.findall(r"(?<![\w.])-?\d[\d,]*\.?\d*(?:e[-+]?\d+)?(?![\w])", page)
-    return np.array([float(each.replace(",", "")) for each in found])
+    texts = re.findall(r"(?<![\w.])-?\d[\d,]*\.?\d*(?:e[-+]?\d+)?(?![\w])", page)
+    return np.array([float(each.replace(",", "")) for each in texts])
 
 
 # ---- estimators ---------------------------------------------------------------------------
@@ -165,9 +165,9 @@ def weather_by_time() -> Numbers:
 def growing_classes() -> Numbers:
     X, y = blobs(500, 70)
     model = KalmanClassifier(n_components=20, random_state=2)
-    found = learned(model, X, y)
+    numbers = learned(model, X, y)
     model.retire_class(3).partial_fit(X[:40], y[:40])
-    return found | flattened({"retired": model.predict_proba(X[:40])})
+    return numbers | flattened({"retired": model.predict_proba(X[:40])})
 
 
 def series(forgetting: Any, **more: Any) -> Numbers:
@@ -194,8 +194,8 @@ def river_adapter() -> Numbers:
 
 
 def saved_files() -> Numbers:
-    """A model of every format, as it goes on."""
-    found: Numbers = {}
+    """Models of every file format, which continue to learn."""
+    numbers: Numbers = {}
     rng = np.random.default_rng(0)
     for path in sorted(SAVED.glob("*-format-[123].safetensors")):
         for cls in (KalmanClassifier, KalmanRegressor):
@@ -208,14 +208,14 @@ def saved_files() -> Numbers:
             X = rng.standard_normal((60, model.n_features_in_))
             before = {"before": model.predict_proba(X)} if cls is KalmanClassifier else {}
             labels = model.classes_[rng.integers(0, len(model.classes_), 60)] if before else X[:, 0]
-            timed = "given before" in refusal(model, X, labels)
+            timed = "given before" in error_without_times(model, X, labels)
             model.partial_fit(X, labels, time=2e4 + np.arange(60.0) if timed else None)
-            found |= flattened({path.stem: {**before, **attributes(model, X)}})
-    return found
+            numbers |= flattened({path.stem: {**before, **attributes(model, X)}})
+    return numbers
 
 
-def refusal(model: Any, X: np.ndarray, y: np.ndarray) -> str:
-    """What a copy of the model says to rows without times."""
+def error_without_times(model: Any, X: np.ndarray, y: np.ndarray) -> str:
+    """Error of a copy of the model for rows without times, or an empty string."""
     try:
         model.snapshot().partial_fit(X, y)
     except ValueError as error:
@@ -238,11 +238,11 @@ def kalstream(folder: Path, *args: str) -> str:
 
 
 def run_folder(folder: Path) -> Numbers:
-    found: Numbers = {}
+    numbers: Numbers = {}
     for name in ("metrics.jsonl", "predictions.jsonl"):
         lines = (folder / name).read_text().splitlines()
-        found |= flattened([json.loads(line) for line in lines], name)
-    return found
+        numbers |= flattened([json.loads(line) for line in lines], name)
+    return numbers
 
 
 def a_run(*args: str) -> Numbers:
@@ -277,8 +277,8 @@ def cells(table: str) -> Iterator[list[float]]:
 def paper(name: str) -> Numbers:
     with tempfile.TemporaryDirectory() as folder:
         kalstream(Path(folder), "paper", name, "--quick", "--out", "p")
-        found = json.loads((Path(folder) / "p" / f"{name}.json").read_text())
-        return flattened(found)
+        result = json.loads((Path(folder) / "p" / f"{name}.json").read_text())
+        return flattened(result)
 
 
 CASES: dict[str, Callable[[], Numbers]] = {
@@ -300,7 +300,7 @@ CASES: dict[str, Callable[[], Numbers]] = {
     "reports": reports,
     "paper-figure1": lambda: paper("figure1"),
 }
-# By torch in float32: equal on one machine, not on another.
+# Computed by torch in float32: equal on one machine, but not on others.
 LOCAL: dict[str, Callable[[], Numbers]] = {
     "paper-table1": lambda: paper("table1"),
     "paper-initialisation": lambda: paper("initialisation"),

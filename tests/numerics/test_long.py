@@ -1,4 +1,4 @@
-"""A filter that runs for ever: symmetric, positive definite, and no drift from a fresh start."""
+"""After many steps a filter is symmetric, positive definite, and equal to a fresh one."""
 
 import math
 
@@ -12,7 +12,7 @@ CHUNK = 4096
 
 
 def chunk(index, m):
-    """Chunk `index` of an endless stream, from its number alone: nothing has to be kept."""
+    """Chunk `index` of an endless stream; it depends only on its number."""
     rng = np.random.default_rng([7, index])
     features = rng.standard_normal((CHUNK, m)) * np.logspace(-0.5, 0.5, m)
     noise = math.sqrt(NOISE_VAR) * rng.standard_normal((CHUNK, 2))
@@ -20,7 +20,7 @@ def chunk(index, m):
 
 
 def accumulated(n_chunks, m):
-    """Ridge posterior in closed form, from sums over the stream: what gamma = 1 must give."""
+    """Ridge posterior in closed form, from sums over the stream: the reference for gamma = 1."""
     gram, cross = np.zeros((m, m)), np.zeros((m, 2))
     for index in range(n_chunks):
         features, targets = chunk(index, m)
@@ -31,7 +31,7 @@ def accumulated(n_chunks, m):
 
 
 def restarted(n_chunks, m, gamma, n_rows):
-    """The equations in plain NumPy, started from the prior n_rows (or more) before the end."""
+    """The equations in plain NumPy, started from the prior at least n_rows before the end."""
     mean, cov = np.zeros((m, 2)), PRIOR_VAR * np.eye(m)
     for index in range(max(0, n_chunks - math.ceil(n_rows / CHUNK)), n_chunks):
         for phi, y in zip(*chunk(index, m), strict=True):
@@ -79,8 +79,8 @@ def check_long(n_steps, m, gamma, n_rows, tolerance):
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9999, 0.99])
 def test_200_000_steps(gamma):
-    # At gamma = 0.9999 learning forgets a start faster than the transition does: the gain's
-    # steady state takes 1% of what is left of it at each step, and e^(-0.01 * 20,000) is nothing.
+    # At gamma = 0.9999 learning forgets the start faster than the transition does. In its steady
+    # state the gain removes 1% of the start at each step, and e^(-0.01 * 20,000) is negligible.
     check_long(200_000, 8, gamma, n_rows=20_000, tolerance=1e-11)
 
 

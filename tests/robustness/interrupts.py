@@ -1,4 +1,4 @@
-"""An exception at any bytecode of a call, as Ctrl-C or a full memory may raise it."""
+"""Raise an exception at any bytecode of a call, like Ctrl-C or a full memory."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _PACKAGE = kalstream.__path__[0]
 
 
 class Interrupt(BaseException):
-    """What is raised; nothing catches it by name."""
+    """The exception that is raised; no code catches it by name."""
 
 
 def count_bytecodes(call: Callable[[], Any]) -> int:
-    """How many bytecodes of kalstream's own code a call runs."""
+    """Count the bytecodes of kalstream's own code in a call."""
     return _traced(call, -1)
 
 
 def interrupt_at(call: Callable[[], Any], bytecode: int) -> bool:
-    """Run a call and raise `Interrupt` before this bytecode of it; whether it got so far."""
+    """Run a call, raise `Interrupt` before this bytecode, and return whether it was reached."""
     try:
         _traced(call, bytecode)
     except Interrupt:

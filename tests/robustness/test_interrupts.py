@@ -1,4 +1,4 @@
-"""After an exception at any bytecode the model is the one before or the one after."""
+"""After an exception at any bytecode, the model is as before the call or as after it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def answers(model: Model) -> Any:
+def predictions(model: Model) -> Any:
     if isinstance(model, KalmanClassifier):
         return model.predict_proba(X[:3]), model.classes_.tolist(), model.n_seen_
     return *model.predict(X[:3], return_std=True), model.n_seen_
@@ -39,10 +39,10 @@ def same(a: Any, b: Any) -> bool:
 
 
 def calls(kind: type, n: int) -> dict[str, Callable[[Any], Any]]:
-    """Every call that learns, by name; n rows."""
+    """Every call that learns n rows, by name."""
     targets: Any = LABELS if kind is KalmanClassifier else VALUES
     rows, y = X[200 : 200 + n], targets[200 : 200 + n]
-    found: dict[str, Callable[[Any], Any]] = {
+    by_name: dict[str, Callable[[Any], Any]] = {
         "partial_fit": lambda model: model.partial_fit(rows, y),
         "predict_then_learn": lambda model: model.predict_then_learn(rows, y),
         "weighted": lambda model: model.partial_fit(rows, y, sample_weight=np.full(n, 0.5)),
@@ -51,36 +51,36 @@ def calls(kind: type, n: int) -> dict[str, Callable[[Any], Any]]:
     if kind is KalmanClassifier:
         new = y.astype(object).copy()
         new[n // 2] = "new"
-        found["new class"] = lambda model: model.partial_fit(rows, new)
-        found["new class, predicted"] = lambda model: model.predict_then_learn(rows, new)
-        found["declared"] = lambda model: model.partial_fit(rows, y, classes=["up", "far"])
-        found["retire_class"] = lambda model: model.retire_class("up")
-    return found
+        by_name["new class"] = lambda model: model.partial_fit(rows, new)
+        by_name["new class, predicted"] = lambda model: model.predict_then_learn(rows, new)
+        by_name["declared"] = lambda model: model.partial_fit(rows, y, classes=["up", "far"])
+        by_name["retire_class"] = lambda model: model.retire_class("up")
+    return by_name
 
 
 def interrupted(make: Callable[[], Any], call: Callable[[Any], Any], moments: Any) -> int:
-    """Interrupt a call at each of some moments in [0, 1); how often it was."""
-    before, whole = answers(make()), make()
+    """Interrupt a call at each of these moments in [0, 1); return the number of interrupts."""
+    before, whole = predictions(make()), make()
     call(whole)  # the first call imports and compiles
-    after, n, n_bytecodes = answers(whole), 0, count_bytecodes(partial(call, make()))
+    after, n, n_bytecodes = predictions(whole), 0, count_bytecodes(partial(call, make()))
     model = make()
     for moment in moments:
         place = int(moment * n_bytecodes)
         n += interrupt_at(partial(call, model), place)
-        now = answers(model)
+        now = predictions(model)
         if not same(now, before):
             assert same(now, after), f"changed by an interrupt at bytecode {place}"
             model = make()
-        elif n % 5 == 0:  # and it can still learn
+        elif n % 5 == 0:  # it can still learn
             call(model)
-            assert same(answers(model), after), f"lost after an interrupt at bytecode {place}"
+            assert same(predictions(model), after), f"lost after an interrupt at bytecode {place}"
             model = make()
     return n
 
 
 @pytest.mark.parametrize("kind", [KalmanClassifier, KalmanRegressor])
 @pytest.mark.parametrize(("setting", "n"), [("mixture", 1), ("fourier", 20), ("learned", 5)])
-def test_a_model_is_the_one_before_or_the_one_after(kind: type, setting: str, n: int) -> None:
+def test_an_interrupted_model_is_as_before_or_as_after(kind: type, setting: str, n: int) -> None:
     check(kind, setting, n, 10)
 
 
@@ -95,7 +95,7 @@ def test_twenty_thousand_interrupts(kind: type, setting: str, n: int) -> None:
 def check(kind: type, setting: str, n: int, times: int) -> None:
     targets: Any = LABELS if kind is KalmanClassifier else VALUES
     model = kind(**SETTINGS[setting], random_state=0)
-    for i in range(0, 60, 3):  # some rows wait to be folded
+    for i in range(0, 60, 3):  # some updates are deferred
         model.partial_fit(X[i : i + 3], targets[i : i + 3])
     frozen = pickle.dumps(model)
     rng = np.random.default_rng(n)
@@ -113,7 +113,7 @@ def test_an_interrupted_first_call_leaves_nothing_behind(kind: type) -> None:
         n = count_bytecodes(partial(call, kind(features="raw")))
         for place in range(0, n, max(1, n // 40)):
             early = interrupt_at(partial(call, model), place)
-            assert early or place > n // 2  # the second time parameters are not read again
+            assert early or place > n // 2  # the second call does not read parameters again
             assert hasattr(model, "n_features_in_") == (model.n_seen_ > 0)
             assert model.n_seen_ in (0, 9)
             model.reset()

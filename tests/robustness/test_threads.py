@@ -1,4 +1,4 @@
-"""Answers given while others learn, and after a fork, are those of a published model."""
+"""Predictions while other threads learn, and after a fork, are those of a published model."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from kalstream.errors import KalstreamError
 RNG = np.random.default_rng(1)
 X = RNG.standard_normal((3000, 3))
 LABELS = np.where(X[:, 0] > 0.0, "up", "down").astype(object)
-ASKED = X[:2]
+ROWS = X[:2]
 
 
-def key(answer: Any) -> tuple[Any, ...]:
-    return tuple(np.asarray(answer).ravel().tolist())
+def key(prediction: Any) -> tuple[Any, ...]:
+    return tuple(np.asarray(prediction).ravel().tolist())
 
 
 def chunks(size: int) -> Iterator[tuple[Any, Any]]:
@@ -66,50 +66,48 @@ def fail(model: Any) -> Iterator[None]:
 LEARNERS = [learn_chunks, predict_and_learn, grow_classes, fail]
 
 
-def every_answer_is_of_a_published_model(
-    learner: Callable[[Any], Iterator[None]], n_answers: int
-) -> None:
+def check_predictions(learner: Callable[[Any], Iterator[None]], n_predictions: int) -> None:
     model = KalmanClassifier(n_components=40, random_state=0).partial_fit(X[:100], LABELS[:100])
-    model.predict_proba(ASKED)
-    published, answers, done = {key(model.predict_proba(ASKED))}, [], Event()
+    model.predict_proba(ROWS)
+    published, predictions, done = {key(model.predict_proba(ROWS))}, [], Event()
     errors: list[BaseException] = []
 
-    def ask() -> None:
+    def predict() -> None:
         try:
             while not done.is_set():
-                answers.append(key(model.predict_proba(ASKED)))
+                predictions.append(key(model.predict_proba(ROWS)))
         except BaseException as error:
             errors.append(error)
 
-    before, threads = sys.getswitchinterval(), [Thread(target=ask) for _ in range(3)]
+    before, threads = sys.getswitchinterval(), [Thread(target=predict) for _ in range(3)]
     sys.setswitchinterval(1e-5)
     try:
         for thread in threads:
             thread.start()
         learning = learner(model)
-        while len(answers) < n_answers and not errors:
+        while len(predictions) < n_predictions and not errors:
             next(learning)
-            published.add(key(model.snapshot().predict_proba(ASKED)))
+            published.add(key(model.snapshot().predict_proba(ROWS)))
     finally:
         done.set()
         for thread in threads:
             thread.join()
         sys.setswitchinterval(before)
     assert not errors
-    strange = sum(answer not in published for answer in answers)
-    assert strange == 0, f"{strange} of {len(answers)} answers match no published model"
-    assert len(set(answers)) > 3  # they did see it learn
+    n_unpublished = sum(prediction not in published for prediction in predictions)
+    assert n_unpublished == 0, f"{n_unpublished} of {len(predictions)} match no published model"
+    assert len(set(predictions)) > 3  # predictions did come while it learned
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
-def test_every_answer_is_of_a_published_model(learner: Any) -> None:
-    every_answer_is_of_a_published_model(learner, 1_000)
+def test_every_prediction_is_of_a_published_model(learner: Any) -> None:
+    check_predictions(learner, 1_000)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("learner", LEARNERS)
-def test_a_hundred_thousand_answers(learner: Any) -> None:
-    every_answer_is_of_a_published_model(learner, 100_000)
+def test_a_hundred_thousand_predictions(learner: Any) -> None:
+    check_predictions(learner, 100_000)
 
 
 def test_threads_that_learn_lose_no_rows() -> None:
@@ -138,7 +136,7 @@ def test_threads_that_learn_lose_no_rows() -> None:
 def test_a_child_predicts_and_learns_while_its_parent_learns(kind: type) -> None:
     targets: Any = LABELS if kind is KalmanClassifier else X[:, 0]
     model = kind(n_components=40, random_state=0).partial_fit(X[:100], targets[:100])
-    model.predict(ASKED)
+    model.predict(ROWS)
     model.partial_fit(X[:3], targets[:3])
     done = Event()
 
@@ -158,7 +156,7 @@ def test_a_child_predicts_and_learns_while_its_parent_learns(kind: type) -> None
             child = os.fork()
             if child == 0:
                 try:
-                    model.predict(ASKED)
+                    model.predict(ROWS)
                     model.partial_fit(X[:3], targets[:3])
                     os._exit(0)
                 finally:

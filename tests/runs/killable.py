@@ -1,10 +1,9 @@
-"""Runs in processes that can be killed: one process imports everything, and forks for each run.
+"""Runs in processes that can be killed: a server imports everything, and forks for each run.
 
-`Runs` starts it. A line of JSON on standard input is a run: the arguments of the command line, the
-folder, a file for standard input, the audited event (a file that is opened, moved or removed) at
-which it kills itself, the end of the name of a file at which it stops itself before it opens it
-first, the largest size of a file. It answers with the process number, then with the
-exit status.
+`Runs` starts the server. A line of JSON on standard input describes a run: the arguments of the
+command line, the folder, a file for standard input, the audited event (a file that is opened, moved
+or removed) at which the run kills itself, the suffix of a file name at whose first opening it stops
+itself, and the largest size of a file. The server prints the process number, then the exit status.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ EVENTS = {"open", "os.rename", "os.remove", "os.truncate", "os.mkdir"}
 
 
 class Runs:
-    """Starts runs in processes of their own, a few hundredths of a second after it is asked."""
+    """Starts runs in new processes, each within a few hundredths of a second."""
 
     def __init__(self) -> None:
         self.server = subprocess.Popen(
@@ -33,24 +32,26 @@ class Runs:
             env={**os.environ, "COLUMNS": "200", "OPENBLAS_NUM_THREADS": "1"},
         )
 
-    def start(self, *arguments: Any, cwd: Path, **how: Any) -> int:
-        """Begin a run; returns the number of its process."""
-        asked = {"arguments": [*map(str, arguments)], "cwd": str(cwd), **how}
-        print(json.dumps(asked), file=self.server.stdin, flush=True)
+    def start(self, *arguments: Any, cwd: Path, **options: Any) -> int:
+        """Start a run; return the number of its process."""
+        request = {"arguments": [*map(str, arguments)], "cwd": str(cwd), **options}
+        print(json.dumps(request), file=self.server.stdin, flush=True)
         return int(self._answer())
 
     def wait(self, pid: int) -> tuple[int, str]:
-        """Exit status of a run (negative: the signal that ended it) and what it printed."""
+        """Exit status of a run (negative: the signal that ended it) and its output."""
         print(json.dumps({"wait": pid}), file=self.server.stdin, flush=True)
         status, printed = json.loads(self._answer())
         return os.waitstatus_to_exitcode(status), printed
 
-    def run(self, *arguments: Any, after: float | None = None, **how: Any) -> tuple[int, str]:
-        """Do a run, and kill it after some seconds."""
-        pid = self.start(*arguments, **how)
+    def run(self, *arguments: Any, after: float | None = None, **options: Any) -> tuple[int, str]:
+        """Run, and kill the run after this many seconds."""
+        pid = self.start(*arguments, **options)
         if after is not None:
             time.sleep(after)
-            os.kill(pid, signal.SIGKILL)  # not yet waited for, so it is still its number
+            os.kill(
+                pid, signal.SIGKILL
+            )  # it was not waited for, so the number is still in use by it
         return self.wait(pid)
 
     def _answer(self) -> str:
@@ -65,7 +66,7 @@ class Runs:
 
 
 def _warm_up() -> None:
-    """Load what the runs need, so that they begin at once."""
+    """Import what the runs need, so that they start fast."""
     import numpy as np
 
     from kalstream import KalmanClassifier, report  # noqa: F401
@@ -80,21 +81,21 @@ def _warm_up() -> None:
             prequential(model, ArrayStream(rows, [*"ab"] * 100), chunk=chunk)
 
 
-def _child(asked: dict[str, Any]) -> None:
+def _child(request: dict[str, Any]) -> None:
     from kalstream import cli
 
-    os.chdir(asked["cwd"])
+    os.chdir(request["cwd"])
     printed = os.open(f"printed-{os.getpid()}", os.O_WRONLY | os.O_CREAT)
-    os.dup2(os.open(asked.get("stdin", os.devnull), os.O_RDONLY), 0)
+    os.dup2(os.open(request.get("stdin", os.devnull), os.O_RDONLY), 0)
     os.dup2(printed, 1)
     os.dup2(printed, 2)
-    if asked.get("largest") is not None:  # writing more fails as on a full disk
+    if request.get("largest") is not None:  # writing more fails like on a full disk
         import resource
 
-        resource.setrlimit(resource.RLIMIT_FSIZE, (asked["largest"], resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (request["largest"], resource.RLIM_INFINITY))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    if asked.get("event") is not None:
-        left = [asked["event"]]
+    if request.get("event") is not None:
+        left = [request["event"]]
 
         def note(event: str, arguments: tuple[Any, ...]) -> None:
             if event in EVENTS:
@@ -103,8 +104,8 @@ def _child(asked: dict[str, Any]) -> None:
                     os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(note)
-    if asked.get("stop_at") is not None:
-        names = [asked["stop_at"]]
+    if request.get("stop_at") is not None:
+        names = [request["stop_at"]]
 
         def stop(event: str, arguments: tuple[Any, ...]) -> None:
             if names and event == "open" and str(arguments[0]).endswith(names[0]):
@@ -112,7 +113,7 @@ def _child(asked: dict[str, Any]) -> None:
                 os.kill(os.getpid(), signal.SIGSTOP)
 
         sys.addaudithook(stop)
-    sys.argv = ["kalstream", *asked["arguments"]]
+    sys.argv = ["kalstream", *request["arguments"]]
     try:
         cli.main()
     except SystemExit as stopped:
@@ -128,13 +129,13 @@ def _child(asked: dict[str, Any]) -> None:
 def _serve() -> None:
     _warm_up()
     threads = {path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")}
-    # Arrow's allocator takes care of its thread when a process forks; nothing else does.
+    # After a fork, only Arrow's allocator handles its thread correctly.
     assert len(threads - {"jemalloc_bg_thd"}) == 1, threads
     folders: dict[int, str] = {}
     for line in sys.stdin:
-        asked = json.loads(line)
-        if "wait" in asked:
-            pid = asked["wait"]
+        request = json.loads(line)
+        if "wait" in request:
+            pid = request["wait"]
             _, status = os.waitpid(pid, 0)
             printed = Path(folders.pop(pid)) / f"printed-{pid}"
             text = printed.read_text() if printed.exists() else ""
@@ -144,10 +145,10 @@ def _serve() -> None:
         pid = os.fork()
         if pid == 0:
             try:
-                _child(asked)
+                _child(request)
             finally:
                 os._exit(99)
-        folders[pid] = asked["cwd"]
+        folders[pid] = request["cwd"]
         print(pid, flush=True)
 
 

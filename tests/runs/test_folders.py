@@ -1,4 +1,4 @@
-"""Folders of runs: limits that are taken back, damage, other processes, other versions."""
+"""Run folders: limits, damage, other processes, other versions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def content_of(folder: Path) -> dict[Path, bytes]:
 
 
 def edited(path: Path, change: Any) -> None:
-    """Change a file of JSON, and keep its checksum true."""
+    """Change a JSON file, and update its checksum."""
     content = json.loads(path.read_text())
     del content["sha256"]
     content = change(content) or content
@@ -63,7 +63,7 @@ def edited(path: Path, change: Any) -> None:
         ((137, 140, 333), 0.0, {}),
         ((137, 333), 30.0, {"forgetting": "mixture", "features": "fourier"}),
         ((60, 199), 30.0, {"delay": 40}),
-        ((100, 250), 0.0, {"delay": 40}),  # no chunk is cut, and rows wait
+        ((100, 250), 0.0, {"delay": 40}),  # no chunk is cut, and labels are late
         ((25, 26, 148), 0.0, {"chunk": 10}),
         ((5, 83), 30.0, {"chunk": 10, "delay": 40}),
         ((100, 350), 0.0, {"chunk": 100, "delay": 7, "cost": 1.5}),
@@ -71,7 +71,7 @@ def edited(path: Path, change: Any) -> None:
     ],
     ids=str,
 )
-def test_a_limit_and_a_resume_are_the_uninterrupted_run(
+def test_a_limited_and_resumed_run_equals_an_uninterrupted_one(
     tmp_path: Path, data: Path, limits: tuple[int, ...], every: float, protocol: dict[str, Any]
 ) -> None:
     options = options_of(data, predictions=True, **protocol)
@@ -82,16 +82,14 @@ def test_a_limit_and_a_resume_are_the_uninterrupted_run(
         before = lines_of(tmp_path / "run")
         assert end["reason"] == "limit"
         assert before[-1]["row"] == before[-2]["row"] == end["row"]
-        if options.cost == 1.0:  # all rows are learned, as at the end of a stream that ends there
+        if options.cost == 1.0:  # all rows are learned, like at the end of a stream
             assert open_checkpoint(tmp_path / "run")[0].n_seen_ == end["row"]
         end = Run.resume(tmp_path / "run", {"limit": limit}, checkpoint_every=every).go()
     assert (end["row"], end["reason"]) == (400, "end")
     assert_same(tmp_path / "run", tmp_path / "whole")
 
 
-def test_a_limited_run_tells_what_it_told_before_there_were_resumes(
-    tmp_path: Path, data: Path
-) -> None:
+def test_a_limited_run_writes_the_same_as_in_earlier_versions(tmp_path: Path, data: Path) -> None:
     from kalstream.evaluate import prequential
 
     options = options_of(data, chunk=10, delay=40, limit=137)
@@ -105,7 +103,7 @@ def test_a_limited_run_tells_what_it_told_before_there_were_resumes(
     progress = json.loads((tmp_path / "run/checkpoint/progress.json").read_text())
     saved = tmp_path / "run/checkpoint" / progress["result"]["model"]
     assert saved.read_bytes() == (tmp_path / "model").read_bytes()
-    assert progress["evaluation"]["n_rows"] == 100  # records are of 60 rows, within a window
+    assert progress["evaluation"]["n_rows"] == 100  # records have 60 rows, within a window
 
 
 @pytest.mark.parametrize("protocol", [{}, {"chunk": 10, "delay": 15}], ids=str)
@@ -180,10 +178,10 @@ def test_an_interrupt_in_the_middle_of_a_chunk_saves_nothing(
     run = Run(tmp_path / "run", options_of(data, **protocol), checkpoint_every=every)
     score, calls = type(run.evaluation.tracker).score, iter(range(10**9))
 
-    def interrupted(self: Any, *arguments: Any, **how: Any) -> Any:
+    def interrupted(self: Any, *arguments: Any, **options: Any) -> Any:
         if self is run.evaluation.tracker and next(calls) == call:
             raise KeyboardInterrupt
-        return score(self, *arguments, **how)
+        return score(self, *arguments, **options)
 
     monkeypatch.setattr(type(run.evaluation.tracker), "score", interrupted)
     assert run.go()["reason"] == "interrupted"
@@ -213,7 +211,7 @@ def make(seed):
 """
 
 
-def test_a_learner_that_fails_among_the_chunks_of_a_record(
+def test_a_learner_fails_in_the_middle_of_a_record(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "failing.py").write_text(FAILING)
@@ -223,7 +221,7 @@ def test_a_learner_that_fails_among_the_chunks_of_a_record(
         end = Run("run", options, overwrite=True).go()
         assert (end["reason"], end["row"]) == ("error", 160)
         assert "Failing failed: ArithmeticError: enough (failing.py, line 10)" in end["message"]
-        # predictions, metrics and checkpoint agree on the rows that are done
+        # predictions, metrics and checkpoint agree on the number of rows
         progress = json.loads(Path("run/checkpoint/progress.json").read_text())
         assert progress["evaluation"]["n_rows"] == progress["evaluation"]["n_learned"] == 160
         assert len(lines_of(Path("run"), "predictions.jsonl")) == 160
@@ -319,7 +317,7 @@ def test_one_process_at_a_time(tmp_path: Path, data: Path) -> None:
             with pytest.raises(InUse, match=rf"run is in use by process {holder.pid} \(-c .*wait"):
                 go()
         assert content_of(run) == before
-        assert Run.resume(run, {"limit": 1}) is None  # nothing to do, so nothing to wait for
+        assert Run.resume(run, {"limit": 1}) is None  # nothing to do, so that it does not wait
         holder.kill()
     assert (run / ".lock").exists()
     resumed = Run.resume(run)
@@ -330,7 +328,7 @@ def test_one_process_at_a_time(tmp_path: Path, data: Path) -> None:
     assert_same(run, tmp_path / "whole")
 
 
-def test_an_error_gives_the_folder_back(tmp_path: Path, data: Path) -> None:
+def test_an_error_unlocks_the_folder(tmp_path: Path, data: Path) -> None:
     Run(tmp_path / "run", options_of(data)).go(stopped=stop_after(3))
     text = data.read_text()
     data.write_text(text + "1,2,red,99999999,up\n")
@@ -365,7 +363,7 @@ def test_a_file_that_grows(tmp_path: Path, data: Path) -> None:
 
 @pytest.fixture
 def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run that was stopped, and beside it the whole one."""
+    """A run that was stopped, and the same run without a stop."""
     monkeypatch.chdir(tmp_path)
     table(tmp_path / "data.csv", 200)
     options = options_of(Path("data.csv"), predictions=True)
@@ -376,13 +374,11 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("tail", [b"\0" * 63, b'{"kind": "end", "row"', b"\xff\xfe\n", b"[" * 5000])
 @pytest.mark.parametrize("instead", [False, True])
-def test_what_a_power_cut_leaves_in_files_of_lines(
-    stopped: Path, tail: bytes, instead: bool
-) -> None:
+def test_files_of_lines_after_a_power_cut(stopped: Path, tail: bytes, instead: bool) -> None:
     for name in ("metrics.jsonl", "predictions.jsonl"):
         path = stopped / name
         text = path.read_bytes()
-        if instead and name == "metrics.jsonl":  # the last line was not yet on the disk
+        if instead and name == "metrics.jsonl":  # the last line had not reached the disk
             text = text[: text.rstrip(b"\n").rindex(b"\n") + 1]
         path.write_bytes(text + tail)
     Run.resume(stopped).go()
@@ -415,7 +411,7 @@ def test_a_damaged_line_is_noticed_before_anything_is_learned(
 
 @pytest.mark.parametrize("name", ["config.json", "checkpoint/progress.json"])
 def test_random_damage_is_noticed(stopped: Path, name: str) -> None:
-    """Every damaged file raises one of our errors, with a remedy; none changes the folder."""
+    """Every damaged file raises one of our errors with a remedy, and the folder stays unchanged."""
     path, rng = stopped / name, np.random.default_rng(5)
     whole = path.read_bytes()
     for k in range(150):
@@ -449,21 +445,21 @@ def json_of(data: bytes) -> Any:
 
 
 def places(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Paths to everything inside a value of JSON."""
+    """Paths to all values inside a JSON value."""
     inner = content.items() if isinstance(content, dict) else ()
     return [path, *(place for key, each in inner for place in places(each, (*path, key)))]
 
 
 @pytest.mark.parametrize("name", ["config.json", "checkpoint/progress.json"])
 @pytest.mark.parametrize("wrong", [None, -1, "x", [], {}, 1e300, True, "missing"], ids=str)
-def test_wrong_types_with_a_true_checksum(stopped: Path, name: str, wrong: Any) -> None:
-    """One of our errors, or a run like any other; never another exception."""
+def test_wrong_types_with_a_correct_checksum(stopped: Path, name: str, wrong: Any) -> None:
+    """The run raises one of our errors or works; it never raises another exception."""
     path, rng = stopped / name, np.random.default_rng(6)
     whole = path.read_bytes()
-    found = [place for place in places(json_of(whole)) if place and place[0] != "sha256"]
-    for k in rng.permutation(len(found))[:25].tolist():
+    all_places = [place for place in places(json_of(whole)) if place and place[0] != "sha256"]
+    for k in rng.permutation(len(all_places))[:25].tolist():
 
-        def change(content: Any, place: tuple[Any, ...] = found[k]) -> None:
+        def change(content: Any, place: tuple[Any, ...] = all_places[k]) -> None:
             for key in place[:-1]:
                 content = content[key]
             content[place[-1]] = wrong
@@ -517,7 +513,7 @@ def test_a_run_starts_over_without_its_checkpoint(stopped: Path) -> None:
     assert_same(stopped, stopped.parent / "whole")
 
 
-def test_the_files_are_what_the_schema_says(stopped: Path) -> None:
+def test_the_files_agree_with_the_schema(stopped: Path) -> None:
     for folder in (stopped, stopped.parent / "whole"):
         config, progress = schema.read_config(folder), schema.read_progress(folder / "checkpoint")
         schema.Config.model_validate(config)
@@ -536,7 +532,7 @@ def test_formats_that_cannot_be_read(stopped: Path, number: Any) -> None:
         Run.resume(stopped)
 
 
-# ---- learners of others ---------------------------------------------------------------------
+# ---- learners of users ----------------------------------------------------------------------
 
 BROKEN = """
 from kalstream import KalmanClassifier
@@ -595,7 +591,7 @@ def test_a_module_that_fails_when_it_is_imported(
         make_learner(Options(learner=f"{name}:make"), open_stream(Options()))
 
 
-# ---- what is made of a run ------------------------------------------------------------------
+# ---- outputs of a run -----------------------------------------------------------------------
 
 
 @pytest.mark.skipif(os.name != "posix", reason="links and pipes of POSIX")
@@ -612,9 +608,9 @@ def test_devices_pipes_and_links_are_not_replaced(
             cli.main()
         assert not stopped.value.code
 
-    pipe, link, found = tmp_path / "pipe", tmp_path / "link", list[bytes]()
+    pipe, link, contents = tmp_path / "pipe", tmp_path / "link", list[bytes]()
     os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()), daemon=True)
+    reader = threading.Thread(target=lambda: contents.append(pipe.read_bytes()), daemon=True)
     reader.start()
     write(pipe)
     reader.join(10.0)
@@ -623,7 +619,7 @@ def test_devices_pipes_and_links_are_not_replaced(
     write(link)
     assert pipe.is_fifo()
     assert link.is_symlink()
-    assert found == [(tmp_path / "file").read_bytes()]
+    assert contents == [(tmp_path / "file").read_bytes()]
     write(os.devnull)
     assert not Path(os.devnull).is_file()
     assert sorted(os.listdir(tmp_path)) == ["file", "link", "pipe"]
@@ -659,7 +655,7 @@ def test_folders_of_earlier_formats(old_format: int, name: str) -> None:
     assert run.resumed_at == {"stopped": 60, "limited": at_limit}[name]
     end = run.go()
     assert (end["row"], end["reason"]) == (200, "end")
-    # processors other than the one of the saved run round differently
+    # other processors round differently
     for metric, value in end["total"].items():
         assert value == pytest.approx(whole["total"][metric], rel=1e-9)
     assert len(lines_of(Path(name), "predictions.jsonl")) == 200

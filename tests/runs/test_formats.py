@@ -1,4 +1,4 @@
-"""A format of streams that only this test knows runs, resumes and is described."""
+"""A stream format defined in this test runs, resumes and is described."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "some.waves"
 
 
-def test_it_is_opened(source: str) -> None:
+def test_the_format_is_opened(source: str) -> None:
     stream = streams.open(source)
     assert (type(stream), stream.name, stream.n_rows) == (Waves, "some", None)
     with pytest.raises(
@@ -74,7 +74,7 @@ def test_it_is_opened(source: str) -> None:
         streams.open(source, order="tasks")
 
 
-def test_it_runs_resumes_and_is_described(source: str) -> None:
+def test_the_format_runs_resumes_and_is_described(source: str) -> None:
     options = Options(source=source, features="raw", predictions=True)
     whole = Run("whole", options).go()
     assert whole["total"]["accuracy"] > 0.9
@@ -90,7 +90,7 @@ def test_it_runs_resumes_and_is_described(source: str) -> None:
     assert len(list(predicted_rows("run", "later.waves"))) == 10
 
 
-def test_the_command_line_runs_it(
+def test_the_command_line_runs_the_format(
     source: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def call(*arguments: str) -> int:

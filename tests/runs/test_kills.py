@@ -1,4 +1,4 @@
-"""Runs that are killed at any moment, in pairs and on full disks end as one that was not."""
+"""Runs that are killed, compete for a folder or fill the disk end like undisturbed runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="fo
 ROWS = 600
 BASE = ("data.csv", "-t", "label", "--features", "scaled", "--window", "50", "--predictions")
 OFTEN = ("--checkpoint-every", "0")
-# chunk, delay, policy: rows one by one, chunks that a limit cuts, labels that come late
+# chunk, delay, policy: single rows, chunks that a limit cuts, late labels
 PROTOCOLS = [
     ("--forgetting", "0.99"),
     ("--forgetting", "mixture"),
@@ -29,14 +29,14 @@ PROTOCOLS = [
     ("--forgetting", "0.99", "--delay", "40"),
     ("--forgetting", "mixture", "--chunk", "10", "--cost", "2.5"),
 ]
-EVENTS, SECONDS = 150, 0.8  # of a whole run, about
+EVENTS, SECONDS = 150, 0.8  # of a whole run, roughly
 
 
 @pytest.fixture(scope="module")
 def runs() -> Iterator[Runs]:
-    made = Runs()
-    yield made
-    made.close()
+    server = Runs()
+    yield server
+    server.close()
 
 
 @pytest.fixture
@@ -45,13 +45,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def finished(runs: Runs, folder: Path, *arguments: Any, **how: Any) -> None:
-    status, printed = runs.run("run", *arguments, cwd=folder, **how)
+def finished(runs: Runs, folder: Path, *arguments: Any, **options: Any) -> None:
+    status, printed = runs.run("run", *arguments, cwd=folder, **options)
     assert status == 0, printed
 
 
 def assert_same(folder: Path, name: str = "run") -> None:
-    """The run's files are those of the whole one, and nothing else is there."""
+    """Check that the run's files equal those of the whole run, and that there are no others."""
     one, two = folder / name, folder / "whole"
     assert lines_of(one) == lines_of(two)
     assert (one / "predictions.jsonl").read_bytes() == (two / "predictions.jsonl").read_bytes()
@@ -61,22 +61,22 @@ def assert_same(folder: Path, name: str = "run") -> None:
 
 
 def kill_and_resume(runs: Runs, folder: Path, protocol: Any, seed: int, kills: int) -> int:
-    """Kill a run at moments that the seed decides, with limits that come and go; then let it end.
+    """Kill a run at random moments, with changing limits; then let it end.
 
     Half of the kills come at the n-th file that is opened, moved or removed, which is repeatable,
-    half after so many seconds. Returns how many runs were killed before they had ended.
+    the others after a random time. Returns the number of runs that were killed before their end.
     """
     rng, killed = np.random.default_rng(seed), 0
     for k in range(kills):
         limit = int(rng.integers(1, ROWS)) if rng.random() < 0.5 else 0
-        how: dict[str, Any] = {"event": int(rng.integers(EVENTS))}
+        options: dict[str, Any] = {"event": int(rng.integers(EVENTS))}
         if k % 2:
-            how = {"after": rng.uniform(0.0, SECONDS)}
+            options = {"after": rng.uniform(0.0, SECONDS)}
         arguments = (*BASE, *protocol, "--limit", limit, "--resume", "-o", "run", *OFTEN)
-        status, printed = runs.run("run", *arguments, cwd=folder, **how)
+        status, printed = runs.run("run", *arguments, cwd=folder, **options)
         assert status in (0, -signal.SIGKILL), printed
         killed += status != 0
-        if k % 3 == 2:  # a limit that is reached, wherever it was
+        if k % 3 == 2:  # a limit that it reaches from any row
             limit = int(rng.integers(1, ROWS))
             arguments = (*BASE, *protocol, "--limit", limit, "--resume", "-o", "run")
             finished(runs, folder, *arguments)
@@ -113,15 +113,15 @@ def test_kills_of_runs_on_a_pipe(runs: Runs, folder: Path, kills: int) -> None:
     pipe = {"stdin": str(folder / "data.csv")}
     finished(runs, folder, *arguments, "-o", "whole", **pipe)
     rng, killed = np.random.default_rng(1), 0
-    again = ("run", *arguments, "--overwrite", "-o", "run", *OFTEN)
+    command = ("run", *arguments, "--overwrite", "-o", "run", *OFTEN)
     for _ in range(kills):
-        status, printed = runs.run(*again, cwd=folder, event=int(rng.integers(100)), **pipe)
+        status, printed = runs.run(*command, cwd=folder, event=int(rng.integers(100)), **pipe)
         killed += status == -signal.SIGKILL
         if (folder / "run/config.json").exists():
             status, printed = runs.run("run", "--resume", "-o", "run", cwd=folder)
             assert (status, "cannot be read again" in printed) == (1, True)
     assert killed
-    finished(runs, folder, *again[1:], **pipe)
+    finished(runs, folder, *command[1:], **pipe)
     assert_same(folder)
 
 
@@ -144,14 +144,15 @@ def test_full_disks(runs: Runs, folder: Path, times: int) -> None:
 def test_a_second_writer_is_refused(runs: Runs, folder: Path) -> None:
     arguments = ("run", *BASE, *PROTOCOLS[0], "--resume", "-o", "run", *OFTEN)
     finished(runs, folder, *BASE, *PROTOCOLS[0], "-o", "whole")
-    one = runs.start(*arguments, cwd=folder, stop_at="metrics.jsonl")  # it holds the folder then
+    # It stops itself after it has locked the folder.
+    one = runs.start(*arguments, cwd=folder, stop_at="metrics.jsonl")
     until = time.monotonic() + 60.0
     while Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         assert time.monotonic() < until
         time.sleep(0.01)
-    for how in ("--resume", "--overwrite"):
-        again = [how if each == "--resume" else each for each in arguments]
-        status, printed = runs.run(*again, cwd=folder)
+    for option in ("--resume", "--overwrite"):
+        command = [option if each == "--resume" else each for each in arguments]
+        status, printed = runs.run(*command, cwd=folder)
         assert status == 1
         assert f"run is in use by process {one} (kalstream run data.csv" in printed
     os.kill(one, signal.SIGCONT)

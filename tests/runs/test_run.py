@@ -1,4 +1,4 @@
-"""Runs: what they write, and that a run which was stopped ends as one that was not."""
+"""Runs: the files they write, and stopped runs that end like undisturbed ones."""
 
 import json
 import os
@@ -43,11 +43,11 @@ def data(tmp_path: Path) -> Path:
 
 
 def lines_of(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
-    """Lines of a run without what depends on the clock."""
-    found = [json.loads(line) for line in (folder / name).read_text().splitlines()]
-    for line in found:
+    """Lines of a run without times."""
+    lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+    for line in lines:
         line.pop("clock", None)
-    return found
+    return lines
 
 
 def model_of(folder: Path) -> bytes:
@@ -57,12 +57,12 @@ def model_of(folder: Path) -> bytes:
 
 
 def stop_after(n: int) -> Any:
-    """A function that says stop when it has been asked n times."""
+    """A function that returns True after n calls."""
     asked = iter(range(10**9))
     return lambda: next(asked) >= n - 1
 
 
-def test_what_a_run_writes(tmp_path: Path, data: Path) -> None:
+def test_the_files_of_a_run(tmp_path: Path, data: Path) -> None:
     options = Options(source=str(data), target="label", window=100, seed=3)
     end = Run(tmp_path / "run", options, command="kalstream run data.csv").go()
     assert end == json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])
@@ -90,7 +90,7 @@ def test_what_a_run_writes(tmp_path: Path, data: Path) -> None:
     window=st.sampled_from([0, 90, 1000]),
     time=st.sampled_from([None, "when"]),
 )
-def test_a_run_that_is_stopped_ends_as_one_that_is_not(
+def test_a_stopped_run_ends_like_an_undisturbed_one(
     tmp_path_factory, stops, forgetting, features, chunk, delay, window, time
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
@@ -123,7 +123,7 @@ def test_a_run_that_is_stopped_ends_as_one_that_is_not(
     shutil.rmtree(folder)
 
 
-def test_what_was_written_after_the_checkpoint_is_cut_off(tmp_path: Path, data: Path) -> None:
+def test_lines_after_the_checkpoint_are_removed(tmp_path: Path, data: Path) -> None:
     options = Options(source=str(data), target="label", window=50, predictions=True)
     Run(tmp_path / "whole", options).go()
     Run(tmp_path / "run", options).go(stopped=stop_after(5))
@@ -137,7 +137,7 @@ def test_what_was_written_after_the_checkpoint_is_cut_off(tmp_path: Path, data: 
     )
 
 
-def test_a_finished_run_is_left_alone(tmp_path: Path, data: Path) -> None:
+def test_a_finished_run_stays_unchanged(tmp_path: Path, data: Path) -> None:
     for limit in (None, 200):
         folder = tmp_path / f"run-{limit}"
         Run(folder, Options(source=str(data), target="label", limit=limit)).go()
@@ -158,7 +158,7 @@ def test_without_a_checkpoint_a_run_starts_over(tmp_path: Path, data: Path) -> N
     assert model_of(tmp_path / "run") == model_of(tmp_path / "whole")
 
 
-def test_what_cannot_be_resumed(tmp_path: Path, data: Path) -> None:
+def test_runs_that_cannot_be_resumed(tmp_path: Path, data: Path) -> None:
     with pytest.raises(InvalidInput, match=r"holds no run to resume: there is no config\.json"):
         Run.resume(tmp_path / "nothing")
     options = Options(source=str(data), target="label")
@@ -180,7 +180,7 @@ def test_what_cannot_be_resumed(tmp_path: Path, data: Path) -> None:
         Run.resume(tmp_path / "run")
 
 
-def test_bad_data_end_a_run_and_what_was_learned_is_kept(tmp_path: Path, data: Path) -> None:
+def test_bad_data_end_a_run_and_the_checkpoint_stays(tmp_path: Path, data: Path) -> None:
     lines = data.read_text().splitlines()
     lines[501] = "abc" + lines[501][lines[501].index(",") :]
     data.write_text("\n".join(lines) + "\n")
@@ -196,7 +196,7 @@ def test_bad_data_end_a_run_and_what_was_learned_is_kept(tmp_path: Path, data: P
     assert (skipped["row"], skipped["skipped"], skipped["reason"]) == (ROWS - 1, 1, "end")
 
 
-def test_what_may_be_changed_when_a_run_is_resumed(tmp_path: Path, data: Path) -> None:
+def test_options_that_may_change_on_resume(tmp_path: Path, data: Path) -> None:
     lines = data.read_text().splitlines()
     lines[301] += ",surplus"
     data.write_text("\n".join(lines) + "\n")
@@ -294,7 +294,7 @@ def fails(): raise ValueError("not today")
 """
 
 
-def test_a_learner_that_breaks_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_learner_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
     monkeypatch.chdir(tmp_path)
     end = Run(tmp_path / "run", Options(source="weather", learner="broken:Late")).go()
@@ -307,7 +307,7 @@ def test_a_learner_that_breaks_off(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             make_learner(Options(learner=f"broken:{name}"), open_stream(Options()))
 
 
-def test_messages_speak_of_options() -> None:
+def test_messages_name_options() -> None:
     message = """give task="regression", bad_rows='skip', ignore=['a', 'b'] or categorical=["c"]"""
     expected = "give --task regression, --bad-rows skip, --ignore a,b or --categorical c"
     assert as_typed(message) == expected
@@ -324,7 +324,7 @@ def test_messages_speak_of_options() -> None:
         ("kalstream:__version__", "is str; name something that can be called"),
     ],
 )
-def test_a_learner_that_is_not_there(path: str, message: str) -> None:
+def test_a_missing_learner(path: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         make_learner(Options.of(learner=path), open_stream(Options()))
 
@@ -351,7 +351,7 @@ def test_known_streams_and_embeddings(tmp_path: Path) -> None:
     ("n", "limit", "window"),
     [(45_312, None, 500), (10, None, 50), (10**7, None, 50_000), (10**7, 1000, 50)],
 )
-def test_windows_are_round_and_some_two_hundred(n: int, limit: int | None, window: int) -> None:
+def test_windows_are_round_and_about_two_hundred(n: int, limit: int | None, window: int) -> None:
     stream = open_stream(Options(source="series"))
     stream.n_rows = n
     assert window_of(Options(limit=limit), stream) == window
@@ -367,7 +367,7 @@ def test_time_units(text: Any, unit: float, data: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", ["soon", "0", "0d", True, np.timedelta64(1), None, [1]])
-def test_a_time_unit_that_is_none(unit: Any) -> None:
+def test_bad_time_units(unit: Any) -> None:
     message = re.escape(f"--time-unit is {unit!r}; give a number from 1e-09 to 1e+30, '30s'")
     with pytest.raises(InvalidOption, match=message):
         Options.of(time="when", time_unit=unit)
@@ -380,7 +380,9 @@ def test_predictions_of_a_checkpoint(tmp_path: Path, data: Path) -> None:
     Run(tmp_path / "run", Options(source=str(data), target="label", ignore=["when"])).go()
     text = data.read_text().splitlines()
     unseen = tmp_path / "new.csv"
-    unseen.write_text("color,y,x\nred,0.5,0.1\nviolet,,inf\n")  # other order, no target, new color
+    unseen.write_text(
+        "color,y,x\nred,0.5,0.1\nviolet,,inf\n"
+    )  # another order, no target, a new color
     header, *rows = predicted_rows(tmp_path / "run", str(unseen))
     assert header == ["row", "prediction", "p_down", "p_new", "p_up", "uncertainty"]
     assert len(rows) == 2
@@ -404,30 +406,30 @@ def test_predictions_of_a_regression(tmp_path: Path) -> None:
     text = "\n".join(f"{a:.4f},{b:.4f},{a - b + 0.01:.4f}" for a, b in rows)
     (tmp_path / "r.csv").write_text("a,b,y\n" + text + "\n")
     Run(tmp_path / "r", Options(source=str(tmp_path / "r.csv"), target="y")).go()
-    header, *found = predicted_rows(tmp_path / "r", str(tmp_path / "r.csv"))
+    header, *predictions = predicted_rows(tmp_path / "r", str(tmp_path / "r.csv"))
     assert header == ["row", "mean", "std", "uncertainty"]
-    error = np.array([row[1] for row in found]) - (rows[:, 0] - rows[:, 1])
+    error = np.array([row[1] for row in predictions]) - (rows[:, 0] - rows[:, 1])
     assert np.abs(error).max() < 0.5
 
 
 def test_a_description(tmp_path: Path, data: Path) -> None:
     Run(tmp_path / "run", Options(source=str(data), target="label")).go()
-    found = described(tmp_path / "run")
-    assert found["rows_seen"] == ROWS
-    assert found["classes"] == ["down", "new", "up"]
-    assert found["table"]["color"] == "category"
-    assert found["drift"]["alarms"] >= 1
-    json.dumps(found, allow_nan=False)
+    description = described(tmp_path / "run")
+    assert description["rows_seen"] == ROWS
+    assert description["classes"] == ["down", "new", "up"]
+    assert description["table"]["color"] == "category"
+    assert description["drift"]["alarms"] >= 1
+    json.dumps(description, allow_nan=False)
     progress = json.loads((tmp_path / "run/checkpoint/progress.json").read_text())
     alone = described(tmp_path / "run" / "checkpoint" / progress["model"])
-    assert alone["health"] == found["health"]
+    assert alone["health"] == description["health"]
     assert "table" not in alone
     with pytest.raises(InvalidInput, match="holds no checkpoint"):
         described(tmp_path)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="limits of POSIX")
-def test_memory_is_told() -> None:
+def test_memory_is_reported() -> None:
     from kalstream.runs.results import memory_mb
 
     assert 10.0 < memory_mb() <= memory_mb(peak=True) + 1.0
@@ -452,7 +454,7 @@ def make(seed):
 """
 
 
-def test_a_network_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     Path("networks_of_this_test.py").write_text(NETWORK)

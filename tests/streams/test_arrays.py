@@ -1,4 +1,4 @@
-"""Arrays as a stream: what is masked, sparse or of another type is refused, labels stay whole."""
+"""Arrays as a stream: masked, sparse and other arrays are refused, labels stay unchanged."""
 
 import datetime
 
@@ -39,12 +39,12 @@ MASK = [0, 1, 0, 0]
         ({"times": ["now"] * 4}, "time must be real numbers"),
     ],
 )
-def test_odd_arrays_are_refused_by_name(change, says):
+def test_bad_arrays_are_refused_by_name(change, says):
     with pytest.raises(InvalidInput, match=says):
         ArrayStream(**{"rows": ROWS, "targets": LABELS} | change)
 
 
-def test_labels_stay_what_they_are():
+def test_labels_stay_unchanged():
     names = [("a", 1), "b", 3, ("a", 1)]
     stream = ArrayStream(ROWS, names)
     assert next(stream.batches()).targets.tolist() == names
@@ -54,7 +54,7 @@ def test_labels_stay_what_they_are():
     assert result is not None
 
 
-def test_dates_are_seconds_in_any_unit():
+def test_dates_of_any_unit_become_seconds():
     days = [datetime.date(2026, 1, k) for k in (1, 2, 3, 4)]
     expected = [float(np.datetime64(day, "s").astype(int)) for day in days]
     for times in (days, np.array(days, "M8[D]"), np.array(days, "M8[ns]")):

@@ -68,7 +68,7 @@ def test_pictures_and_labels_stay_together(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ["stationary", "tasks"])
-def test_any_start_is_the_tail(folder: Path, order: str) -> None:
+def test_a_stream_can_start_at_any_row(folder: Path, order: str) -> None:
     stream = Cifar100Stream(folder, order, seed=3, batch_size=8)
     rows, targets = whole(stream).rows, whole(stream).targets
     for start in (0, 1, 8, 13, N - 1):
@@ -90,7 +90,7 @@ def test_tasks_share_no_class(folder: Path, labels: str, per_task: int) -> None:
 
 
 @pytest.mark.parametrize("order", ["stationary", "tasks"])
-def test_a_seed_is_an_order(folder: Path, order: str) -> None:
+def test_a_seed_determines_the_order(folder: Path, order: str) -> None:
     first, again = (Cifar100Stream(folder, order, 1) for _ in range(2))
     other = Cifar100Stream(folder, order, 2)
     assert whole(first).rows.tobytes() == whole(again).rows.tobytes()
@@ -131,7 +131,7 @@ def test_a_pickle_of_python_2_is_read(folder: Path) -> None:
 
 
 class Run:
-    """Pickles as a call of any function."""
+    """Its pickle calls a function when it is loaded."""
 
     def __init__(self, function: object, *args: object) -> None:
         self.call = function, args
@@ -153,7 +153,7 @@ def test_a_pickle_cannot_run_code(folder: Path, name: str, function: object, say
     assert not witness.exists()
 
 
-def test_an_archive_without_the_split_and_files_that_are_none(folder: Path, tmp_path: Path) -> None:
+def test_bad_archives_and_missing_files(folder: Path, tmp_path: Path) -> None:
     archive = tmp_path / "wrong.tar.gz"
     with tarfile.open(archive, "w:gz") as out:
         out.addfile(tarfile.TarInfo("../../train"), io.BytesIO(b""))

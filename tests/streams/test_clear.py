@@ -11,7 +11,7 @@ from kalstream.streams.base import Batch
 from kalstream.streams.clear import ClearStream
 
 CLASSES = ("zebra", "apple", "BACKGROUND")
-BUCKETS = ("10", "2", "1")  # 2 comes before 10
+BUCKETS = ("10", "2", "1")  # sorted as numbers: 2 comes before 10
 EACH = 4
 
 
@@ -60,7 +60,7 @@ def test_buckets_come_in_order_and_are_shuffled(folder: Path) -> None:
     assert stream.classes == [0, 1, 2]
 
 
-def test_any_start_is_the_tail_and_a_seed_is_an_order(folder: Path) -> None:
+def test_any_start_row_and_seed(folder: Path) -> None:
     stream = ClearStream(folder, seed=1, size=2, batch_size=5)
     got = whole(stream)
     for start in (0, 1, 5, 17, 35):
@@ -85,7 +85,7 @@ def test_missing_pictures_move_the_boundaries(folder: Path) -> None:
     assert (stream.n_rows, stream.skipped) == (33, 3)
 
 
-def test_what_is_wrong_is_named(folder: Path) -> None:
+def test_errors_name_the_problem(folder: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no file .*test/class_names.txt; give"):
         ClearStream(folder, "test")
     root = folder / "train"

@@ -22,7 +22,7 @@ LISTS = {
 
 
 def fake_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand in for torch: its saved lists are JSON here."""
+    """Replace torch.load, so that saved lists are JSON."""
 
     def load(path: Path, *, map_location: str, weights_only: bool) -> object:
         assert weights_only
@@ -40,7 +40,7 @@ def release(folder: Path, lists: dict[str, list[object]] = LISTS, split: str = "
 
 
 def pictures(root: Path, without: tuple[int, ...] = ()) -> None:
-    """Picture k is 20 x 10, of colour k at its middle and black at its sides."""
+    """Picture k is 20 x 10, with colour k in the middle and black sides."""
     image = pytest.importorskip("PIL.Image")
     for k, place in enumerate(LISTS["store_loc"]):
         path = root / place.strip().lstrip("/")
@@ -75,7 +75,7 @@ def test_the_release(folder: Path) -> None:
         got = whole(stream)
         assert got.rows.shape == (N, 6, 6, 3)
         assert got.rows.dtype == np.uint8
-        middle = got.rows[:, 1:-1, 1:-1]  # the black sides are cut off, and blur the edge
+        middle = got.rows[:, 1:-1, 1:-1]  # the black sides are cropped, but blur the edge
         assert (middle == np.arange(N)[:, None, None, None]).all()
         assert got.targets.tolist() == LISTS["labels"]
         assert got.times.tolist() == LISTS["time"]
@@ -85,7 +85,7 @@ def test_the_release(folder: Path) -> None:
         assert stream.skipped == 0
 
 
-def test_any_start_is_the_tail(folder: Path) -> None:
+def test_a_stream_can_start_at_any_row(folder: Path) -> None:
     stream = ClocStream(folder, size=3, batch_size=4)
     rows = whole(stream).rows
     for start in range(N):
@@ -93,7 +93,7 @@ def test_any_start_is_the_tail(folder: Path) -> None:
     assert list(stream.batches(N)) == []
 
 
-def test_rows_are_sorted_by_time_and_ties_stay(folder: Path) -> None:
+def test_rows_are_sorted_by_time_and_ties_keep_their_order(folder: Path) -> None:
     release(folder, {"time": [5, 5, 3, 9, 9, 9, 0, 1, 2, 7, 7]})
     stream = ClocStream(folder, size=6)
     got = whole(stream)
@@ -104,14 +104,14 @@ def test_rows_are_sorted_by_time_and_ties_stay(folder: Path) -> None:
     assert (np.diff(got.times) >= 0).all()
 
 
-def test_missing_pictures_are_an_error_or_left_out(folder: Path) -> None:
+def test_missing_pictures_raise_or_are_skipped(folder: Path) -> None:
     gone = (0, 4, 5, 10)
     for k in gone:
         (folder / "release/dataset/images" / LISTS["store_loc"][k].strip("/\n")).unlink()
     with pytest.raises(FileNotFoundError, match=r"a0/0.png; use missing='skip'"):
         whole(ClocStream(folder))
     there = [k for k in range(N) if k not in gone]
-    for start in range(len(there)):  # a new stream that starts anywhere
+    for start in range(len(there)):  # a new stream can start at any row
         stream = ClocStream(folder, size=6, missing="skip", batch_size=2)
         assert stream.n_rows is None
         got = whole(stream, start)
@@ -125,7 +125,7 @@ def test_missing_pictures_are_an_error_or_left_out(folder: Path) -> None:
     assert stream.describe() == description
 
 
-def test_files_are_looked_for_as_the_stream_goes_by(
+def test_files_are_opened_when_their_row_is_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kalstream.streams.images._BLOCK", 2)
@@ -134,7 +134,7 @@ def test_files_are_looked_for_as_the_stream_goes_by(
     assert stream._n_checked == 4
 
 
-def test_a_picture_that_is_none_is_named(folder: Path) -> None:
+def test_a_bad_picture_is_named(folder: Path) -> None:
     path = folder / "release/dataset/images/a0/0.png"
     good = path.read_bytes()
     for bad in (b"no picture", b"", good[:45]):
@@ -149,7 +149,7 @@ def test_packed_lists_are_the_same_stream(
     first = ClocStream(folder, size=4)
     out = pack_cloc(folder, out=tmp_path / "packed")
     pack_cloc(folder)
-    monkeypatch.undo()  # no reader is needed any more
+    monkeypatch.undo()  # the packed file is read without torch
     images = folder / "release/dataset/images"
     for stream in (ClocStream(out, size=4, images=images), ClocStream(folder, size=4)):
         assert stream.describe() == first.describe()
@@ -179,7 +179,7 @@ def test_wrong_lists_are_named(folder: Path, lists: dict[str, list[object]], say
         ClocStream(folder)
 
 
-def test_what_is_not_there_is_named(folder: Path, tmp_path: Path) -> None:
+def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no test_store_loc.torchSave in .*release and no"):
         ClocStream(folder, "test")
     for wrong in ({"missing": "x"}, {"size": 0}):

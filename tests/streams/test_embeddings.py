@@ -47,7 +47,9 @@ KINDS = ("npy", "npz", "safetensors")
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int8])
-def test_every_file_and_type_gives_the_same(tmp_path: Path, kind: str, dtype: type) -> None:
+def test_every_format_and_type_gives_the_same_stream(
+    tmp_path: Path, kind: str, dtype: type
+) -> None:
     stream = EmbeddingStream(write(tmp_path, kind, dtype, times=TIMES), batch_size=7)
     got = whole(stream)
     assert got.rows.dtype == np.float64
@@ -62,7 +64,7 @@ def test_every_file_and_type_gives_the_same(tmp_path: Path, kind: str, dtype: ty
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("order", ["as-is", "shuffled", "tasks"])
-def test_any_start_is_the_tail(tmp_path: Path, kind: str, order: str) -> None:
+def test_a_stream_can_start_at_any_row(tmp_path: Path, kind: str, order: str) -> None:
     stream = EmbeddingStream(write(tmp_path, kind), order=order, seed=4, n_tasks=3, batch_size=8)
     rows, targets = whole(stream).rows, whole(stream).targets
     for start in (0, 1, 8, 13, N - 1):
@@ -97,7 +99,7 @@ def test_tasks_share_no_class(tmp_path: Path) -> None:
         EmbeddingStream(tmp_path / "mine.npy", order="tasks", n_tasks=13)
 
 
-def test_labels_from_elsewhere_names_and_regression(tmp_path: Path) -> None:
+def test_labels_of_another_file_names_and_regression(tmp_path: Path) -> None:
     words = np.array([f"class {label}" for label in LABELS])
     np.save(tmp_path / "words.npy", words)
     for kind in KINDS:
@@ -154,7 +156,7 @@ def test_pickled_objects_are_refused(tmp_path: Path) -> None:
             EmbeddingStream(tmp_path / f"objects.{kind}")
 
 
-def test_bfloat16_says_what_to_save(tmp_path: Path) -> None:
+def test_bfloat16_is_refused_with_a_remedy(tmp_path: Path) -> None:
     header = {"features": {"dtype": "BF16", "shape": [1, 2], "data_offsets": [0, 4]}}
     text = json.dumps(header).encode()
     (tmp_path / "x.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
@@ -162,7 +164,7 @@ def test_bfloat16_says_what_to_save(tmp_path: Path) -> None:
         EmbeddingStream(tmp_path / "x.safetensors")
 
 
-def test_the_real_ones() -> None:
+def test_real_embeddings() -> None:
     if not os.environ.get("KALSTREAM_DATA"):
         pytest.skip("KALSTREAM_DATA is not set")
     folder = Path(os.environ["KALSTREAM_DATA"]) / "embeddings"
@@ -203,7 +205,7 @@ def test_features_that_cannot_be_learned_are_named(tmp_path: Path, value: float)
         ({"times": np.full(N, np.nan)}, "that of row 0 is nan"),
     ],
 )
-def test_arrays_that_nothing_can_be_made_of(tmp_path: Path, arrays: dict, says: str) -> None:
+def test_unusable_arrays_are_refused(tmp_path: Path, arrays: dict, says: str) -> None:
     np.savez(tmp_path / "x.npz", **{"features": FEATURES, "labels": LABELS, **arrays})
     with pytest.raises(InvalidInput, match=f"x.npz: .*{says}"):
         EmbeddingStream(tmp_path / "x.npz")
@@ -220,7 +222,7 @@ def test_a_label_that_is_not_a_number_is_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_damaged_files_are_named(tmp_path: Path, kind: str) -> None:
-    """Bytes changed, cut out, put in: an error of ours, or a stream that can be read or not."""
+    """Changed, removed or added bytes give one of our errors or a stream, never another error."""
     path = write(tmp_path, kind, times=TIMES)
     whole_file, rng = path.read_bytes(), np.random.default_rng(0)
     for _ in range(150):

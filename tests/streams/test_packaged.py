@@ -1,4 +1,4 @@
-"""The packaged tables are the distributed ones, and every known data set says how to get it."""
+"""The packaged tables equal the published ones, and other data sets say how to get them."""
 
 import gzip
 import hashlib
@@ -17,7 +17,7 @@ SHA256 = {  # of elec.csv and weather.csv in scikit-multiflow-0.4.1.tar.gz
 
 
 @pytest.mark.parametrize("name", SHA256)
-def test_a_packaged_file_is_the_distributed_one(name: str) -> None:
+def test_a_packaged_file_equals_the_published_one(name: str) -> None:
     text = gzip.decompress(path_of(name).read_bytes())
     assert hashlib.sha256(text).hexdigest() == SHA256[name]
     header, *rows = text.decode().splitlines()
@@ -29,14 +29,14 @@ def test_a_packaged_file_is_the_distributed_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHA256)
-def test_a_packaged_file_is_the_one_of_the_data_folder(name: str) -> None:
+def test_a_packaged_file_equals_that_of_the_data_folder(name: str) -> None:
     if not os.environ.get("KALSTREAM_DATA"):
         pytest.skip("KALSTREAM_DATA is not set")
     csv = Path(os.environ["KALSTREAM_DATA"]) / "streams" / f"{name}.csv"
     assert gzip.decompress(path_of(name).read_bytes()) == csv.read_bytes()
 
 
-def test_what_is_known() -> None:
+def test_known_data_sets() -> None:
     assert [name for name, known in KNOWN.items() if known.packaged] == list(SHA256)
     for name, known in KNOWN.items():
         assert known.name == name
@@ -46,7 +46,7 @@ def test_what_is_known() -> None:
 
 
 @pytest.mark.parametrize(("name", "says"), [("cifar100", "tar.gz"), ("mnist", "not a known")])
-def test_what_is_not_packaged_says_how_to_get_it(name: str, says: str) -> None:
+def test_other_data_sets_say_how_to_get_them(name: str, says: str) -> None:
     with pytest.raises(InvalidInput, match=f"{name}.*{says}.*use: elec2, weather"):
         path_of(name)
 

@@ -5,7 +5,7 @@ import numpy as np
 from kalstream.streams.series import CHANGES, LENGTH, MEANS, time_series
 
 
-def test_means_and_noise_are_the_papers() -> None:
+def test_means_and_noise_equal_those_of_the_paper() -> None:
     stream = time_series(3)
     assert stream.task == "regression"
     assert stream.n_rows == LENGTH == 3058
@@ -18,6 +18,6 @@ def test_means_and_noise_are_the_papers() -> None:
     assert abs(noise.var() / 0.01 - 1) < 0.1
 
 
-def test_a_seed_is_a_series() -> None:
+def test_a_seed_determines_the_series() -> None:
     assert time_series(1).describe() == time_series(1).describe()
     assert time_series(1).describe() != time_series(2).describe()

@@ -135,7 +135,7 @@ def test_target_of_csv(tmp_path, values, task, labels):
         assert [type(t) for t in targets] == [type(label) for label in labels]
 
 
-def test_target_of_many_whole_numbers_is_an_amount(tmp_path):
+def test_many_different_whole_numbers_are_a_regression_target(tmp_path):
     path = csv(tmp_path, "x,y\n" + "".join(f"1,{k}\n" for k in range(101)))
     assert TableStream(path, "y").task == "regression"
     stream = TableStream(path, "y", task="classification")
@@ -143,7 +143,7 @@ def test_target_of_many_whole_numbers_is_an_amount(tmp_path):
     assert joined(stream)[1].tolist() == list(range(101))
 
 
-def test_rare_text_among_labels_or_amounts(tmp_path):
+def test_rare_text_among_labels_or_numbers(tmp_path):
     labels = csv(tmp_path, "x,y\n" + "1,0\n2,1\n" * 30 + "3,other\n")
     stream = TableStream(labels, "y")
     assert stream.guess.startswith(
@@ -211,7 +211,7 @@ def test_categorical_and_ignore(tmp_path):
     assert list(stream.encoder.features[0].slots) == ["01", "1"]
 
 
-def test_few_typos_do_not_make_a_number_a_category(tmp_path):
+def test_few_typos_do_not_make_a_column_a_category(tmp_path):
     path = csv(tmp_path, "x,y\n" + "1,0\n" * 30 + "oops,0\n" + "2,1\n")
     stream = TableStream(path, "y")
     assert kinds(stream) == {"x": "number"}
@@ -238,7 +238,7 @@ def test_every_type_of_text(text):
     assert not bad
 
 
-def test_infinities_can_be_taken_as_missing(tmp_path):
+def test_infinities_can_count_as_missing(tmp_path):
     path = csv(tmp_path, "x,y\nInfinity,1.5\n-inf,2\nnan,inf\n3,1\n")
     stream = TableStream(path, "y", task="regression")
     for _ in range(2):
@@ -288,7 +288,7 @@ def test_time_goes_back_between_batches(tmp_path):
         next(batches)
 
 
-def test_columns_restored_and_ahead(tmp_path):
+def test_columns_are_restored(tmp_path):
     names = [f"n{k}" for k in range(6)]
     text = "c,x,y\n" + "".join(f"{names[k % 3]},{k},0\n" for k in range(10_000))
     text += "".join(f"{v},1,1\n" for v in reversed(names * 2))
@@ -351,7 +351,7 @@ def test_frozen_for_prediction(tmp_path):
         TableStream(csv(tmp_path, "x,y\n1,2\n", "q.csv"), columns=frozen)
     with pytest.raises(InvalidInput, match="target is 'x', but columns were made for 'y'"):
         TableStream(path, "x", columns=frozen)
-    for column in frozen.features:  # a full one hashes
+    for column in frozen.features:  # a full table of categories uses hashes
         column.n_slots = len(column.slots) or 1
     (batch,) = TableStream(path, columns=frozen).batches()
     assert batch.rows[1, crc32(b"green") % 2] == 1
@@ -438,7 +438,7 @@ def pipe():
     return os.fdopen(read, "rb"), os.fdopen(write, "wb", buffering=0)
 
 
-def test_standard_input_hands_rows_on_as_they_come():
+def test_standard_input_yields_rows_at_once():
     reader, writer = pipe()
     with reader, writer:
         writer.write(b"x,c,y\n")

@@ -1,4 +1,4 @@
-"""Tables that cannot be read: what the message says, and what was handed on before."""
+"""Tables that cannot be read: the message, and the rows that came before the error."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ GOOD = "".join(f"{k},{k % 3},a\n" for k in range(40))
 )
 @pytest.mark.parametrize("more", [0, 60_000])
 def test_bad_row_in_the_middle(tmp_path, bad, value, message, more):
-    """Line 1 is the header, 2 and 3 one row; blocks of 1 MB may lie between."""
+    """Line 1 is the header, lines 2 and 3 are one row; blocks of 1 MB may come between."""
     head = 'a,b,y\n"7",1,"x\nz"\n' + GOOD + "123456,123456,some text\n" * more
     bad = bad if isinstance(bad, bytes) else bad.encode()
     path = write(tmp_path, head.encode() + bad + b"\n8,8,b\n" + bad + b"\n9,9,b\n")
@@ -58,14 +58,14 @@ def test_bad_row_in_the_middle(tmp_path, bad, value, message, more):
     assert (error.file, error.line, error.row) == (str(path), 44 + more, 42 + more)
     assert error.value == value
     stream = TableStream(path, "y", bad_rows="skip")
-    found = np.concatenate([batch.rows for batch in stream.batches()])
-    assert len(found) == 43 + more
-    assert found[-2:].tolist() == [[8, 8], [9, 9]]
+    rows = np.concatenate([batch.rows for batch in stream.batches()])
+    assert len(rows) == 43 + more
+    assert rows[-2:].tolist() == [[8, 8], [9, 9]]
     assert stream.skipped == 2
     for start in (3, 41 + more, 42 + more):
         batches = list(stream.batches(start))
         assert batches[0].start == start
-        np.testing.assert_array_equal(np.concatenate([b.rows for b in batches]), found[start:])
+        np.testing.assert_array_equal(np.concatenate([b.rows for b in batches]), rows[start:])
 
 
 def test_several_bad_records_before_a_bad_value(tmp_path):
@@ -78,7 +78,7 @@ def test_several_bad_records_before_a_bad_value(tmp_path):
     assert (len(rows), error.line, error.row) == (31, 34, 32)
 
 
-def test_labels_that_are_no_integers(tmp_path):
+def test_labels_must_be_integers(tmp_path):
     path = write(tmp_path, "x,y\n" + "1,1\n2,0\n" * 5000 + "3,cat\n")
     rows, error = read(TableStream(path, "y"))
     assert len(rows) == 10_000
@@ -133,7 +133,7 @@ def test_bad_json_line(tmp_path, name):
         ("b,y\n1,x\n", r"target='a': there is no such column; columns: b, y"),
     ],
 )
-def test_files_that_are_no_tables(tmp_path, content, message):
+def test_files_without_a_table(tmp_path, content, message):
     path = write(tmp_path, content)
     with pytest.raises(InvalidInput, match=message) as caught:
         TableStream(path, "a" if "target" in message else "y")
@@ -214,13 +214,13 @@ def test_compressed_text_damaged_half_way(tmp_path, compression, harm):
     data = sink.getvalue().to_pybytes()
     half = len(data) // 2
     data = data[:half] + (b"" if harm == "cut" else b"\xff" * 100 + data[half + 100 :])
-    path = write(tmp_path, data, "t.csv.zst")  # what is inside counts, not the name
+    path = write(tmp_path, data, "t.csv.zst")  # the content decides, not the name
     stream = TableStream(path, "y")
     rows, error = read(stream)
     if harm == "cut":
         assert 40_000 < len(rows) < 60_000
     assert rows[:, 0].tolist() == list(range(len(rows)))
-    assert type(error) in (InvalidInput, BadRow)  # inflate may find the damage late
+    assert type(error) in (InvalidInput, BadRow)  # decompression may find the damage late
     if type(error) is InvalidInput:
         assert f"{path} cannot be read after line {len(rows) + 1} (" in str(error)
 
@@ -240,7 +240,7 @@ def test_quote_never_closed(tmp_path):
     assert np.concatenate([b.rows for b in stream.batches()])[:, 0].tolist() == [1, 3, 4]
 
 
-def test_endless_line_is_an_error_not_all_memory(tmp_path):
+def test_an_endless_line_raises_before_memory_is_full(tmp_path):
     path = write(tmp_path, b'a,y\n1,x\n2,"' + b"x" * (40 << 20))
     _, error = read(TableStream(path, "y"))
     assert error.line == 3
@@ -275,7 +275,7 @@ def test_missing_and_forbidden(tmp_path, monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)  # the tests may run as a user who may read all
+    monkeypatch.setattr(Path, "open", refuse)  # the tests may run as a user who can read all files
     with pytest.raises(Unreadable, match=r"table.csv: this user may not read it"):
         TableStream(tmp_path / "table.csv", "y")
     monkeypatch.setattr(Path, "iterdir", refuse)
@@ -287,7 +287,7 @@ def test_missing_and_forbidden(tmp_path, monkeypatch):
 @pytest.mark.parametrize("number", ["1.1e100", "-1e308", "1e400", "-1e999", "9" * 150])
 @pytest.mark.parametrize("column", ["x", "t", "y"])
 def test_a_number_that_is_too_large(tmp_path, kind, number, column):
-    """One rule: what is written as a number and beyond 1e100 is a bad row, whatever its size."""
+    """A row with a number beyond 1e100 is a bad row, for any number of digits."""
     rows = [{"t": str(k), "x": f"{k}.5", "y": f"{k}.25"} for k in range(30)]
     rows[20][column] = number
     if kind == "jsonl":
@@ -296,17 +296,17 @@ def test_a_number_that_is_too_large(tmp_path, kind, number, column):
         lines = ["t,x,y", *(",".join(row.values()) for row in rows)]
     data = "\n".join(lines).encode()
     path = write(tmp_path, gzip.compress(data) if "gz" in kind else data, f"t.{kind}")
-    how = {"task": "regression", "time": "t"}
-    if kind == "jsonl" and "9" * 150 in number:  # its block has text for this column
-        how["columns"] = TableStream(
-            write(tmp_path, "t,x,y\n0,0.5,0.5\n", "a.csv"), "y", **how
+    options = {"task": "regression", "time": "t"}
+    if kind == "jsonl" and "9" * 150 in number:  # this column of its block has text
+        options["columns"] = TableStream(
+            write(tmp_path, "t,x,y\n0,0.5,0.5\n", "a.csv"), "y", **options
         ).encoder
-    rows, error = read(TableStream(path, "y", **how))
+    rows, error = read(TableStream(path, "y", **options))
     assert len(rows) == 20
     assert (error.line, error.column) == (21 if kind == "jsonl" else 22, column)
     assert f"{path}, line {error.line}: column {column!r} holds" in str(error)
     assert "beyond 1e+100" in str(error)
-    stream = TableStream(path, "y", bad_rows="skip", **how)
+    stream = TableStream(path, "y", bad_rows="skip", **options)
     assert sum(len(batch) for batch in stream.batches()) == 29
     assert stream.skipped == 1
     assert f"column {column!r}" in stream.skipped_why[0]
@@ -332,7 +332,7 @@ def test_a_column_of_too_large_numbers_does_not_become_a_category(tmp_path):
 @pytest.mark.parametrize(
     "header", ["x" * 5_000_000 + ",z", ",".join(f"c{k:07}" for k in range(100_000))]
 )
-def test_a_long_header_makes_no_long_message(tmp_path, header):
+def test_a_long_header_gives_a_short_message(tmp_path, header):
     path = write(tmp_path, header + "\n" + "1," * header.count(",") + "1\n")
     for asked in ({"target": "y"}, {"target": "x" * 5_000_000 + "y"}, {}):
         with pytest.raises(InvalidInput) as caught:

@@ -1,4 +1,4 @@
-"""One table, written in every format, is one stream."""
+"""A table gives the same stream in every format."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from kalstream.streams import _csv
 from kalstream.streams._csv import Csv
 from kalstream.streams.table import Columns, TableStream
 
-# Text that no reader takes for a number, a date or nothing; commas, quotes and newlines included.
+# Text that no reader reads as a number, a date or a missing value; with commas, quotes, newlines.
 TEXTS = st.text(st.sampled_from('xyé,;"\n\r|{ 1'), max_size=5).map(lambda t: "x" + t + "x")
 NUMBERS = st.floats(-1e100, 1e100)
 
 
 @st.composite
 def tables(draw):
-    """Columns of each kind; the target last."""
+    """Columns of each kind, with the target last."""
     n = draw(st.integers(1, 40))
 
     def column(values):
@@ -62,7 +62,7 @@ def as_json(table):
 
 
 def write_all(folder, table):
-    """The table in each format; a path each."""
+    """Write the table in each format; return the paths."""
     text, lines = as_csv(table), as_json(table)
     (folder / "t.csv").write_bytes(text)
     (folder / "t.csv.gz").write_bytes(gzip.compress(text))
@@ -91,8 +91,8 @@ def joined(stream, start=0):
 
 @settings(max_examples=60, deadline=None)
 @given(tables(), st.data())
-def test_every_format_is_the_same_stream(table, data):
-    small = data.draw(st.sampled_from([0, _csv.SMALL]))  # by pyarrow and by hand
+def test_every_format_gives_the_same_stream(table, data):
+    small = data.draw(st.sampled_from([0, _csv.SMALL]))  # written by pyarrow and by hand
     with tempfile.TemporaryDirectory() as name, mock.patch.object(_csv, "SMALL", small):
         paths = write_all(Path(name), table)
         expected = None
@@ -115,10 +115,10 @@ def test_every_format_is_the_same_stream(table, data):
 
 @settings(max_examples=60, deadline=None)
 @given(tables(), st.lists(st.integers(1, 30), min_size=1))
-def test_pieces_of_standard_input_do_not_matter(table, sizes):
+def test_fragments_of_standard_input_do_not_matter(table, sizes):
     for text in (as_csv(table), as_json(table)):
 
-        class Pieces:
+        class Fragments:
             def __init__(self, text):
                 self.text, self.turn = text, 0
 
@@ -129,7 +129,7 @@ def test_pieces_of_standard_input_do_not_matter(table, sizes):
                 return piece
 
         whole = TableStream(io.BytesIO(text), "y", bad_rows="skip")
-        parts = TableStream(Pieces(text), "y", bad_rows="skip")
+        parts = TableStream(Fragments(text), "y", bad_rows="skip")
         assert whole.columns == parts.columns
         rows, targets = joined(whole)
         again, targets_again = joined(parts)
@@ -148,7 +148,7 @@ FIELDS = st.sampled_from(["1", '"x,y"', '"p""q"', '"l\nm"', '"\r"', 'x"y', "", '
     st.text(st.sampled_from('ab1,"\n\r é'), max_size=20),
 )
 def test_fast_and_slow_parsing_agree(records, end, rest):
-    """What pyarrow takes, the slow parser takes for the same; and each record has its line."""
+    """The slow parser reads the same as pyarrow, and knows the line of each record."""
     table = Csv("t.csv", ",", b"a,b,c\n")
     data = (end.join(records) + end + rest + "\n").encode()
     data = data[: table.end(data)]
