@@ -154,11 +154,11 @@ def test_er_is_cross_entropy_of_new_and_drawn_rows(
     for rows, labels in chunks(seed, n):
         learner.step(rows, labels)
         for _ in range(n_steps):
-            chunks = [(rows, labels)]
+            batch = [(rows, labels)]
             if past:
                 drawn = torch.randint(len(past), (draw,), generator=rng).tolist()
-                chunks += [(past[i][0][None], past[i][1][None]) for i in drawn]
-            both = [torch.cat(parts) for parts in zip(*chunks, strict=True)]
+                batch += [(past[i][0][None], past[i][1][None]) for i in drawn]
+            both = [torch.cat(parts) for parts in zip(*batch, strict=True)]
             plain.descend(plain.loss(both[0], both[1]))
         past = [*past, *zip(rows, labels, strict=True)][-size:]
     same_network(learner, plain)

@@ -200,10 +200,10 @@ from kalstream import KalmanClassifier
 class Failing(KalmanClassifier):
     predict_then_learn = property()  # so that rows go through partial_fit
 
-    def partial_fit(self, X, y, **how):
+    def partial_fit(self, X, y, **options):
         if getattr(self, "n_seen_", 0) >= 150:
             raise ArithmeticError("enough")
-        return super().partial_fit(X, y, **how)
+        return super().partial_fit(X, y, **options)
 
 
 def make(seed):
