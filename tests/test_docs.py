@@ -68,7 +68,7 @@ def test_readme_code_prints_what_the_readme_says(capsys: pytest.CaptureFixture[s
     fixed = code.replace("KalmanClassifier(random", "KalmanClassifier(1.0, random")
     exec(fixed.replace("model.drift().since", "0"), {})  # a fixed gamma has no alarm
     accuracy = re.search(r"accuracy ([0-9.]+),", capsys.readouterr().out).group(1)
-    assert f"gets {accuracy}." in text.replace("\n", " ")
+    assert f"the accuracy is {accuracy}." in text.replace("\n", " ")
 
 
 def test_time_series_example(
@@ -159,7 +159,7 @@ def test_layers_are_those_of_the_import_check() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
     page = section((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), "Layers")
-    listed = re.search(r"From the bottom: (.*?)\. ", page, re.DOTALL).group(1)
+    listed = re.search(r"lowest first: (.*?)\.\s", page, re.DOTALL).group(1)
     assert re.findall(r"`(\w+)`", listed) == [layer.strip("()") for layer in reversed(layers)]
 
 

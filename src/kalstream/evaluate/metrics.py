@@ -529,7 +529,8 @@ _BUILT_IN: Final = (
     Metric(
         "code_length",
         "code length",
-        "sum of -log2 p: bits needed to send all labels, each coded with its prediction",
+        "sum of -log2 p: bits needed to send all labels, if each label is coded with its "
+        "predicted probability",
         CLASSIFICATION,
         "less",
         "bits",
