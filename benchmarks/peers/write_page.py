@@ -107,7 +107,7 @@ class Quality:
 def wins_section(quality: Quality, *more: list[str]) -> list[str]:
     """List where a peer is better than kalstream's default; ``more`` has lines to append."""
     lines = []
-    for key, word in {"accuracy": "accuracy", "log_loss": "log-loss", "ece": "ECE"}.items():
+    for key, word in {"accuracy": "Accuracy", "log_loss": "Log-loss", "ece": "ECE"}.items():
         won = 0
         for stream in quality.streams:
             own = quality.mean(OURS, stream, key)
@@ -115,15 +115,17 @@ def wins_section(quality: Quality, *more: list[str]) -> list[str]:
             better = {m: v for m, v in others.items() if KEYS.get(key, 1.0) * (own - v) > 0.0}
             won += not better
             if better:
-                named = ", ".join(f"{name} {value:.4f}" for name, value in better.items())
-                lines.append(f"{word} on {stream}: {named}; kalstream {own:.4f}")
+                named = "; ".join(f"{name}: {value:.4f}" for name, value in better.items())
+                lines.append(f"**{word} on {stream}.** {named}. kalstream: {own:.4f}")
         if won == len(quality.streams):
-            lines.append(f"{word}: on none of the {won} streams")
-    for key, word in {"us": "microseconds a row", "kb": "KB of memory"}.items():
+            lines.append(f"**{word}.** No peer wins on any of the {won} streams")
+    for key, word in {"us": "Microseconds per row", "kb": "KB of memory"}.items():
         own = quality.average(OURS, key)
         better = {m: quality.average(m, key) for m in quality.methods[1:]}
-        named = [f"{name} {value:,.0f}" for name, value in better.items() if value < own]
-        lines.append(f"{word}, mean over streams: {', '.join(named) or '-'}; kalstream {own:,.0f}")
+        named = [f"{name}: {value:,.0f}" for name, value in better.items() if value < own]
+        lines.append(
+            f"**{word}, mean over streams.** {'; '.join(named) or '-'}. kalstream: {own:,.0f}"
+        )
     lines += [line for each in more for line in each]
     return ["## Where a peer wins", "\n".join(f"- {each}" for each in lines)]
 
@@ -142,16 +144,17 @@ def quality_section(quality: Quality) -> list[str]:
     return [
         "## Accuracy and log-loss",
         table(names, rows),
-        "Accuracy / log-loss in nats, means over seeds where a method is random. Rows: "
+        "The table shows accuracy / log-loss in nats. For random methods the numbers are means over "
+        "seeds; ARF of 50 trees and SRP have one seed. Rows: "
         + ", ".join(f"{s} {n:,}" for s, n in most.items())
-        + " (the first rows of elec2 and covtype). A label never seen before has probability "
-        "1/(n+1) after n rows, for all methods. ARF of 50 trees and SRP have one seed. kalstream "
-        "also learns how labels follow each other, because each label is known before the next row "
-        "comes. The table of variants shows kalstream without this.",
+        + " (of elec2 and covtype only the first rows). A label never seen before has probability "
+        "1/(n+1) after n targets, for all methods. kalstream also uses recent labels, because here "
+        "each label is known before the next row comes. The table of variants shows the results "
+        "without them.",
         "![mean ranks](benchmarks/ranks.png)",
         "![accuracy against time](benchmarks/time.png)",
-        "### Against the best ensemble of trees",
-        table(["stream", "most accurate", "kalstream", "the other", "ratio"], _faster(quality)),
+        "### Time compared with the best ensemble of trees",
+        table(["stream", "best ensemble", "kalstream", "that ensemble", "ratio"], _faster(quality)),
         *_seeds(quality),
         "### Variants of kalstream",
         table(
@@ -163,8 +166,8 @@ def quality_section(quality: Quality) -> list[str]:
             ["method", "Brier", "ECE", "kappa against no-change", "us a row", "KB"],
             _others(quality),
         ),
-        "Time is processor time to predict and learn a row, one row per call, after compilation; "
-        "memory is the size of the pickled learner.",
+        "Time is processor time to predict and learn a row, one row per call, after compilation. "
+        "Memory is the size of the pickled learner.",
         *_whole(quality),
     ]
 
@@ -219,8 +222,8 @@ def _whole(quality: Quality) -> list[str]:
     return [
         f"### {title}",
         table(["method", "accuracy", "log-loss", "us a row"], lines),
-        "Here a call (`predict_then_learn`) has a hundred rows. They are still predicted and "
-        "learned one by one, and the labels before each row are used.",
+        "Here each call of `predict_then_learn` gets a hundred rows. They are still predicted and "
+        "learned one by one, with recent labels.",
     ]
 
 
@@ -237,49 +240,50 @@ def calibration_section(quality: Quality) -> list[str]:
             for when in ("before", "after")
         ]
         lines.append([name, *shown])
-    names = ["method", "log-loss", "calibrated", "ECE", "calibrated"]
+    names = ["method", "log-loss", "log-loss, calibrated", "ECE", "ECE, calibrated"]
     return [
         "## Calibration",
         table(names, lines),
-        "Means over streams, seed 0. Calibrated: the probabilities of a method raised to a power "
-        "that is learned online, as kalstream's filters do internally. Probabilities that are "
-        'calibrated already get worse. "kalstream, not calibrated" is its plain mixture without '
-        "this. Before the power is taken, probabilities below 1e-6 become 1e-6. This alone helps "
-        "methods that give a class the probability 0 before it comes.",
+        "The numbers are means over streams, seed 0. For the calibrated columns, the probabilities "
+        "of a method are raised to a power that is learned online. kalstream does the same inside "
+        "its filters. Probabilities that were already calibrated get worse. "
+        '"kalstream, not calibrated" is its plain mixture without calibration. Before the power is '
+        "taken, probabilities below 1e-6 become 1e-6. This alone helps methods that give a class "
+        "the probability 0 before it comes.",
         "![reliability](benchmarks/reliability.png)",
     ]
 
 
-def noticed(cells: list[dict[str, Any]], kind: str, name: str) -> tuple[int, float]:
-    """Number of changes of a kind that a detector noticed, and the median delay in rows."""
+def detected(cells: list[dict[str, Any]], kind: str, name: str) -> tuple[int, float]:
+    """Number of changes of a kind that a detector detected, and the median delay in rows."""
     mine = [cell["detectors"][name]["delays"] for cell in cells if cell["kind"] == kind]
     delays = [delay for each in mine for delay in each]
     return len(delays), float(np.median(delays)) if delays else np.inf
 
 
 def detect_wins(results: dict[str, Any]) -> list[str]:
-    """List where a detector notices more changes than kalstream's alarm, or notices them sooner."""
+    """List where a detector detects more changes than kalstream's alarm, or detects them sooner."""
     cells, lines = results["cells"], []
     for kind in dict.fromkeys(cell["kind"] for cell in cells if cell["changes"]):
-        own = noticed(cells, kind, OURS)
+        own = detected(cells, kind, OURS)
         for name in cells[0]["detectors"]:
-            count, delay = noticed(cells, kind, name)
+            count, delay = detected(cells, kind, name)
             if count > own[0] or delay < own[1]:
                 lines.append(
-                    f"{kind} changes: {name} notices {count}, in the median after {delay:.0f} "
-                    f"rows; kalstream {own[0]}, after {own[1]:.0f}"
+                    f"**{kind.capitalize()} changes.** {name} detects {count}, with a median delay "
+                    f"of {delay:.0f} rows. kalstream detects {own[0]}, with {own[1]:.0f} rows"
                 )
     return lines
 
 
 def detect_section(results: dict[str, Any]) -> list[str]:
-    """Changes noticed by each detector, and the regret."""
+    """Changes detected by each detector, and the regret."""
     cells, lines, regrets = results["cells"], [], []
     for kind in dict.fromkeys(cell["kind"] for cell in cells):
         mine = [cell for cell in cells if cell["kind"] == kind]
         for name in mine[0]["detectors"]:
             judged = [cell["detectors"][name] for cell in mine]
-            count, delay = noticed(cells, kind, name)
+            count, delay = detected(cells, kind, name)
             n_changes = sum(cell["changes"] for cell in mine)
             shown = f"{count} of {n_changes}" if n_changes else ""
             median = f"{delay:.0f}" if count else ""
@@ -288,18 +292,21 @@ def detect_section(results: dict[str, Any]) -> list[str]:
         each = [cell["regret"] for cell in mine]
         regrets.append([kind, *(f"{np.mean([one[k] for one in each]):+.4f}" for k in each[0])])
     return [
-        "## Changes that are known",
-        table(["change", "detector", "noticed", "median delay", "false in 10,000"], lines),
-        "Three classes by a noisy linear rule, 5, 20 and 50 columns, three seeds each; a gradual "
-        "change takes 2,000 rows. A change is noticed by an alarm within 1,500 rows of its "
-        "start; the delay is the median over the noticed changes. False: an alarm neither during a "
-        "change nor within 1,500 rows after it. ADWIN also raises an alarm when errors decrease. "
+        "## Detecting known changes",
+        table(
+            ["change", "detector", "detected", "median delay", "false alarms in 10,000 rows"], lines
+        ),
+        "A noisy linear rule makes three classes. There are streams with 5, 20 and 50 columns, and "
+        "three seeds of each. A gradual change takes 2,000 rows. A change counts as detected if an "
+        "alarm begins within 1,500 rows after the change starts. The delay is the median over the "
+        "detected changes. An alarm is false if it begins neither during a change nor within 1,500 "
+        "rows after it. ADWIN also raises an alarm when errors decrease. "
         "river's detectors see the errors of the same predictions, which are those of "
         "`KalmanClassifier` on scaled columns.",
         "### Regret against the best fixed gamma",
         table(["change", *cells[0]["regret"]], regrets),
         "Log-loss minus that of the best of five fixed gammas, chosen in hindsight for each "
-        "stream. Below 0 is better than all five. mixture: without the stack.",
+        'stream. Below 0 is better than all five. "mixture" is kalstream without the stack.',
     ]
 
 
@@ -327,24 +334,25 @@ def speed_wins(results: dict[str, Any]) -> list[str]:
         x, us, _ = mine[OURS]
         for end in (0, -1):
             there = {n: their[1][end] for n, their in mine.items() if their[0][end] == x[end]}
-            faster = [f"{n} {t:,.0f}" for n, t in there.items() if t < us[end] and OURS not in n]
+            faster = [f"{n}: {t:,.0f}" for n, t in there.items() if t < us[end] and OURS not in n]
             if faster:
-                named = ", ".join(faster)
+                named = "; ".join(faster)
                 where = f"{title} at {x[end]:,.0f}"
-                lines.append(f"microseconds a row, {where}: {named}; kalstream {us[end]:,.0f}")
+                lines.append(
+                    f"**Microseconds per row, {where}.** {named}. kalstream: {us[end]:,.0f}"
+                )
     wide = [
         c for c in results["cells"] if c["columns"] == max(c["columns"] for c in results["cells"])
     ]
     sizes = {c["method"]: c["kb"] / 1024 for c in wide}
     smaller = {n: mb for n, mb in sizes.items() if mb < sizes[OURS] and OURS not in n}
-    named = ", ".join(f"{name} {mb:,.1f}" for name, mb in smaller.items())
-    lines.append(
-        f"MB of a model of {wide[0]['columns']:,} columns: {named}; kalstream {sizes[OURS]:,.1f}"
-    )
+    named = "; ".join(f"{name}: {mb:,.1f}" for name, mb in smaller.items())
+    where = f"{wide[0]['columns']:,} columns"
+    lines.append(f"**MB per model with {where}.** {named}. kalstream: {sizes[OURS]:,.1f}")
     (_, own), *others = results["begin"].values()
     if any(ready < own for _, ready in others):
-        named = ", ".join(f"{n} {ready:.1f}" for n, (_, ready) in results["begin"].items())
-        lines.append(f"seconds to import and learn ten rows: {named}")
+        named = "; ".join(f"{n}: {ready:.1f}" for n, (_, ready) in results["begin"].items())
+        lines.append(f"**Seconds to import and learn ten rows.** {named}")
     return lines
 
 
@@ -365,9 +373,10 @@ def speed_section(results: dict[str, Any]) -> list[str]:
     return [
         "## Speed",
         "![time of a row](benchmarks/speed.png)",
-        "Each row is predicted and learned. kalstream uses raw columns here, so that features are "
-        "columns. A missing point took more than 20 s for its first rows.",
-        table(["exponent of the time in", *curves], grown),
+        "Each row is predicted and learned. kalstream uses raw columns here, so the number of "
+        "features equals the number of columns. Points are missing where a method took more than "
+        "20 s for the first rows.",
+        table(["exponent of the growth of time with", *curves], grown),
         "Fitted to the upper half of each method's own points: 1 is linear, 2 quadratic.",
         table(["64 columns, 100 classes", "a row", "model"], sizes),
         table(["start-up", "import", "import and the first ten rows"], begun),
@@ -381,9 +390,9 @@ def text_of(results: dict[str, Any], quality: Quality) -> str:
     versions = ", ".join(f"{name} {value}" for name, value in about["versions"].items())
     body = [
         "# kalstream against its peers",
-        "Made by `make bench-peers` from the result files in "
-        "[`benchmarks/peers/results`](../benchmarks/peers/results). Each row is predicted, then "
-        "learned, one row at a time. "
+        "`make bench-peers` makes this page from the result files in "
+        "[`benchmarks/peers/results`](../benchmarks/peers/results). Each row is predicted before it "
+        "is learned, one row at a time. "
         f"{versions}; {about['machine']}; {about['processes']} processes.",
         Path(__file__).with_name("words.md").read_text(encoding="utf-8").strip(),
         *wins_section(
