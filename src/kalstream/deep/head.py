@@ -36,9 +36,9 @@ class Moments(NamedTuple):
 class KalmanHead(nn.Module):
     """A linear layer with Gaussian weights, updated exactly by a Kalman filter.
 
-    ``forward`` and ``log_prob`` are differentiable with respect to the features and the
-    calibration, so the network below can be trained by gradients. ``observe`` runs the filter, in
-    place.
+    ``forward`` and ``log_prob`` are differentiable with respect to the features, so the network
+    below can be trained by gradients. ``log_prob`` is also differentiable with respect to the
+    calibration. ``observe`` runs the filter, in place.
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ Numbers = NDArray[np.int64]
 
 ORDERS: Final = ("stationary", "tasks", "drift", "time")
 N_TASKS: Final = 10
-# Of the stand-in for CLOC: how uneven class frequencies, colours and brightness become.
+# Of the substitute for CLOC: how uneven class frequencies, colours and brightness become.
 _UNEVEN, _COLOUR, _BRIGHT = 2.0, 0.4, 0.5
 
 

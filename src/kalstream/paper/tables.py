@@ -85,7 +85,7 @@ def _note(plan: Plan, results: Results) -> str:
     if quick:
         parts.append("quick version, not comparable with the paper")
     elif any(method.paper for method in plan.methods):
-        parts.append("bold where the paper's number is reached, rounded to 0.1 %")
+        parts.append("bold: the paper's number is reached, after rounding to 0.1 %")
     missing = sum(not results.runs_of(*cell) for cell in plan.cells())
     if missing:
         parts.append(f"not run yet: {missing} cells")
