@@ -164,7 +164,7 @@ def test_where_a_peer_is_faster() -> None:
     ]
     begin = {"kalstream": (1.0, 2.0), "other": (1.0, 1.5)}
     assert write_page.speed_wins({"cells": cells, "begin": begin}) == [
-        "microseconds a row, columns (classes 2, chunk 1) at 8: other 5; kalstream 10",
-        "MB of a model of 64 columns: other 1.0; kalstream 2.0",
-        "seconds to import and learn ten rows: kalstream 2.0, other 1.5",
+        "**Microseconds per row, columns (classes 2, chunk 1) at 8.** other: 5. kalstream: 10",
+        "**MB per model with 64 columns.** other: 1.0. kalstream: 2.0",
+        "**Seconds to import and learn ten rows.** kalstream: 2.0; other: 1.5",
     ]

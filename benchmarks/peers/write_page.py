@@ -144,8 +144,8 @@ def quality_section(quality: Quality) -> list[str]:
     return [
         "## Accuracy and log-loss",
         table(names, rows),
-        "The table shows accuracy / log-loss in nats. For random methods the numbers are means over "
-        "seeds; ARF of 50 trees and SRP have one seed. Rows: "
+        "The table shows accuracy / log-loss in nats. For random methods the numbers are means "
+        "over seeds; ARF of 50 trees and SRP have one seed. Rows: "
         + ", ".join(f"{s} {n:,}" for s, n in most.items())
         + " (of elec2 and covtype only the first rows). A label never seen before has probability "
         "1/(n+1) after n targets, for all methods. kalstream also uses recent labels, because here "
@@ -391,8 +391,8 @@ def text_of(results: dict[str, Any], quality: Quality) -> str:
     body = [
         "# kalstream against its peers",
         "`make bench-peers` makes this page from the result files in "
-        "[`benchmarks/peers/results`](../benchmarks/peers/results). Each row is predicted before it "
-        "is learned, one row at a time. "
+        "[`benchmarks/peers/results`](../benchmarks/peers/results). Each row is predicted before "
+        "it is learned, one row at a time. "
         f"{versions}; {about['machine']}; {about['processes']} processes.",
         Path(__file__).with_name("words.md").read_text(encoding="utf-8").strip(),
         *wins_section(
