@@ -58,7 +58,7 @@ def labels(name: str, values: Any) -> tuple[list[Any], bool]:
 
 
 def _plain(value: Any) -> Any:
-    """A numpy number or string as Python's; dates are left as they are."""
+    """A numpy number or string as a Python object; dates stay as they are."""
     is_plain = isinstance(value, np.generic) and value.dtype.kind not in "mM"
     return value.item() if is_plain else value
 

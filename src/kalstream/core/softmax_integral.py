@@ -395,7 +395,7 @@ def _label(
     slope: Floats,
     work: Floats,
 ) -> tuple[float, float, float, float, float, float, int, int, int, int, int]:
-    """`label_terms`, and what else `label_rows` needs; `work[8]` holds p w at the nodes."""
+    """`label_terms`, with more results for `label_rows`; `work[8]` holds p w at the nodes."""
     log_cdf, rho, suffix, others, lifts = work[0], work[1], work[2], work[3], work[4]
     product, spread, squares, posterior = work[5], work[6], work[7], work[8]
     weights, change = work[9, :POINTS], work[9, POINTS : 2 * POINTS]
