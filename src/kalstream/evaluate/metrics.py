@@ -343,7 +343,7 @@ class LabelScore(Score):
         return float(np.abs(confidence - right).sum() / (count.sum() or math.nan))
 
     def macro_f1(self) -> float:
-        """F1, averaged over the classes that came or were predicted."""
+        """F1, averaged over the classes that occurred or were predicted."""
         right, true, predicted = self.classes
         there = true + predicted > 0
         f1 = 2.0 * right[there] / (true + predicted)[there]
