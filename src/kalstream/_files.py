@@ -194,7 +194,7 @@ def _lock(descriptor: int) -> bool | None:
 
 
 class Lock:
-    """A file that one process holds until it releases it or ends, also if it is killed.
+    """A lock file: one process holds it until it releases it, ends or is killed.
 
     Parameters
     ----------

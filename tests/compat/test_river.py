@@ -481,7 +481,9 @@ def test_odd_rows_labels_targets_and_weights_are_refused_by_name(kind: Any, n: i
         if not isinstance(x, dict | pd.Series):
             calls.append(("^x must be a dict", lambda x=x: model.predict_one(x)))
     for y in (ODD_LABELS if kind is KalmanClassifier else ODD_TARGETS).values():
-        calls.append(("y (is|holds) ", lambda y=y: model.learn_one({"a": 1.0, "new": 2.0}, y)))
+        calls.append(
+            ("y (is|holds|contains) ", lambda y=y: model.learn_one({"a": 1.0, "new": 2.0}, y))
+        )
     for w in ODD_WEIGHTS:
         calls.append(("^w ", lambda w=w: model.learn_one({"a": 1.0, "new": 2.0}, good, w)))
     two = pd.DataFrame({"a": [1.0, 2.0], "new": [np.nan, 1.0]})

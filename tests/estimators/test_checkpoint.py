@@ -324,7 +324,7 @@ def test_foreign_transformers(path: Path) -> None:
     assert same(again.transform(rows), scaler.transform(rows))
     assert same(again.partial_fit(rows).var_, scaler.partial_fit(rows).var_)
     wrong = MinMaxScaler()
-    with pytest.raises(CheckpointError, match=r"of a sklearn.*StandardScaler, got a .*MinMaxScale"):
+    with pytest.raises(CheckpointError, match=r"class sklearn.*StandardScaler, but .*MinMaxScale"):
         checkpoint.fill(wrong, saved)
     assert same(vars(wrong), vars(MinMaxScaler()))
 
@@ -408,7 +408,7 @@ def test_files_that_are_no_checkpoints(path: Path, tmp_path: Path) -> None:
         checkpoint.read(path, "Thing")
     with pytest.raises(CheckpointError, match="is a folder; pass the path"):
         checkpoint.read(tmp_path, "Thing")
-    assert "it is empty" in reason(path, b"")
+    assert "not a checkpoint (an empty file)" in reason(path, b"")
     assert "not a safetensors file" in reason(path, b"gamma,half_life\n" * 99)
     for metadata in (None, {"format": "pt"}):
         save_file({"x": np.zeros(3)}, path, metadata)

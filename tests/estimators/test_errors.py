@@ -26,14 +26,17 @@ BAD_MORE = {
     "negative weight": ({"sample_weight": -np.ones(60)}, "sample_weight must not be negative"),
     "NaN weight": ({"sample_weight": np.full(60, np.nan)}, "sample_weight holds nan"),
     "weights": ({"sample_weight": np.ones(59)}, r"sample_weight .* shape \(60,\)"),
-    "time back": ({"time": 160.0 - np.arange(60.0)}, "time goes back by 1 to 159 at row 1 of X"),
+    "time back": (
+        {"time": 160.0 - np.arange(60.0)},
+        "time decreases from 160 to 159 at row 1 of X",
+    ),
     "time NaN": ({"time": np.full(60, np.nan)}, "time holds nan"),
     "times": ({"time": np.arange(61)}, r"time must be a scalar or have shape \(60,\)"),
     "time text": ({"time": ["now"] * 60}, "time must be real numbers"),
     "NaT": ({"time": np.full(60, "NaT", "datetime64[s]")}, r"time is missing \(NaT\) at row 0"),
 }
 BAD_LABELS = {
-    "values": ([0.5] * 60, "Unknown label type: y holds 0.5"),
+    "values": ([0.5] * 60, "Unknown label type: y contains 0.5"),
     "too few": (Y[:-1], "y has 59 labels for the 60 rows"),
     "two columns": (np.stack([Y, Y], axis=1), "y must be one label per row|should be a 1d array"),
     "unhashable": (of_objects([[1]] * 60), "which cannot be a label; use numbers or strings"),
@@ -48,9 +51,9 @@ BAD_VALUES = {
     "nothing": (np.zeros((60, 0)), r"y has shape \(60, 0\)"),
     "None": (None, "requires y to be passed"),
     "partly": (np.where(np.eye(60, 2) > 0.0, np.nan, 1.0), "partly NaN|contains NaN"),
-    "huge": (np.where(X[:, 0] > 1.0, 1e200, VALUES), "scale it"),
-    "huge first": (np.where(np.arange(60) == 0, 1e200, VALUES), r"y holds 1e\+200 at row 0, more"),
-    "huge all": (np.full((60, 2), -1e200), r"y holds -1e\+200 at row 0, more than 1e\+100"),
+    "huge": (np.where(X[:, 0] > 1.0, 1e200, VALUES), "scale y"),
+    "huge first": (np.where(np.arange(60) == 0, 1e200, VALUES), r"y is 1e\+200 at row 0; the"),
+    "huge all": (np.full((60, 2), -1e200), r"y is -1e\+200 at row 0; .* is 1e\+100"),
 }
 
 
@@ -110,7 +113,7 @@ def test_before_anything_is_learned(kind):
     nothing = [None] * 60 if kind is KalmanClassifier else [np.nan] * 60
     model.partial_fit(X, nothing)
     assert model.n_seen_ == 60
-    with pytest.raises(NotFittedError, match="has not seen a target yet: 60 rows passed"):
+    with pytest.raises(NotFittedError, match="not fitted yet: it has seen 60 rows, all without"):
         model.predict(X)
     assert model.partial_fit(X, target(kind)).predict(X).shape == (60,)
 

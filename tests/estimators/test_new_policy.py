@@ -296,5 +296,5 @@ def test_it_runs_in_the_prequential_loop_and_behind_river() -> None:
 def test_a_state_of_another_policy_is_refused() -> None:
     X, y = rows_that_turn(20)
     model = duel().partial_fit(X, y).set_params(forgetting="mixture")
-    with pytest.raises(InvalidInput, match=r"set it back, or call reset\(\)"):
+    with pytest.raises(InvalidInput, match=r"restore the old value, or call reset\(\)"):
         model.predict(X)

@@ -497,7 +497,7 @@ def test_dates_as_labels():
 def test_labels_that_cannot_be_one_are_quoted():
     for bad, says in (
         ([[1], {2}, 3, 4], r"y holds \[1\], which cannot be a label"),
-        ([Decimal("1.5")] * N, r"Unknown label type: y holds Decimal\('1.5'\)"),
+        ([Decimal("1.5")] * N, r"Unknown label type: y contains Decimal\('1.5'\)"),
         ([NoEqual()] * N, r"y holds <.*NoEqual.*>, which cannot be a label"),
         ([(1, float("nan"))] * N, r"y holds \(1, nan\), which contains NaN"),
         ({1, 2, 3, 4}, r"y must be one label per row, in a list or a flat array; got \{1, 2"),

@@ -41,8 +41,11 @@ BAD_SETTINGS = [
     ({"prior_var": "big"}, r"prior_var must be 'auto' or a number above 0, got 'big'"),
     ({"calibration": "none"}, r"calibration must be 'auto', a number.*got 'none'"),
     ({"calibration": -1.0}, r"calibrations? must be a finite number above 0, got -1.0"),
-    ({"calibration": Calibration()}, r"a mixture weighs a grid: give a sequence"),
-    ({"forgetting": Fixed(0.9), "calibration": 2.0}, r"give the calibration to Fixed\(\.\.\.\)"),
+    ({"calibration": Calibration()}, r"for a mixture give a list of numbers"),
+    (
+        {"forgetting": Fixed(0.9), "calibration": 2.0},
+        r"give the calibration to Fixed\(\.\.\.\), and",
+    ),
     ({"intercept": "yes"}, r"intercept must be True or False, got 'yes'"),
     ({"dtype": int}, r"dtype must be float64 or float32, got <class 'int'>"),
     ({"time_unit": 0.0}, r"time_unit must be a finite number above 0, or a duration .* got 0.0"),
@@ -74,7 +77,7 @@ def test_bad_settings_of_one_kind():
 def test_settings_of_a_model_cannot_change_its_kind():
     model = small().partial_fit(X, Y).set_params(forgetting=0.9)
     for call in (lambda: model.predict(X), lambda: model.partial_fit(X, Y)):
-        with pytest.raises(InvalidInput, match=r"forgetting is 0.9 now, .* reset"):
+        with pytest.raises(InvalidInput, match=r"forgetting was changed to 0.9 after .* reset"):
             call()
     model.set_params(forgetting="mixture")
     assert answer(model) == answer(small().partial_fit(X, Y))

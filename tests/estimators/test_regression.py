@@ -123,7 +123,9 @@ def test_several_targets():
     some[::2] = np.nan
     assert model.partial_fit(X, some).n_seen_ == 120
     before = answer(model)
-    with pytest.raises(InvalidInput, match="y has 1 columns, before it had 2"):
+    with pytest.raises(
+        InvalidInput, match="y has 1 columns, but had 2 before; give the same number"
+    ):
         model.partial_fit(X, VALUES)
     assert answer(model) == before
     assert model.predict(X).shape == (60, 2)

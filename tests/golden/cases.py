@@ -208,7 +208,7 @@ def saved_files() -> Numbers:
             X = rng.standard_normal((60, model.n_features_in_))
             before = {"before": model.predict_proba(X)} if cls is KalmanClassifier else {}
             labels = model.classes_[rng.integers(0, len(model.classes_), 60)] if before else X[:, 0]
-            timed = "given before" in error_without_times(model, X, labels)
+            timed = "given in earlier calls" in error_without_times(model, X, labels)
             model.partial_fit(X, labels, time=2e4 + np.arange(60.0) if timed else None)
             numbers |= flattened({path.stem: {**before, **attributes(model, X)}})
     return numbers

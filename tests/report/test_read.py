@@ -175,7 +175,7 @@ def test_missing_and_empty_files(folder: Path, tmp_path: Path) -> None:
         ("", "is damaged"),
         ("[]", "has no format"),
         ("{}", "has no format"),
-        ('{"format": 9}', "has format 9; this kalstream reads up to"),
+        ('{"format": 9}', "has format 9; this version of kalstream reads formats up to"),
     ],
 )
 def test_a_configuration_that_is_none(folder: Path, text: str, reason: str) -> None:

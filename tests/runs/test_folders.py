@@ -149,7 +149,7 @@ def test_a_limit_whose_last_line_was_lost(tmp_path: Path, data: Path) -> None:
     path = tmp_path / "run/metrics.jsonl"
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
     with pytest.raises(
-        InvalidInput, match=r"metrics\.jsonl is damaged: it has \d+ bytes, and had \d+ bytes at"
+        InvalidInput, match=r"metrics\.jsonl is damaged: it has \d+ bytes, but had \d+ bytes at"
     ):
         Run.resume(tmp_path / "run")
     whole = (tmp_path / "whole/metrics.jsonl").read_bytes()

@@ -163,7 +163,7 @@ def test_runs_that_cannot_be_resumed(tmp_path: Path, data: Path) -> None:
         Run.resume(tmp_path / "nothing")
     options = Options(source=str(data), target="label")
     Run(tmp_path / "run", options).go(stopped=stop_after(2))
-    with pytest.raises(InvalidInput, match="was run with --seed 0, now it is 4"):
+    with pytest.raises(InvalidInput, match="was started with --seed 0, but --seed 4 is given now"):
         Run.resume(tmp_path / "run", {"seed": 4})
     with data.open("a") as file:
         file.write("1,2,red,99999999,up\n")
@@ -321,7 +321,7 @@ def test_messages_name_options() -> None:
         (":x", "name it as package.module:factory"),
         ("no_such_module:make", "cannot be imported: No module named"),
         ("kalstream:nothing", "cannot be imported: "),
-        ("kalstream:__version__", "is str; name something that can be called"),
+        ("kalstream:__version__", "is str; name a class or a function"),
     ],
 )
 def test_a_missing_learner(path: str, message: str) -> None:

@@ -148,7 +148,7 @@ class Run:
 def test_a_pickle_cannot_run_code(folder: Path, name: str, function: object, says: str) -> None:
     witness = folder / "witness"
     write(folder / "cifar-100-python", name, {b"data": Run(function, f"touch {witness}")})
-    with pytest.raises(InvalidInput, match=rf"{name}.* refers to \S*{says}\b"):
+    with pytest.raises(InvalidInput, match=rf"{name}.* contains \S*{says}\b"):
         Cifar100Stream(folder)
     assert not witness.exists()
 

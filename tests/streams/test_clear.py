@@ -105,5 +105,5 @@ def test_errors_name_the_problem(folder: Path) -> None:
         ClearStream(folder)
     (root / "labeled_metadata.json").write_text(json.dumps(listing))
     (root / listing["2"]["zebra"]).write_text('{"17": {}}')
-    with pytest.raises(InvalidInput, match=r"2/zebra.json: picture 17 has no IMG_PATH"):
+    with pytest.raises(InvalidInput, match=r"2/zebra.json: image 17 has no IMG_PATH"):
         ClearStream(folder)

@@ -180,7 +180,7 @@ def test_empty_target_needs_a_task(tmp_path):
 
 
 def test_regression_of_text(tmp_path):
-    with pytest.raises(InvalidInput, match="such as 'cat'; regression needs numbers"):
+    with pytest.raises(InvalidInput, match="such as 'cat', but regression needs numbers"):
         TableStream(csv(tmp_path, "x,y\n1,cat\n"), "y", task="regression")
 
 
@@ -257,7 +257,7 @@ def test_times(tmp_path):
     (batch,) = stream.batches()
     assert stream.columns == ("x",)
     assert batch.times.tolist() == [1704067200, 1704067200, 1704153600]
-    with pytest.raises(InvalidInput, match="the time 'x' is a category"):
+    with pytest.raises(InvalidInput, match="the column 'x' given as time holds categories"):
         TableStream(csv(tmp_path, "x,z,y\na,1,1\n"), "y", time="x")
 
 
@@ -349,7 +349,7 @@ def test_frozen_for_prediction(tmp_path):
         TableStream(path, columns=trained.encoder)
     with pytest.raises(InvalidInput, match=r"q.csv: there is no column 'c'"):
         TableStream(csv(tmp_path, "x,y\n1,2\n", "q.csv"), columns=frozen)
-    with pytest.raises(InvalidInput, match="target is 'x', but columns were made for 'y'"):
+    with pytest.raises(InvalidInput, match="target is 'x', but the given columns have target 'y'"):
         TableStream(path, "x", columns=frozen)
     for column in frozen.features:  # a full table of categories uses hashes
         column.n_slots = len(column.slots) or 1

@@ -40,8 +40,8 @@ GOOD = "".join(f"{k},{k % 3},a\n" for k in range(40))
         ("1,2", None, "line 43: has 2 fields where the header has 3; correct it, or leave"),
         ("1,2,a,", None, "line 43: has 4 fields where the header has 3"),
         ("1,oops,a", "oops", "line 43: column 'b' holds 'oops', which is not a number"),
-        (b"1,2,caf\xe9", None, "line 43: byte 0xe9 is not UTF-8; convert the file"),
-        (b"\xe9,2,a", None, "line 43: byte 0xe9 is not UTF-8; convert the file"),
+        (b"1,2,caf\xe9", None, "line 43: byte 0xe9 is not UTF-8; save the file as"),
+        (b"\xe9,2,a", None, "line 43: byte 0xe9 is not UTF-8; save the file as"),
     ],
 )
 @pytest.mark.parametrize("more", [0, 60_000])
@@ -126,11 +126,11 @@ def test_bad_json_line(tmp_path, name):
         (b"\x7fELF\0\0\1\2" * 9, "is a binary file, not CSV"),
         ("a,y\n1,x\n".encode("utf-16"), "is UTF-16; save it as UTF-8"),
         ("caf\xe9,y\n1,2\n".encode("latin-1"), "line 1: byte 0xe9 is not UTF-8"),
-        ('"a,y\n1,2\n', "line 1: a quote is opened and never closed"),
+        ('"a,y\n1,2\n', "line 1: a quote is opened and never closed; close the quote"),
         ('[{"a": 1, "y": 2}]', "is a JSON array; write JSON lines"),
         ('{\n "a": 1}\n', "line 1 is not a JSON object"),
         ('{"a": [1], "y": 2}\n', r"column 'a' has the type list.*ignore=\['a'\]"),
-        ("b,y\n1,x\n", r"target='a': there is no such column; columns: b, y"),
+        ("b,y\n1,x\n", r"target='a': there is no such column\. The columns are: b, y"),
     ],
 )
 def test_files_without_a_table(tmp_path, content, message):
@@ -143,16 +143,19 @@ def test_files_without_a_table(tmp_path, content, message):
 def test_unknown_columns(tmp_path):
     path = write(tmp_path, "colour,size,label\nred,1,a\n")
     for asked, what in (
-        ({"target": "lable"}, "target='lable': there is no such column; did you mean 'label'?"),
-        ({"time": "when"}, "time='when': there is no such column; columns: colour, size, label"),
-        ({"ignore": ["color"]}, "ignore='color': there is no such column; did you mean 'colour'?"),
+        ({"target": "lable"}, "target='lable': there is no such column. Did you mean 'label'?"),
+        (
+            {"time": "when"},
+            "time='when': there is no such column. The columns are: colour, size, label",
+        ),
+        ({"ignore": ["color"]}, "ignore='color': there is no such column. Did you mean 'colour'?"),
         (
             {"categorical": ["sise"]},
-            "categorical='sise': there is no such column; did you mean 'size'?",
+            "categorical='sise': there is no such column. Did you mean 'size'?",
         ),
         (
             {"categorical": ["label"]},
-            "categorical='label': there is no such column; columns: colour, size",
+            "categorical='label': there is no such column. The columns are: colour, size",
         ),
         ({"target": None}, "no target was given; name one of the columns: colour, size, label"),
         ({"ignore": ["colour", "size"]}, "there is no column to predict 'label' from"),
@@ -227,7 +230,7 @@ def test_compressed_text_damaged_half_way(tmp_path, compression, harm):
 
 def test_compressed_header_damaged(tmp_path):
     path = write(tmp_path, gzip.compress(b"a,y\n1,2\n")[:12], "t.csv.gz")
-    with pytest.raises(InvalidInput, match="cannot be read after"):
+    with pytest.raises(InvalidInput, match="cannot be read at its start"):
         TableStream(path, "y")
 
 

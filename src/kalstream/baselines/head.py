@@ -87,7 +87,7 @@ class SoftmaxHead(nn.Linear):
         return self(features).mean.double().softmax(1)
 
     def checked(self, labels: Tensor, n: int) -> Tensor:
-        """Check the labels of n rows; returns them as int64."""
+        """Check the labels of n rows and return them as int64."""
         remedy = "make SoftmaxHead with n_classes for all of them"
         check_labels(labels, n, self.n_classes, remedy)
         return labels.long()

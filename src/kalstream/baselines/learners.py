@@ -219,10 +219,10 @@ class ACE(_Replayed):
     """ER with an asymmetric cross-entropy (Caccia et al., 2022), which protects past classes.
 
     The loss is L_new + L_past. The network runs once for each part, so batch norm averages over
-    each separately. L_past is the mean cross-entropy of the replayed rows. L_new is that of the new
-    rows, where the logits of past classes (seen in an earlier chunk, absent from this one) are set
-    to minus infinity: the softmax covers the classes of the chunk and those never seen. For the
-    first chunk the loss is the plain mean cross-entropy.
+    each separately. L_past is the mean cross-entropy of the replayed rows. L_new is the mean
+    cross-entropy of the new rows. Logits of past classes (seen in an earlier chunk, absent from
+    this one) are set to minus infinity. So the softmax covers the classes of this chunk and those
+    never seen. For the first chunk the loss is the plain mean cross-entropy.
 
     Parameters
     ----------

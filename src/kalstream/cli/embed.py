@@ -12,8 +12,7 @@ from kalstream.cli.console import app, escaped, out
 _HELP: Final = """
 Turn images into an embedding file, which `kalstream run` reads.
 
-Every image goes through the network once. After a stop or a kill, the same command continues
-where it was.
+Every image goes through the network once. After a stop or a kill, repeat the command to resume.
 
 [bold]Examples[/bold]
 

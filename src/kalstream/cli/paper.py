@@ -12,14 +12,14 @@ from kalstream.cli.console import app, escaped, out
 
 _HELP: Final = """Run an experiment of the paper, or the part of it that is missing.
 
-It writes NAME.json, a table NAME.md and a figure NAME.png. Results that exist are kept: after a
-stop, the same command continues. `kalstream paper list` lists the experiments.
+It writes NAME.json, a table NAME.md and a figure NAME.png. Results that exist are kept. After a
+stop, repeat the command to resume. `kalstream paper list` lists the experiments.
 
 Examples
 
   kalstream paper figure1                                           the time series, in a second
 
-  kalstream paper table1 --quick                                    small, on artificial pictures
+  kalstream paper table1 --quick                                    small, on artificial images
 
   kalstream paper table1 --data cifar-100-python/ --device cuda     CIFAR-100, as in the paper
 

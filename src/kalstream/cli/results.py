@@ -1,4 +1,4 @@
-"""Commands for what runs left behind: report, compare, predict, describe; and data."""
+"""Commands that use the files of runs: report, compare, predict, describe; and `data`."""
 
 from __future__ import annotations
 

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from kalstream.runs import Run
 
 _HELP: Final = """
-Predict and learn a stream row by row, and write a report.
+Predict and learn the rows of a stream, and write a report.
 
 Every row is predicted before its target is learned. The report compares the learner with two
-simple predictors: one repeats the last label, the other predicts the most frequent one.
+simple predictors: one repeats the last label, the other predicts the most frequent one. For numbers
+they predict the last value and the mean.
 
 [bold]Examples[/bold]
 
@@ -48,7 +49,7 @@ simple predictors: one repeats the last label, the other predicts the most frequ
 
   tail -f log.jsonl | kalstream run - --target ok    rows as they arrive
 
-  kalstream run --resume --out runs/data-1           resume after a stop, or kill -9
+  kalstream run --resume --out runs/data-1           resume a stopped or killed run
 
   kalstream run data.csv --target y --learner sklearn.naive_bayes:GaussianNB
 """

@@ -51,7 +51,7 @@ class _Adapter:
 
     @property
     def estimator(self) -> Any:
-        """The scikit-learn estimator inside; replaced by a new one when features are added."""
+        """The scikit-learn estimator that learns; a new one replaces it when features are added."""
         return self._known[1]
 
     @property
@@ -149,8 +149,8 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         nothing. Or a `kalstream.core.Mixture`, `Learned` or `Fixed`.
     features : "raw", "scaled", "fourier" or transformer
         "fourier" scales features online and adds random Fourier features of them. "scaled" only
-        scales. "raw" takes them as they are; their size should be about 1. Or a transformer with
-        ``partial_fit`` and ``transform``, and with ``add_columns`` if features can come later.
+        scales. "raw" only divides columns by sqrt(d); their size should be about 1. A transformer
+        needs ``partial_fit`` and ``transform``, and ``add_columns`` if features can come later.
     n_components : int
         Number of Fourier features.
     transition : "example" or "chunk"
@@ -265,7 +265,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         ----------
         x : dict
         y : bool, int, str or None
-            Label, known or new. None lets time pass and teaches nothing.
+            Label, known or new. None: the model forgets as usual and learns nothing.
         w : float
             Weight: divides the noise variance of the row; 0 is the same as no label.
         """
@@ -327,7 +327,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         Returns
         -------
         DataFrame
-            With the index of X; without columns before the first label.
+            Has the index of X. Before the first label it has no columns.
         """
         ready = self._ready_many(X)
         pandas = sys.modules["pandas"]

@@ -42,7 +42,7 @@ _REMEMBERED_ROWS: Final = 16
 
 @dataclass(slots=True)
 class BankArrays:
-    """N and B of the lazy form: mean (J, m, K), and cov (J, m, m), whose upper triangle counts.
+    """Q and B of the lazy form: mean (J, m, K), and cov (J, m, m). The upper triangle is used.
 
     ``lent`` is set, and stays so, once two banks share the arrays: neither may overwrite them.
     ``full`` is set while the lower triangle equals the upper one. Copies are made in the memory
@@ -181,7 +181,7 @@ class Bank:
         return BankArrays(mean, arrays.cov, lent=True, full=arrays.full, spares=arrays.spares)
 
     def add_features(self, n_features: int, prior_var: float) -> Bank:
-        """Grow by features that have been 0 in all rows so far, exactly."""
+        """Add features that were 0 in all rows so far, as if they had been there from the start."""
         bank = self.folded(own=False)
         n_filters, m, n_outputs = bank.arrays.mean.shape
         mean = np.zeros((n_filters, m + n_features, n_outputs), bank.dtype)
@@ -192,9 +192,9 @@ class Bank:
         return Bank(BankArrays(mean, cov), bank.scales)
 
     def products(self, features: Array) -> tuple[Array, Array, bool]:
-        """Features (b, m) times covariance (J, b, m) and mean (J, b, K); whether digits were lost.
+        """Products of features (b, m) with each covariance (J, b, m) and mean (J, b, K).
 
-        See `Stored.products`.
+        Also whether digits were lost. See `Stored.products`.
         """
         arrays = self.arrays
         n_filters, m, n_outputs = arrays.mean.shape

@@ -3,7 +3,7 @@
 Plain SGD on log alpha runs away (to 1e27 on real data), since nothing sets the size of its steps.
 Here log alpha is filtered as the weights are. It is a scalar with a Gaussian prior and forgets
 towards it. Its observations are the gradients of the log predictive, and their squares are the
-information. So an example of weight 1 moves it by at most half a standard deviation, whatever the
+information. So a row of weight 1 moves it by at most half a standard deviation, whatever the
 gradient (core/README.md).
 """
 
@@ -58,7 +58,7 @@ class Calibration:
     spread : float
         Prior standard deviation of log alpha; 0 keeps alpha fixed at ``init``.
     gamma : float
-        Forgetting coefficient of alpha, per learned example.
+        Forgetting coefficient of alpha, per learned row.
 
     Examples
     --------
@@ -101,7 +101,7 @@ class Calibration:
         return Alpha(math.log(self.init), self.spread**2)
 
     def learn(self, alpha: Alpha, gradient: float, weight: float = 1.0) -> Alpha:
-        """Alpha after one example, from the derivative of its log probability by log alpha.
+        """Alpha after one row, from the derivative of its log probability by log alpha.
 
         The reference for `_kernels.chunk.learn_alpha`, which does this inside a chunk.
         """

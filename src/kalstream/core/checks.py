@@ -162,8 +162,8 @@ def feature_rows(features: ArrayLike, n_features: int, dtype: Any) -> Array:
         raise InvalidInput("features holds no rows; skip empty chunks before the filter")
     if rows.ndim != 2 or rows.shape[1] != n_features:
         raise InvalidInput(
-            f"features must have shape (b, {n_features}), got {rows.shape}; give a row per example "
-            "and a column per feature of the posterior, and a single example x as x[None]"
+            f"features must have shape (b, {n_features}), got {rows.shape}; give one column "
+            "for each feature of the posterior, and a single row x as x[None]"
         )
     _bounded("features", rows, dtype)
     return np.ascontiguousarray(rows, dtype=dtype)
@@ -179,12 +179,12 @@ def matrix(name: str, value: ArrayLike) -> Array:
 
 
 def feature_vector(features: ArrayLike, n_features: int, dtype: Any) -> Array:
-    """One example's features as an (m,) array of finite numbers."""
+    """Features of one row as an (m,) array of finite numbers."""
     vector = numeric("features", features)
     if vector.shape != (n_features,):
         raise InvalidInput(
             f"features must have shape ({n_features},), got {vector.shape}; "
-            "a single example is a vector, a chunk goes to step_chunk"
+            "give one row as a vector, and a chunk of rows to step_chunk"
         )
     return feature_rows(vector[None], n_features, dtype)[0]
 
@@ -299,7 +299,7 @@ def targets(value: Any, n_rows: int, n_outputs: int, dtype: Any = np.float64) ->
 
 
 def single_target(value: Any, n_outputs: int, dtype: Any = np.float64) -> Targets:
-    """Read the target of one example: a label, a number, or (K,) values."""
+    """Read the target of one row: a label, a number, or (K,) values."""
     array = numeric("target", value)
     if array.shape not in ((), (n_outputs,)):
         raise InvalidInput(

@@ -38,7 +38,7 @@ class Health:
         Mean normalised innovation squared: about 1 if noise_var and forgetting fit the data,
         larger if the filter is overconfident. NaN if no row was learned.
     effective_memory : float
-        Number of examples after which a filter without forgetting would be as certain as this
+        Number of rows after which a filter without forgetting would be as certain as this
         one, about n_features * noise_var / logit_var; the median over the learned rows.
     """
 

@@ -18,12 +18,12 @@ from kalstream.errors import InvalidInput
 class Learned(SingleFilter):
     """Gamma learned online by clipped SGD on delta, eqs. (9) and (15), as in the paper.
 
-    Row by row: the row is predicted with the delta before it, its target moves delta along the
-    gradient of its log predictive (the exact softmax integral for labels, the Gaussian for
-    values), and the row is learned with the delta after it.
+    Each row is predicted with the old delta. Then delta makes a step along the gradient of the log
+    predictive of the target (the exact softmax integral for labels, the Gaussian for values). Then
+    the row is learned with the new delta.
 
-    The learning rate matters: too large a one, or outliers, let delta run up (it is held below
-    5, gamma = 0.08) and with it the error. `Mixture` needs no such choice.
+    If the learning rate is too large, or there are outliers, delta grows and predictions get worse.
+    Delta is limited to 5 (gamma = 0.08). `Mixture` has no learning rate.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class Learned(SingleFilter):
     calibration : Calibration or float
         Alpha, learned or fixed.
     calibrated : bool
-        Take the gradient through calibrated logits, eq. (13), or through raw ones, eq. (12).
+        Whether the gradient uses calibrated logits, eq. (13), or raw ones, eq. (12).
 
     Examples
     --------

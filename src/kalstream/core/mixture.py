@@ -149,7 +149,7 @@ class MixtureState(PolicyState):
         return float(weighted_median(self.calibrations, self.weights.sum(axis=0)))
 
     def add_outputs(self, n_outputs: int) -> Self:
-        """Grow by classes never seen, exactly."""
+        """Add classes that were never seen, as if they had been declared at the start."""
         n_outputs = check.count("n_outputs", n_outputs)
         return replace(
             self,
@@ -158,12 +158,12 @@ class MixtureState(PolicyState):
         )
 
     def keep_outputs(self, columns: Array) -> Self:
-        """Keep these outputs only, exactly: outputs do not depend on one another."""
+        """Keep only these outputs. They do not change, because outputs are independent."""
         columns = check.columns("columns", columns, len(self.seen))
         return replace(self, bank=self.bank.keep_outputs(columns), seen=self.seen[columns])
 
     def add_features(self, n_features: int, prior_var: float) -> Self:
-        """Grow by features that have been 0 in all rows so far, exactly."""
+        """Add features that were 0 in all rows so far, as if they had been there from the start."""
         n_features = check.count("n_features", n_features)
         prior_var = check.variance("prior_var", prior_var, self.bank.dtype)
         return replace(self, bank=self.bank.add_features(n_features, prior_var))
@@ -279,7 +279,7 @@ class MixtureStep:
         return self.var + noise[:, None]
 
     def keep_outputs(self, n_outputs: int) -> MixtureStep:
-        """The step of the first outputs only."""
+        """The same step, restricted to the first n_outputs outputs."""
         if self.logit_mean.shape[-1] == n_outputs:
             return self
         means = np.ascontiguousarray(self.logit_mean[..., :n_outputs])
@@ -311,7 +311,7 @@ class Mixture(Policy):
 
     Parameters
     ----------
-    half_lives : floats above 0, in examples
+    half_lives : floats above 0, in rows
         inf forgets nothing.
     share : float in [0, 1]
         Probability of switching before a step (per unit of time, if there are time gaps).
@@ -479,7 +479,7 @@ class Mixture(Policy):
     ) -> MixtureStep:
         """Moments of each row (b, m) one step ahead, each on its own; the state is not touched.
 
-        ``time_gap`` is the time since the last example that was learned, one number or (b,).
+        ``time_gap`` is the time since the last row that was learned, one number or (b,).
         """
         self._check(state)
         bank = state.bank

@@ -9,8 +9,8 @@ A single filter is a bank of one. tests/estimators/test_new_policy.py has a comp
 A checkpoint holds settings and state by their fields, under their ``tag``. Import the module of
 your policy before you load such a file.
 
-A policy holds settings only. `start` makes a state, `step_chunk` advances one, `predict` looks one
-step ahead. A chunk learned at once gives the same as its rows learned one by one. Only classes
+A policy holds settings only. `start` makes a state, `step_chunk` learns a chunk, `predict` predicts
+the next row. A chunk learned at once gives the same as its rows learned one by one. Only classes
 that have been seen take part in what is learned from a softmax, so that a class declared at the
 start equals a class that comes late.
 """
@@ -38,7 +38,7 @@ TAGGED: dict[str, type] = {}
 
 
 def half_life(gamma: float) -> float:
-    """Examples after which a weight has halved, ln(1/2) / ln(gamma).
+    """Number of rows after which a weight has halved, ln(1/2) / ln(gamma).
 
     Examples
     --------
@@ -52,7 +52,7 @@ def half_life(gamma: float) -> float:
 
 
 def gamma_of(half_life: float) -> float:
-    """Forgetting coefficient of a half-life in examples; inf gives 1.
+    """Forgetting coefficient of a half-life in rows; an infinite half-life gives 1.
 
     Examples
     --------
@@ -98,7 +98,7 @@ class PolicyState(_Tagged):
     seen : (K,) bool
         Classes that have been learned at least once.
     half_lives : J numbers
-        Half-life of each filter, in examples.
+        Half-life of each filter, in rows.
     """
 
     __slots__ = ()
@@ -122,7 +122,7 @@ class PolicyState(_Tagged):
     @property
     @abstractmethod
     def half_life(self) -> float:
-        """Half-life, in examples; of several filters the median."""
+        """Half-life, in rows; of several filters the median."""
 
     @property
     @abstractmethod
@@ -161,15 +161,15 @@ class PolicyState(_Tagged):
 
     @abstractmethod
     def add_outputs(self, n_outputs: int) -> Self:
-        """Grow by classes never seen, exactly."""
+        """Add classes that were never seen, as if they had been declared at the start."""
 
     @abstractmethod
     def keep_outputs(self, columns: Array) -> Self:
-        """Keep these outputs only (K',), in this order, exactly."""
+        """Keep only these outputs (K',), in this order; they do not change."""
 
     @abstractmethod
     def add_features(self, n_features: int, prior_var: float) -> Self:
-        """Grow by features that have been 0 in all rows so far, exactly."""
+        """Add features that were 0 in all rows so far, as if they had been there from the start."""
 
 
 class PolicyStep(Protocol):
@@ -211,7 +211,7 @@ class PolicyStep(Protocol):
         ...
 
     def keep_outputs(self, n_outputs: int) -> PolicyStep:
-        """The step of the first outputs only."""
+        """The same step, restricted to the first n_outputs outputs."""
         ...
 
     def class_probabilities(
@@ -224,14 +224,14 @@ class PolicyStep(Protocol):
     ) -> Array:
         """Class probabilities (b, K); see `core.class_probabilities`.
 
-        With several filters and method "exact", the lightest of them, ``light`` of the whole
-        together, may be taken by the cheaper probit approximation.
+        With several filters and method "exact", filters with small weights, whose sum is at most
+        ``light``, are computed by the faster probit approximation.
         """
         ...
 
 
 class Policy(_Tagged):
-    """How fast to forget. A frozen dataclass of settings.
+    """How a learner forgets. A frozen dataclass of settings.
 
     Attributes
     ----------
@@ -305,9 +305,9 @@ class Policy(_Tagged):
         time_gap: ArrayLike = 1.0,
         keep_mean: bool = False,
     ) -> Any:
-        """`PolicyStep` of rows (b, m) one step ahead, each on its own.
+        """`PolicyStep` of rows (b, m), each predicted as if it were the next one.
 
-        ``time_gap`` is the time since the last example that was learned, one number or (b,).
+        ``time_gap`` is the time since the last row that was learned, one number or (b,).
         """
 
     def class_probabilities(
@@ -353,8 +353,8 @@ class Policy(_Tagged):
     ) -> tuple[Array, Array]:
         """Belief in the watched half-lives (b, W), and the variance of the outputs at each (b, W).
 
-        ``before`` is the belief before the chunk, for rows that show nothing: (W,), zero if nothing
-        is known, or of another length if another policy was set then.
+        ``before`` (W,) is the belief before the chunk. Rows that carry no information keep it.
+        It is zero if nothing is known, and has another length if another policy was set then.
         """
 
     def owned(self, state: Any) -> None:

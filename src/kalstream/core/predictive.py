@@ -1,6 +1,6 @@
 """From logit moments to predictions: class probabilities, label log-probabilities, densities.
 
-The logits of one example are N(logit_mean, logit_var I): one variance, shared by all classes. Their
+The logits of one row are N(logit_mean, logit_var I): one variance, shared by all classes. Their
 softmax has no closed-form mean, but the mean is a one-dimensional integral (core/README.md). It is
 computed here to about 1e-6, with its derivatives. The paper's Monte Carlo estimate is here too.
 """
@@ -114,8 +114,8 @@ def label_log_prob(
 ) -> LabelLogProb:
     """Exact log-probability of each row's label, eq. (11), and its analytic gradients.
 
-    Always finite: where a probability would underflow, its logarithm goes on linearly in the
-    logits.
+    Always finite: where a probability would underflow, its logarithm is extrapolated linearly in
+    the logits.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """The textbook recursion: one function per equation of the paper, the reference for the rest.
 
-Plain NumPy on full matrices, one example at a time. `chunk.step_chunk` gives the same numbers
+Plain NumPy on full matrices, one row at a time. `chunk.step_chunk` gives the same numbers
 faster. Equation numbers are those of Titsias et al. (2023).
 """
 
@@ -93,7 +93,7 @@ def drift(weights: ArrayLike, *, gamma: float, prior_var: float) -> tuple[Array,
 def transition(
     posterior: Posterior, *, gamma: float, prior_var: float, keep_mean: bool = False
 ) -> Posterior:
-    """Forget: the posterior before the next example is seen, eq. (4), for all outputs eq. (7).
+    """Forget: the posterior before the next row is seen, eq. (4), for all outputs eq. (7).
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ def predict(posterior: Posterior, features: ArrayLike) -> tuple[Array, float]:
 def update(
     posterior: Posterior, features: ArrayLike, target: ArrayLike, *, noise_var: float
 ) -> tuple[Posterior, Step]:
-    """Learn one example, eq. (5), for all outputs eq. (8). With gamma = 1 this is eq. (14).
+    """Learn one row, eq. (5), for all outputs eq. (8). With gamma = 1 this is eq. (14).
 
     Parameters
     ----------

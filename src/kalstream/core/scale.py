@@ -2,5 +2,5 @@
 
 from typing import Final
 
-# What the scale keeps from one example to the next: a half-life of about 700 examples.
+# Factor by which the scale forgets at each row: a half-life of about 700 rows.
 KEEP_SCALE: Final = 0.999

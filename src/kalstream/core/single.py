@@ -73,7 +73,7 @@ class FilterState(PolicyState):
 
     @property
     def half_life(self) -> float:
-        """Current half-life in examples."""
+        """Current half-life in rows."""
         return half_life(self.gamma)
 
     @property
@@ -112,7 +112,7 @@ class FilterState(PolicyState):
         return self.posterior.stored.nbytes
 
     def add_outputs(self, n_outputs: int) -> Self:
-        """Grow by classes never seen, exactly."""
+        """Add classes that were never seen, as if they had been declared at the start."""
         return replace(
             self,
             posterior=add_outputs(self.posterior, n_outputs),
@@ -120,14 +120,14 @@ class FilterState(PolicyState):
         )
 
     def keep_outputs(self, columns: Array) -> Self:
-        """Keep these outputs only, exactly: outputs do not depend on one another."""
+        """Keep only these outputs. They do not change, because outputs are independent."""
         columns = check.columns("columns", columns, len(self.seen))
         return replace(
             self, posterior=keep_outputs(self.posterior, columns), seen=self.seen[columns]
         )
 
     def add_features(self, n_features: int, prior_var: float) -> Self:
-        """Grow by features that have been 0 in all rows so far, exactly."""
+        """Add features that were 0 in all rows so far, as if they had been there from the start."""
         return replace(self, posterior=add_features(self.posterior, n_features, prior_var))
 
 
@@ -162,7 +162,7 @@ class SingleFilter(Policy):
         )
 
     def _own(self, state: FilterState) -> FilterState:
-        """The state, which may come from another policy, with what this policy does not learn."""
+        """The state, perhaps of another policy, with the fixed settings of this policy."""
         self.owned(state)
         gamma, lr, _ = self._rule
         calibration = as_calibration(self.calibration)
@@ -228,9 +228,9 @@ class SingleFilter(Policy):
         time_gap: ArrayLike = 1.0,
         keep_mean: bool = False,
     ) -> Step:
-        """Moments of each row (b, m) one step ahead, each on its own; the state is not touched.
+        """Moments of each row (b, m), as if it were the next one; the state does not change.
 
-        ``time_gap`` is the time since the last example that was learned, one number or (b,).
+        ``time_gap`` is the time since the last row that was learned, one number or (b,).
         """
         state = self._own(state)
         gamma = state.gamma
@@ -341,7 +341,7 @@ def _delta_of(gamma: float) -> float:
 
 
 def _sorted_in(half_life: Array) -> Array:
-    """Half-lives (b,) as weights (b, W) of those of the grid."""
+    """Half-lives (b,) as weights (b, W) on the half-lives of the grid."""
     weights = np.zeros((len(half_life), len(_GRID)))
     weights[np.arange(len(half_life)), np.searchsorted(_GRID, half_life * 0.999)] = 1.0
     return weights
@@ -370,7 +370,7 @@ def one_ahead(
 
 
 def as_calibration(calibration: Any) -> Calibration:
-    """The calibration; a number is one that does not move."""
+    """The calibration; a number is a fixed one."""
     if isinstance(calibration, Calibration):
         return calibration
     if not isinstance(calibration, float | int | np.number):
@@ -380,5 +380,5 @@ def as_calibration(calibration: Any) -> Calibration:
 
 @lru_cache
 def _fixed_at(calibration: float) -> Calibration:
-    """Alpha that does not move; it is asked for with every step."""
+    """A fixed alpha; cached, because every step asks for it."""
     return Calibration.fixed(check.factor("calibration", calibration))

@@ -90,7 +90,7 @@ class Step:
         return np.repeat(variance[:, None], self.logit_mean.shape[1], axis=1)
 
     def keep_outputs(self, n_outputs: int) -> Step:
-        """The step of the first outputs only."""
+        """The same step, restricted to the first n_outputs outputs."""
         if self.logit_mean.shape[-1] == n_outputs:
             return self
         return replace(self, logit_mean=np.ascontiguousarray(self.logit_mean[..., :n_outputs]))
@@ -158,9 +158,9 @@ class Posterior:
     Immutable to the caller. Inside it is stored so that forgetting costs O(1) and a rank-one
     update no pass over the covariance (core/README.md, "The lazy state")::
 
-        cov = scale (B - U'U) + shift I        mean = mean_scale (N + U'R)
+        cov = scale (B - U'U) + shift I        mean = mean_scale (Q + U'V)
 
-    with B symmetric (only its lower triangle is kept, so that asymmetry cannot arise) and U, R
+    with B symmetric (only its lower triangle is kept, so that asymmetry cannot arise) and U, V
     the pending rows. `mean` and `cov` materialise.
 
     Parameters
@@ -259,7 +259,9 @@ class Posterior:
 
 @dataclass(slots=True)
 class Base:
-    """N and B of the lazy form: mean (m, K) C-ordered, cov (m, m) F-ordered, lower triangle meant.
+    """Q and B of the lazy form: mean (m, K) C-ordered, cov (m, m) F-ordered.
+
+    Only the lower triangle of cov is used.
 
     ``lent`` is set, and stays so, once two states share the arrays: neither may overwrite them.
     Copies are made in the memory of ``spares``; a view or a base read from a file has none yet.
@@ -271,7 +273,7 @@ class Base:
     spares: Spares | None = None
 
     def copy(self) -> Base:
-        """Arrays of its own, in memory that is free."""
+        """A copy with its own arrays, in memory that is free."""
         spares = Spares() if self.spares is None else self.spares
         mean, cov = spares.like(self.mean), spares.like(self.cov)
         np.copyto(mean, self.mean)
@@ -290,9 +292,10 @@ class Stored:
     ceiling : float
         Largest prior variance that the shift came from.
     folds : float
-        How often the covariance was rounded, past roundings forgotten as the covariance is.
+        Number of times the covariance was rounded. Past roundings count less, by the same factor
+        as the covariance.
     rows, coefficients : (r, m), (r, K)
-        Pending rows U and R.
+        Pending rows U and V.
     room : Room or None
         The buffer that `rows` and `coefficients` are the beginning of.
     """
@@ -376,9 +379,10 @@ class Stored:
     def folded(
         self, rows: Array | None = None, coefficients: Array | None = None, *, donate: bool
     ) -> Stored:
-        """The same posterior, less rows'rows and plus rows'coefficients, with nothing pending.
+        """The posterior with all pending rows added to its base.
 
-        The covariance's scale and shift are multiplied in.
+        Its covariance also loses rows'rows, and its mean gains rows'coefficients. The scale and
+        shift of the covariance become 1 and 0.
         """
         base = self.base if donate and not self.base.lent else self.base.copy()
         diagonal = base.cov.ravel(order="F")[:: len(base.cov) + 1]  # a view, cov is F-ordered
@@ -472,10 +476,9 @@ def pending_capacity(n_features: int) -> int:
 
 
 def add_outputs(posterior: Posterior, n_outputs: int) -> Posterior:
-    """Grow by ``n_outputs`` outputs, exactly.
+    """Add ``n_outputs`` outputs, as if they had been declared at the start.
 
-    A class never seen has had target 0 all along, so its mean is 0: the posterior is the one
-    that declaring it at the start would have given.
+    The target of a class that was never seen was 0 in all rows, so its mean is 0.
 
     Examples
     --------
@@ -496,7 +499,7 @@ def add_outputs(posterior: Posterior, n_outputs: int) -> Posterior:
 
 
 def keep_outputs(posterior: Posterior, columns: Array) -> Posterior:
-    """Keep these outputs only (K',), in this order: exact, since outputs are independent.
+    """Keep only these outputs (K',), in this order. They do not change: outputs are independent.
 
     Examples
     --------
@@ -516,7 +519,9 @@ def keep_outputs(posterior: Posterior, columns: Array) -> Posterior:
 
 
 def add_features(posterior: Posterior, n_features: int, prior_var: float) -> Posterior:
-    """Grow by features that have been 0 in all rows so far, exactly: nothing is known of them.
+    """Add features that were 0 in all rows so far, as if they had been there from the start.
+
+    Nothing is known about their weights, so these have the prior.
 
     Examples
     --------

@@ -163,7 +163,7 @@ class Captured:
         return sound
 
     def _update(self, gate: Tensor | None = None) -> None:
-        """Update the head, if the gate () is true."""
+        """Update the head if ``gate``, a boolean tensor of shape (), is true."""
         head = self.head
         gate = torch.ones_like(self.good) if gate is None else gate
         arrays = self.chunk, self.step, self.factor, self.kept

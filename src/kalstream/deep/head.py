@@ -417,7 +417,11 @@ class KalmanHead(nn.Module):
         return {name: value for name, value in self.__dict__.items() if name != "_graphs"}
 
     def add_classes(self, n_classes: int) -> None:
-        """Add classes that were never seen, exactly (noise_var stays)."""
+        """Add classes that were never seen.
+
+        The result is the same as if they had been declared at the start, except that noise_var
+        keeps its value.
+        """
         n_classes = check.count("n_classes", n_classes)
         new = torch.zeros(len(self.mean), n_classes, dtype=self.mean.dtype, device=self.mean.device)
         self.mean = torch.cat([self.mean, new], 1)
@@ -433,7 +437,10 @@ def seen_before(seen: Tensor, labels: Tensor) -> Tensor:
 
 
 def check_labels(labels: Tensor, n: int, n_classes: int, remedy: str) -> None:
-    """Refuse labels that are not n integers below ``n_classes``; the remedy is for larger ones."""
+    """Refuse labels that are not n integers below ``n_classes``.
+
+    ``remedy`` is the advice in the error for labels that are too large.
+    """
     if not isinstance(labels, torch.Tensor):
         raise InvalidInput(
             f"labels must be a torch tensor, got {type(labels).__name__}; "

@@ -109,7 +109,9 @@ class KalmanEstimator(BaseEstimator, ABC):
                 model = self._new_model(fitted)
             weight = read_weights(sample_weight, len(rows))
             if weight is not None and restart and not weight.any():
-                raise InvalidInput("sample_weight is zero in every row: nothing to learn")
+                raise InvalidInput(
+                    "sample_weight is zero in every row; give at least one row a weight above 0"
+                )
             gaps = gaps_before(model, time, len(rows), settings.unit)
             if prepared is not None:
                 model = prepared(model)
@@ -193,8 +195,8 @@ class KalmanEstimator(BaseEstimator, ABC):
         """The state, unless no target is known or another policy is set."""
         if model.state is None:
             raise NotFittedError(
-                f"This {type(self).__name__} instance has not seen a target yet: "
-                f"{model.n_seen} rows passed, none with one."
+                f"This {type(self).__name__} instance is not fitted yet: it has seen "
+                f"{model.n_seen} rows, all without a target; call partial_fit with a target first."
             )
         return state_of(model, self._settings)
 
@@ -271,7 +273,7 @@ class KalmanEstimator(BaseEstimator, ABC):
         """Bytes of the filters' arrays.
 
         J filters of m features and K outputs take 8 J (m^2 + m K) bytes. A buffer of
-        r = min(64, max(8, m // 4)) pending rows takes 8 J r (m + K), and the weights of a mixture
+        r = min(64, max(8, m // 4)) pending rows takes 8 J r (m + K), and the scales of the filters
         40 J. In float32 the first two are half as large. Learning needs the first amount twice,
         since the model before stays readable until the model after is ready.
         """
@@ -280,7 +282,7 @@ class KalmanEstimator(BaseEstimator, ABC):
     def drift(self) -> Drift:
         """Drift alarm: whether the posterior over half-lives has moved towards shorter ones.
 
-        Poll it as often as you like; see `Drift`.
+        You may call it after every row; see `Drift`.
 
         Examples
         --------
@@ -293,7 +295,7 @@ class KalmanEstimator(BaseEstimator, ABC):
         policy = self._settings.policy
         if not policy.adapts:
             raise InvalidInput(
-                f"forgetting={self.forgetting!r} never changes, so it cannot detect a drift; "
+                f"forgetting={self.forgetting!r} is fixed, so there is no drift alarm; "
                 'use forgetting="mixture"'
             )
         self._state(model)

@@ -34,7 +34,7 @@ class Classes:
     ----------
     labels : Labels
     counts : (K,)
-        Examples of each class, in the order of the columns.
+        Number of rows of each class, in the order of the columns.
     stack, ordered : Stack or None
         Where a policy combines filters: the stack for any row, and the one for the next of rows
         whose labels are known in time.
@@ -67,7 +67,10 @@ class Classification:
     def check(self, chunk: Chunk) -> None:
         """Refuse too few or too many labels."""
         if len(chunk.targets) != len(chunk):
-            raise InvalidInput(f"y has {len(chunk.targets)} labels for the {len(chunk)} rows of X")
+            raise InvalidInput(
+                f"y has {len(chunk.targets)} labels for the {len(chunk)} rows of X; "
+                "give one target for each row"
+            )
 
     def end_of_piece(self, model: Model, chunk: Chunk, start: int, settings: Settings) -> int:
         """Behind the next row whose label is new: rows before it give it no probability."""
@@ -174,7 +177,9 @@ def without_class(model: Model, label: Any, settings: Settings) -> Model:
         column = None
     if column is None:
         names = ", ".join(map(repr, known.labels.classes[:10].tolist()))
-        raise InvalidInput(f"{check.shown(label)} is no class of this model; it knows {names}")
+        raise InvalidInput(
+            f"{check.shown(label)} is not a class of this model; the classes are {names}"
+        )
     if len(known.labels.names) == 1:
         raise InvalidInput(f"{label!r} is the only class; call reset() to start again")
     kept = np.delete(np.arange(len(known.labels.names)), column)

@@ -122,8 +122,8 @@ def state_of(model: Model, settings: Settings) -> PolicyState:
     state = model.state
     if state is None or not isinstance(state, settings.policy.state_type):
         raise InvalidInput(
-            f"forgetting is {settings.forgetting!r} now, and was something else when learning "
-            "began; set it back, or call reset() to start again"
+            f"forgetting was changed to {settings.forgetting!r} after learning began; restore the "
+            "old value, or call reset() to start again"
         )
     return state
 

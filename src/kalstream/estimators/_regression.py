@@ -62,7 +62,10 @@ class Regression:
         """Refuse infinite and too large targets, and too few or too many of them."""
         values = chunk.targets
         if values.ndim not in (1, 2) or len(values) != len(chunk) or values.size == 0:
-            raise InvalidInput(f"y has shape {values.shape} for the {len(chunk)} rows of X")
+            raise InvalidInput(
+                f"y has shape {values.shape} for the {len(chunk)} rows of X; "
+                "give one target for each row"
+            )
         if np.isinf(values).any():
             raise InvalidInput("y contains infinity; use NaN where a target is unknown")
         # The first target is subtracted from all others: too large, it would spoil them as well.
@@ -70,11 +73,16 @@ class Regression:
         if large.any():
             place = tuple(np.argwhere(large)[0].tolist())
             raise InvalidInput(
-                f"y holds {values[place]:g} at row {place[0]}, more than {self.limit:g}; scale it"
+                f"y is {values[place]:g} at row {place[0]}; the largest absolute value allowed is "
+                f"{self.limit:g}; scale y"
             )
 
     def end_of_piece(self, model: Model, chunk: Chunk, start: int, settings: Settings) -> int:
-        """Row by row while the noise's scale is unknown, or learned here and not by the policy."""
+        """The end of the piece that begins at ``start``.
+
+        It is one row while the scale of the noise is unknown, or if this task learns the scale
+        instead of the policy; otherwise all rows.
+        """
         by_row = self.learns_scale and not settings.policy.learns_scale
         together = not by_row and model.state is not None and self.knows_scale(model, settings)
         return len(chunk) if together else start + 1
@@ -91,7 +99,10 @@ class Regression:
             rows = np.flatnonzero(~missing)
             offset = dense[rows[0]].copy() if len(rows) else None
         elif dense.shape[1] != len(offset):
-            raise InvalidInput(f"y has {dense.shape[1]} columns, before it had {len(offset)}")
+            raise InvalidInput(
+                f"y has {dense.shape[1]} columns, but had {len(offset)} before; give the same "
+                "number, or call reset()"
+            )
         flat = values.ndim == 1
         if offset is not known.offset or flat is not known.flat:
             model = model.but(targets=Values(offset, known.spread, flat))

@@ -1,4 +1,4 @@
-"""From rows to the features of the filter; scaling is learned as the rows pass."""
+"""From rows to the features of the filter; scaling is learned from the rows so far."""
 
 from __future__ import annotations
 
@@ -102,7 +102,11 @@ class Representation:
         if self.transformer is None:
             return self
         if not hasattr(self.transformer, "add_columns"):
-            raise InvalidInput(f"features={self.transformer!r} cannot grow by {n_columns} columns")
+            raise InvalidInput(
+                f"features={self.transformer!r} cannot grow by {n_columns} columns; use "
+                'features="raw", "scaled" or "fourier", or give the transformer a method '
+                "add_columns"
+            )
         grown = copy.deepcopy(self.transformer)
         grown.add_columns(n_columns)
         return replace(self, transformer=grown)

@@ -52,7 +52,7 @@ class Settings:
 
 
 class Task(Protocol):
-    """What classification and regression do in their own way. Holds settings only."""
+    """The steps in which classification and regression differ. Holds settings only."""
 
     def start(self) -> Any:
         """What is known about targets before any: `Model.targets`."""
@@ -105,8 +105,8 @@ def policy_of(forgetting: Any, calibration: Any) -> Policy:
     if isinstance(forgetting, Policy):
         if not (isinstance(calibration, str) and calibration == "auto"):
             raise InvalidInput(
-                f"calibration={calibration!r} beside a policy object; give the calibration to "
-                f"{type(forgetting).__name__}(...) and leave this one at 'auto'"
+                f"calibration={calibration!r} cannot be combined with a policy object; give the "
+                f'calibration to {type(forgetting).__name__}(...), and leave calibration="auto"'
             )
         return forgetting
     if isinstance(calibration, str) and calibration != "auto":
@@ -131,8 +131,8 @@ def policy_of(forgetting: Any, calibration: Any) -> Policy:
 def _mixture(calibration: Any) -> Mixture:
     if isinstance(calibration, Calibration):
         raise InvalidInput(
-            "calibration=Calibration(...) is for one filter; a mixture weighs a grid: "
-            "give a sequence of numbers, or one to fix it"
+            "calibration=Calibration(...) works with one filter only; for a mixture give a list "
+            "of numbers, or one number to fix it"
         )
     if isinstance(calibration, str):
         return Mixture(predictive="probit")

@@ -28,8 +28,8 @@ def read_unit(unit: Any) -> float:
         kind = np.datetime_data(unit.dtype)[0]
         if kind in ("Y", "M", "generic"):
             raise InvalidInput(
-                f"time_unit is {unit!r}; years and months differ in length, and a bare number has "
-                'no unit, so give days: np.timedelta64(365, "D")'
+                f"time_unit is {unit!r}, which has no fixed length; give days, for example "
+                'np.timedelta64(365, "D")'
             )
         unit = float(unit / np.timedelta64(1, "s"))
     elif isinstance(unit, datetime.timedelta):
@@ -44,27 +44,31 @@ def read_unit(unit: Any) -> float:
 
 
 def gaps_before(model: Model, time: Any, n: int, unit: float) -> tuple[Array | None, Array | None]:
-    """Time before each of n rows to be learned, in units (b,), and when each came (b,); or None."""
+    """Time gap before each of n rows, in units (n,), and the time of each row (n,).
+
+    None, None without times.
+    """
     if time is None:
         if model.time is not None:
             raise InvalidInput(
-                f"time was given before (the last row was at {model.time:g}) and is missing "
-                "now; give it in every call, or never"
+                "time was given in earlier calls but not in this one; give it in every call or "
+                "in none"
             )
         return None, None
     times = reading.times(time, n)
     if model.n_seen and model.time is None:
         raise InvalidInput(
-            f"time is given now and was not for the {model.n_seen} rows before; "
-            "give it in every call, or never (reset() starts again)"
+            "time is given in this call but was not in earlier ones; give it in every call or in "
+            "none, or call reset() to start again"
         )
     start = times[0] - unit if model.time is None else model.time
     steps = np.diff(times, prepend=start)
     if (steps < 0.0).any():
         row = int(np.argmax(steps < 0.0))
+        before = times[row - 1] if row else start
         raise InvalidInput(
-            f"time goes back by {-steps[row]:g} to {times[row]:.17g} at row {row} of X; "
-            "rows must come in the order of time"
+            f"time decreases from {before:.17g} to {times[row]:.17g} at row {row} of X; "
+            "sort the rows by time"
         )
     gaps = steps / unit
     if model.n_seen < _EARLY and unit == 1.0 and reading.are_dates(time):
@@ -83,17 +87,18 @@ def _warn_of_long_gaps(gap: float) -> None:
 
 
 def gaps_ahead(model: Model, time: Any, n: int, unit: float) -> Any:
-    """Time from the last row learned to n rows to be predicted, in units: 1, or (b,)."""
+    """Time gap from the last learned row to each of n rows to predict, in units: 1, or (n,)."""
     if time is None:
         return 1.0
     times = reading.times(time, n)
     if model.time is None:
         raise InvalidInput(
-            "time is given, but the rows learned had none; give it to partial_fit too, or never"
+            "time is given in this call but was not given to partial_fit; give it in every call or "
+            "in none"
         )
     if (times < model.time).any():
         raise InvalidInput(
             f"time {times.min():.17g} is before the last row learned, at {model.time:.17g}; "
-            "only what comes after it can be predicted"
+            "rows can be predicted only at or after that time"
         )
     return (times - model.time) / unit

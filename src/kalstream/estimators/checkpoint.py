@@ -155,8 +155,8 @@ def write(path: FilePath, kind: str, tree: Any) -> None:
     size = int.from_bytes(data[:8], "little")
     if size > _LONGEST_HEADER:
         raise CheckpointError(
-            f"the {kind} holds {len(text)} characters of numbers and text outside arrays, more "
-            "than a checkpoint takes; turn its long lists into numpy arrays"
+            f"the {kind} has too many values outside arrays ({len(text)} characters); turn its "
+            "long lists into numpy arrays"
         )
     start = 8 + bytes(data[8 : 8 + size]).index(_MARK) + len(_MARK)
     digest = sha256(data).hexdigest().encode()
@@ -185,7 +185,7 @@ def read(path: FilePath, kind: str) -> Any:
         digest.update(_NO_DIGEST.encode())
         digest.update(memoryview(data)[start + len(_NO_DIGEST) :])
         if about["sha256"] != digest.hexdigest():
-            raise CheckpointError(f"{damaged} (its checksum does not agree)")
+            raise CheckpointError(f"{damaged} (its checksum is wrong)")
         if about["kind"] != kind:
             raise CheckpointError(
                 f"{path} holds a {about['kind']}, not a {kind}; use {about['kind']}.load"
@@ -214,8 +214,8 @@ def _header(path: FilePath, file: BinaryIO) -> tuple[bytes, dict[str, Any]]:
     damaged = f"{path} is damaged or cut short; take another copy of it"
     start = file.read(9)
     if start[8:] != b"{":
-        what = "not a safetensors file" if start else "empty"
-        raise CheckpointError(f"{path} is no checkpoint, it is {what}; pass a file that save wrote")
+        what = "not a safetensors file" if start else "an empty file"
+        raise CheckpointError(f"{path} is not a checkpoint ({what}); pass a file that save wrote")
     size = int.from_bytes(start[:8], "little")
     if size > min(_LONGEST_HEADER, os.fstat(file.fileno()).st_size - 8):
         raise CheckpointError(f"{damaged} (its header cannot be {size} bytes long)")
@@ -233,7 +233,7 @@ def _header(path: FilePath, file: BinaryIO) -> tuple[bytes, dict[str, Any]]:
                 f"kalstream {__version__} reads up to {FORMAT}; upgrade kalstream"
             )
         if not {"sha256", "format", "version", "kind", "tree"} <= set(about):
-            raise ValueError(f"it says only {', '.join(map(str, about))} about itself")
+            raise ValueError(f"its header has only the entries {', '.join(map(str, about))}")
         return header, about
     except CheckpointError:
         raise
@@ -270,7 +270,8 @@ def fill(template: Any, saved: Foreign) -> Any:
     packages = {name.partition(".")[0] for name in (own, was)} - {"__main__"}
     if own.rpartition(".")[2] != was.rpartition(".")[2] or len(packages) > 1:
         raise CheckpointError(
-            f"the checkpoint holds the attributes of a {was}, got a {own} to fill; pass a {was}"
+            f"the checkpoint has the attributes of class {was}, but features is of class {own}; "
+            f"pass a {was}"
         )
     vars(template).update(saved.attributes)
     return template
@@ -287,8 +288,8 @@ class _Encoder:
         """JSON of a value; path is where it stands in the tree, for messages."""
         if depth > _DEEPEST:
             raise CheckpointError(
-                f"{path[:100]}... nests deeper than {_DEEPEST} levels; flatten it, and remove what "
-                "contains itself"
+                f"{path[:100]}... nests deeper than {_DEEPEST} levels; flatten it, and remove "
+                "objects that contain themselves"
             )
         cls = type(value)
         if value is None or cls is bool:
@@ -465,7 +466,7 @@ def _whole(cls: type, parts: dict[str, Any]) -> Any:
         # numpy trusts these: it would read beyond its buffers, or mix a pool without end
         pos, buffer_pos = state["state"].get("pos", 0), state.get("buffer_pos", 0)
         if not (0 <= pos <= 624 and 0 <= buffer_pos <= 4) or (seeds or {}).get("pool_size", 4) > 99:
-            raise ValueError("no generator is in such a state")
+            raise ValueError("the state of a random generator is invalid")
         if seeds is None:  # seeded as RandomState does: it has no sequence, then or now
             made = RandomState(0)._bit_generator if cls is MT19937 else cls(0)
         else:

@@ -39,7 +39,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         see `kalstream.core.Policy`.
     features : "raw", "scaled", "fourier" or transformer
         "fourier" scales columns online and adds random Fourier features of them. "scaled" only
-        scales. "raw" takes columns as they are; their size should be about 1. A transformer
+        scales. "raw" only divides columns by sqrt(d); their size should be about 1. A transformer
         needs ``partial_fit`` and ``transform``.
     n_components : int
         Number of Fourier features.
@@ -49,7 +49,8 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         Variance of the noise of a target, and of a weight before any data.
     predictive : "exact", "probit", "monte-carlo" or "plug-in"
         How logits become probabilities; see `kalstream.core.class_probabilities`. With a mixture,
-        "exact" computes the lightest components, which hold a tenth of the weight, by probit.
+        "exact" uses the probit approximation for the components with the smallest weights,
+        together a tenth of the weight.
     calibration : "auto", float, Calibration or sequence of floats
         Factor that multiplies logits: learned ("auto"), one number, or a grid for a mixture.
     class_weight : dict, "balanced" or None
@@ -65,9 +66,9 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         Unit of ``time``. Half-lives, 100 to 100,000 by default, are counted in it. With dates a
         number means seconds; for daily rows give ``timedelta(days=1)``.
     dtype : float64 or float32
-        float32 needs half the memory. It raises a `NumericalError` once rounding errors are too
-        large, which takes only thousands of rows if features are collinear, as Fourier features
-        of few columns are.
+        float32 needs half the memory. If rounding errors become too large, it raises
+        `NumericalError`. With collinear features, such as Fourier features of few columns, this
+        can happen after a few thousand rows.
     random_state : int, RandomState, Generator or None
         Seed of the Fourier features and of sampled predictions.
 
@@ -186,8 +187,8 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         labels = read_labels(y, warn=True)
         if None in labels:
             raise InvalidInput(
-                f"y contains NaN or None at row {labels.index(None)}; fit needs every label, "
-                "partial_fit lets time pass without one"
+                f"y contains NaN or None at row {labels.index(None)}; fit needs all labels; use "
+                "partial_fit if some are missing"
             )
         self._learn(X, labels, sample_weight, time, restart=True)
         return self
@@ -383,7 +384,9 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         hits = [one == other for one, other in zip(names, predicted, strict=True)]
         weight = read_weights(sample_weight, len(hits))
         if weight is not None and not weight.any():
-            raise InvalidInput("sample_weight is zero in every row: nothing to score")
+            raise InvalidInput(
+                "sample_weight is zero in every row; give at least one row a weight above 0"
+            )
         return float(np.average(hits, weights=weight))
 
     # ---- classes --------------------------------------------------------------------------

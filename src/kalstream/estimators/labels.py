@@ -45,7 +45,7 @@ class Labels:
 
     @cached_property
     def order(self) -> Array:
-        """Columns (K,) in the order of `classes`."""
+        """The column of each class, in the order of `classes` (K,)."""
         try:
             ranked = sorted(range(len(self.names)), key=self.names.__getitem__)
         except TypeError:  # labels of several types have no order of their own
@@ -67,7 +67,7 @@ class Labels:
         return as_array([self.names[k] for k in self.order])
 
     def with_new(self, labels: Sequence[Any]) -> Labels:
-        """These labels, and after them those that are not yet among them; None is no label."""
+        """These labels, followed by the new ones in ``labels``. None is skipped."""
         column = self.column
         if all(name in column for name in labels):
             return self
@@ -144,8 +144,8 @@ def _plain(value: Any, name: str) -> Any:
         return _plain_tuple(value, name)
     if isinstance(value, float | complex | Decimal | Fraction) and not _is_whole(value):
         raise InvalidInput(
-            f"Unknown label type: {name} holds {check.shown(value)}, and continuous targets are "
-            "for KalmanRegressor; labels may be strings or whole numbers"
+            f"Unknown label type: {name} contains {check.shown(value)}, which is not a whole "
+            "number; use KalmanRegressor for numbers, or strings or whole numbers as labels"
         )
     return value
 

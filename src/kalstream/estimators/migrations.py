@@ -16,7 +16,7 @@ FORMAT: Final = 4
 
 
 def _everywhere(tree: Any, tag: str, change: Callable[[dict[str, Any]], Any]) -> Any:
-    """The tree, in which ``change`` makes a new node of the parts of every object with a tag."""
+    """The tree, with ``change`` applied to the parts of every object that has this tag."""
     if isinstance(tree, list):
         return [_everywhere(each, tag, change) for each in tree]
     if not isinstance(tree, dict):

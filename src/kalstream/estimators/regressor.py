@@ -110,8 +110,8 @@ random_state
         values = read_values(y)
         if not np.isfinite(values).all():
             raise InvalidInput(
-                "y contains NaN or infinity; fit needs every target, "
-                "partial_fit lets time pass where one is NaN"
+                "y contains NaN or infinity; fit needs all targets; use partial_fit if some are "
+                "missing (NaN)"
             )
         self._learn(X, values, sample_weight, time, restart=True)
         return self
@@ -231,9 +231,14 @@ random_state
 
         values, mean = read_values(y), self.predict(X)
         if np.atleast_2d(values.T).shape != np.atleast_2d(mean.T).shape:
-            raise InvalidInput(f"y has shape {values.shape} for predictions of shape {mean.shape}")
+            raise InvalidInput(
+                f"y has shape {values.shape} for predictions of shape {mean.shape}; "
+                "give one target for each row"
+            )
         if not np.isfinite(values).all():
-            raise InvalidInput("y contains NaN or infinity; a score needs every target")
+            raise InvalidInput(
+                "y contains NaN or infinity; a score needs every target; remove these rows"
+            )
         weight = read_weights(sample_weight, len(values))
         return float(r2_score(values, mean, sample_weight=weight))
 

@@ -105,7 +105,7 @@ def adapt(learner: Any, stream: Stream, classes: list[Any] | None = None) -> Ada
 
 
 class Adapter(ABC):
-    """A learner that predicts and learns batches.
+    """One interface to a learner: predict and learn a chunk.
 
     Attributes
     ----------
@@ -113,7 +113,7 @@ class Adapter(ABC):
     is_fitted : bool
         Whether the learner has learned something.
     in_one_call : bool
-        Whether `predict_then_learn` works.
+        Whether the learner can predict and learn row by row in one call.
     """
 
     in_one_call = False
@@ -239,7 +239,7 @@ class _PartialFit(Adapter):
 
 
 class _River(Adapter):
-    """river's contract: one dict at a time."""
+    """Adapter of river's learners, which take one dict at a time."""
 
     def _dicts(self, rows: Array) -> list[dict[str, float]]:
         names = self.columns or tuple(f"x{k}" for k in range(rows.shape[1]))

@@ -64,7 +64,7 @@ class Metric:
         One number for each row, from `Scored` (classification) or `Errors` (regression). Their
         sum is kept, and goes into checkpoints.
     value : function of a `Score` and of the baselines' values {name: values}, optional
-        Its value over the rows of the score; by default the mean of ``row``.
+        Computes the metric; by default it is the mean of ``row``.
     needs_std : bool
         Whether only rows with a predicted standard deviation count.
     for_baselines : bool
@@ -343,7 +343,7 @@ class LabelScore(Score):
         return float(np.abs(confidence - right).sum() / (count.sum() or math.nan))
 
     def macro_f1(self) -> float:
-        """F1, averaged over the classes that came or were predicted."""
+        """F1, averaged over the classes that occurred or were predicted."""
         right, true, predicted = self.classes
         there = true + predicted > 0
         f1 = 2.0 * right[there] / (true + predicted)[there]

@@ -36,7 +36,7 @@ class Record:
     answer : Answer
         What the learner predicted before it saw the targets.
     scored : Scored or None
-        Scores of the rows that have a label; None of regression.
+        Scores of the rows that have a label; None for regression.
     n_learned : int
         Rows learned so far; less than ``batch.stop`` if labels are late.
     seconds : float
@@ -79,8 +79,8 @@ class Evaluation:
     classes : list, optional
         All labels of the stream, for learners that need them at their first call.
     together : int
-        Chunks of a record. Kalstream's learners take chunks of one row together, in one call that
-        predicts and learns row by row: the same numbers, several times faster.
+        Number of chunks per record. With chunks of one row, kalstream's learners predict and learn
+        a whole record in one call. The numbers are the same, and it is several times faster.
 
     Attributes
     ----------
@@ -320,7 +320,7 @@ class Evaluation:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned; the learner must be the one of that moment."""
+        """Restore what `state` returned; the learner must be in the state that it had then."""
         self.n_rows, self.n_learned = state["n_rows"], state["n_learned"]
         self.rows_before, self.n_infinite = state["rows_before"], state["n_infinite"]
         self.tracker.restore(state["tracker"])

@@ -76,9 +76,10 @@ def pass_over(
 
 @jit
 def waves(scaled: Array, projection: Array, size: float, lead: int, linear: bool) -> Array:
-    """Features of rows (b, d): ``lead`` ones, cosines, sines and, if ``linear``, the rows / size.
+    """Features of rows (b, d): ones, cosines, sines, and the rows themselves.
 
-    The waves of a row have norm 1.
+    First ``lead`` columns of ones, then cosines, then sines and, if ``linear``, the rows divided by
+    ``size``. The waves of a row have norm 1.
     """
     n, d = scaled.shape
     n_directions = projection.shape[1]

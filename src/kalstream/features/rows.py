@@ -24,8 +24,8 @@ _SET_BY_SKLEARN: Final = "n_features_in_", "feature_names_in_"
 def read_rows(estimator: Any, X: Any, *, reset: bool) -> Array:
     """Rows (b, d) as float64, NaN where a value is missing, checked by scikit-learn.
 
-    With ``reset`` the estimator takes the number and names of columns from X. If X is invalid, the
-    estimator is unchanged and the error is a `KalstreamError`.
+    With ``reset``, the estimator stores the number and names of the columns of X. If X is invalid,
+    the estimator is unchanged and the error is a `KalstreamError`.
     """
     before = {
         name: estimator.__dict__[name] for name in _SET_BY_SKLEARN if name in estimator.__dict__

@@ -123,7 +123,7 @@ class Photographs:
     def __init__(self, folder: str | Path, device: str, size: int = 224) -> None:
         self.stream, self.device = ClocStream(folder, size=size, missing="skip"), device
         self.name, self.fingerprint = "CLOC", self.stream.describe()["fingerprint"]
-        self.n_rows = self.stream.n_listed  # photographs without a file included
+        self.n_rows = self.stream.n_listed  # images without a file included
         self.n_classes = max(self.stream.classes or [0]) + 1
         self.at = -1
         self.left: Iterator[tuple[Array, int]] = iter(())

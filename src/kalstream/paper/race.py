@@ -72,7 +72,7 @@ class Race:
     Parameters
     ----------
     setups : sequence of Setup
-        With chunks of one size.
+        All with the same chunk size.
     images : Images or Photographs
     device : str
     window : int
@@ -149,7 +149,7 @@ class Race:
 
 
 def _add_window(into: Pass, outcomes: list[tuple[Outcome, Tensor]]) -> None:
-    """Add a window of chunks, with their labels, to a pass."""
+    """Add the scores of a window of chunks to a pass."""
     if not outcomes or into.failed is not None:
         return
     predicted = torch.cat([outcome.predicted for outcome, _ in outcomes])

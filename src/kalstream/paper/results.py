@@ -186,7 +186,7 @@ def check(plan: Plan, results: Results) -> None:
 def _check_run(plan: Plan, results: Results, run: dict[str, Any]) -> None:
     counts, name = run["pass"], f"{run['method']}, {run['stream']}, seed {run['seed']}"
     accuracy = 100.0 * sum(counts["right"]) / max(counts["rows"], 1)
-    # CLOC may miss some photographs
+    # some images of CLOC may be missing
     complete = counts["rows"] == results.content["rows"] or plan.source == "cloc"
     if counts["failed"] is None and not complete:
         raise InvalidInput(f"{name}: {counts['rows']} rows of {results.content['rows']}")

@@ -1,4 +1,4 @@
-"""Windows grouped into few points, so that a long run makes a small page."""
+"""Windows grouped into a small number of points, so that a long run makes a small page."""
 
 from __future__ import annotations
 

@@ -120,7 +120,8 @@ class CheckpointWriter:
             self._can_save = False
             raise RunError(
                 f"{type(self.learner).__name__}.save failed at row {row}: "
-                f"{describe_error(error)}; correct it, or remove it to run without checkpoints"
+                f"{describe_error(error)}; correct the method save, or remove it to run without "
+                "checkpoints"
             ) from error
         return name, sha256_of(self.folder / name)
 
@@ -195,7 +196,9 @@ def open_checkpoint(path: str | Path) -> tuple[Any, Columns | None, dict[str, An
 
 def _kind(kinds: dict[str, Any], name: str, path: Path) -> Any:
     if name not in kinds:
-        raise InvalidInput(f"{path} holds a {name}, which is not one of {', '.join(kinds)}")
+        raise InvalidInput(
+            f"{path} holds a {name}; give the folder of a run of {' or '.join(kinds)}"
+        )
     return kinds[name]
 
 
@@ -207,7 +210,7 @@ def columns_of(folder: Path, progress: dict[str, Any]) -> Columns | None:
         return Columns.from_json(progress["columns"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidInput(
-            f"{folder / PROGRESS} is damaged: columns: {error!r}; {remedy_for(folder)}"
+            f"{folder / PROGRESS} is damaged (entry columns: {error!r}); {remedy_for(folder)}"
         ) from error
 
 

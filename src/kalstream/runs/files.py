@@ -199,7 +199,7 @@ def write_progress(checkpoint: Path, progress: dict[str, Any]) -> None:
 
 def remedy_for(checkpoint: Path) -> str:
     """What to do about a file of a checkpoint that cannot be used."""
-    return f"restore it from a copy, or delete {checkpoint} and resume: the run then starts over"
+    return f"restore it from a copy, or delete {checkpoint} and resume (the run then starts over)"
 
 
 def holds_run(folder: Path) -> bool:
@@ -224,7 +224,9 @@ def refuse_other_files(folder: Path) -> None:
     if not folder.is_dir() or not all(
         path.name in ours or is_temporary(path) for path in folder.iterdir()
     ):
-        raise InvalidInput(f"{folder} exists and holds no run; give --out another folder")
+        raise InvalidInput(
+            f"{folder} is a file, or a folder that is not a run; give --out another folder"
+        )
 
 
 def last_line(folder: Path) -> dict[str, Any]:
@@ -258,7 +260,7 @@ def check_lines(path: Path, size: int) -> None:
     if actual < size or end != b"\n":
         problem = f"has {actual} bytes" if actual < size else "is cut in the middle of a line"
         raise InvalidInput(
-            f"{path} is damaged: it {problem}, and had {size} bytes at the checkpoint; "
+            f"{path} is damaged: it {problem}, but had {size} bytes at the checkpoint; "
             f"{remedy_for(path.parent / CHECKPOINT)}"
         )
 
@@ -275,7 +277,8 @@ def _read(path: Path, kind: type[BaseModel], remedy: str) -> dict[str, Any] | No
         raise InvalidInput(f"{path} is damaged: it has no format; {remedy}")
     if number > FORMAT:
         raise InvalidInput(
-            f"{path} has format {number}; this kalstream reads up to {FORMAT}: upgrade kalstream"
+            f"{path} has format {number}; this version of kalstream reads formats up to {FORMAT}; "
+            "upgrade kalstream"
         )
     digest = content.pop("sha256", None)
     if digest is not None and digest != _digest(content):

@@ -101,21 +101,25 @@ class Options(BaseModel):
     source: str = option(
         "elec2",
         "CSV, JSON lines (.gz, .zst), Parquet, a folder of such files, embeddings (.npy, .npz, "
-        ".safetensors), - for standard input, or a name that `kalstream data` lists.",
+        ".safetensors), - for standard input; or elec2, weather or series.",
         argument=True,
     )
-    target: str | None = option(None, "Column to predict.", "-t")
+    target: str | None = option(None, "Column to predict. Needed for your own tables.", "-t")
     task: Literal["classification", "regression"] | None = option(
-        None, "Guessed from the target if not given."
+        None, "Task; guessed from the target if not given."
     )
     time: str | None = option(
         None, "Column of times. Forgetting then depends on time, not on rows."
     )
     time_unit: Annotated[str, BeforeValidator(_as_unit)] = option(
-        "auto", "Unit of half-lives with --time: 30s, 12h, 1d, 7. auto is the median time step."
+        "auto",
+        "With --time: unit of half-lives, such as 30s, 12h, 1d or 7 (seconds for dates). auto: the "
+        "median time step.",
     )
-    ignore: list[str] = option([], "Columns to leave out: a,b or repeat the option.")
-    categorical: list[str] = option([], "Columns of codes that look like numbers.")
+    ignore: list[str] = option(
+        [], "Columns to leave out, separated by commas; or repeat the option."
+    )
+    categorical: list[str] = option([], "Columns whose numbers are codes of categories.")
     bad_rows: Literal["stop", "skip"] = option(
         "stop", "Stop at a row that cannot be read, or skip it."
     )
@@ -124,7 +128,7 @@ class Options(BaseModel):
         "mixture", "mixture, learned, or a gamma from 0 to 1 (1 forgets nothing)."
     )
     features: Literal["fourier", "scaled", "raw"] = option(
-        "fourier", "Features that the filter computes from a row."
+        "fourier", "Features that are computed from a row for the filter."
     )
     learner: Annotated[str, AfterValidator(_as_learner)] = option(
         "", "package.module:factory of your own learner."
@@ -132,18 +136,23 @@ class Options(BaseModel):
     chunk: int = option(
         1, "Rows that are predicted before any of them is learned.", ge=1, le=_MOST_IN_MEMORY
     )
-    delay: int = option(0, "Rows by which labels are late.", ge=0, le=_MOST_IN_MEMORY)
+    delay: int = option(0, "Number of rows by which labels are late.", ge=0, le=_MOST_IN_MEMORY)
     cost: float = option(
         1.0,
-        "Learn every COST-th chunk only, as a learner that is too slow for the stream would.",
+        "Learn only every COST-th chunk, as if the learner were too slow for the stream.",
         ge=1.0,
         allow_inf_nan=False,
     )
-    window: int = option(0, "Rows per window; 0 makes 100 to 200 windows.", ge=0, le=_MOST_ROWS)
-    limit: Annotated[int | None, AfterValidator(lambda limit: limit or None)] = option(
-        None, "Stop after this many rows; 0 is no limit.", ge=0, le=_MOST_ROWS
+    window: int = option(
+        0,
+        "Rows per window; 0 chooses a size that makes 80 to 200 windows.",
+        ge=0,
+        le=_MOST_ROWS,
     )
-    seed: int = option(0, "Seed of everything random.", ge=0, le=2**32 - 1)
+    limit: Annotated[int | None, AfterValidator(lambda limit: limit or None)] = option(
+        None, "Stop after this many rows; 0 means no limit.", ge=0, le=_MOST_ROWS
+    )
+    seed: int = option(0, "Seed of all random numbers.", ge=0, le=2**32 - 1)
     predictions: bool = option(False, "Also write every prediction.")
 
     @classmethod

@@ -60,7 +60,7 @@ class ResultFiles:
         file.flush()
 
     def write_predictions(self, record: Record) -> None:
-        """Add a line to predictions.jsonl for each row of a record, if that file is wanted."""
+        """Add a line to predictions.jsonl for each row of a record, if the run writes that file."""
         if PREDICTIONS not in self._files:
             return
         for line in _prediction_lines(record, self.task):
@@ -117,7 +117,7 @@ def with_clock(line: dict[str, Any]) -> dict[str, Any]:
 def memory_mb(peak: bool = False) -> float:
     """Megabytes of memory that this process uses, or its largest use so far.
 
-    On systems that report only the largest use it is that in both cases; without either it is 0.
+    On systems that report only the largest use, this is returned in both cases; 0 if none is known.
     """
     if not peak:
         with contextlib.suppress(OSError):

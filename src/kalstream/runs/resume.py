@@ -14,7 +14,7 @@ _MAY_CHANGE: Final = ("limit", "bad_rows")  # they do not affect what has been l
 
 
 def why_done(folder: str | Path, changes: Mapping[str, Any] | None = None) -> str:
-    """Why nothing is left to do for a run; "" if something is.
+    """The reason why a run cannot be resumed any further; "" if it can.
 
     Parameters
     ----------
@@ -60,17 +60,21 @@ def resumed_options(
     """The configuration of a run, its options, and those with which it is resumed."""
     config = read_config(folder)
     if config is None:
-        raise InvalidInput(f"{folder} holds no run to resume: there is no {CONFIG}")
+        raise InvalidInput(
+            f"{folder} holds no run to resume: there is no {CONFIG}; give --out the folder of a run"
+        )
     old = Options(**config["options"])
     for name, value in changes.items():
         if value != getattr(old, name) and name not in _MAY_CHANGE:
+            option = typed(name)
             raise InvalidInput(
-                f"{folder} was run with {typed(name)} {getattr(old, name)!r}, now it is {value!r}; "
-                "resume it with the same options, or run again and give --out another folder"
+                f"{folder} was started with {option} {getattr(old, name)!r}, but {option} "
+                f"{value!r} is given now; resume it with the same options, or run again and give "
+                "--out another folder"
             )
     if old.source == "-":
         raise InvalidInput(
             f"{folder} read standard input, which cannot be read again; "
-            "save the input to a file to make runs that can be resumed"
+            "to be able to resume, save the input to a file and run that file"
         )
     return config, old, Options.of(**{**old.model_dump(), **changes})

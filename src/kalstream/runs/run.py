@@ -220,7 +220,8 @@ class Run:
             self.evaluation.restore(progress["evaluation"])
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InvalidInput(
-                f"{folder / PROGRESS} is damaged: evaluation: {error!r}; {remedy_for(folder)}"
+                f"{folder / PROGRESS} is damaged (entry evaluation: {error!r}); "
+                f"{remedy_for(folder)}"
             ) from error
         self._sizes.update(progress["sizes"])
         for name in (METRICS, *([PREDICTIONS] if self.options.predictions else [])):
@@ -230,7 +231,7 @@ class Run:
     # ---- running --------------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Compile or load what the learner needs, on random rows, before time is measured.
+        """Run the learner on random rows, so that compiling is not part of the measured time.
 
         This also finds parameters that the learner does not accept.
         """
@@ -345,9 +346,9 @@ class Run:
             pass
         sizes = f"from {_total_size(self._files):,} to {_total_size(now):,} bytes"
         return (
-            f"{self.options.source} changed while it was read ({sizes}); these numbers belong to "
-            "no single version of it, and this run cannot be resumed. Run again, and give --out "
-            "another folder"
+            f"{self.options.source} changed while it was read ({sizes}), so the results mix two "
+            "versions of it, and this run cannot be resumed. Run again, and give --out another "
+            "folder"
         )
 
     def _disk_error(self, error: OSError) -> RunError:

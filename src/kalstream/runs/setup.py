@@ -45,7 +45,7 @@ def open_stream(options: Options, columns: Columns | None = None) -> Stream:
 
 
 def window_of(options: Options, stream: Stream) -> int:
-    """Rows of a window: as given, or a round number that makes 100 to 200 windows."""
+    """Rows of a window: as given, or a round number that makes 80 to 200 windows."""
     if options.window:
         return options.window
     n = stream.approximate_rows
@@ -104,7 +104,7 @@ def _imported(path: str, seed: int) -> Any:
             f"{module}"
         ) from error
     if not callable(factory):
-        raise InvalidInput(f"{path} is {type(factory).__name__}; name something that can be called")
+        raise InvalidInput(f"{path} is {type(factory).__name__}; name a class or a function")
     try:
         parameters = set(inspect.signature(factory).parameters)
     except ValueError:  # a function that is not written in Python
@@ -113,7 +113,7 @@ def _imported(path: str, seed: int) -> Any:
         return factory(**dict.fromkeys(parameters & {"random_state", "seed"}, seed))
     except (Exception, SystemExit) as error:
         raise InvalidInput(
-            f"learner {path!r} could not be made: {describe_error(error)}"
+            f"learner {path!r} could not be made: {describe_error(error)}; correct the factory"
         ) from error
 
 

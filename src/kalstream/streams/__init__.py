@@ -1,4 +1,4 @@
-"""Streams of examples: arrays, tables in files, embeddings, and the data sets of the paper."""
+"""Streams of rows: arrays, tables in files, embeddings, and the data sets of the paper."""
 
 from kalstream.streams.base import CLASSIFICATION, REGRESSION, ArrayStream, Batch, Stream
 from kalstream.streams.cifar import Cifar100Stream

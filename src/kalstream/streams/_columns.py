@@ -59,7 +59,7 @@ class Column:
 
     @property
     def full(self) -> bool:
-        """Whether no new category can get its own slot."""
+        """Whether all slots are used (always true for a column that is no category)."""
         return self.kind != CATEGORY or len(self.slots) >= self.n_slots
 
     def slot(self, category: str | None, frozen: bool) -> int:
@@ -152,8 +152,10 @@ class Columns:
         if time is not None:
             kind = kind_of(time, table.column(time), as_written)
             if kind not in (NUMBER, DATE):
+                held = "categories" if kind == CATEGORY else _PLURAL[kind]
                 raise InvalidInput(
-                    f"the time {quoted(time)} is a {kind}; name a column of numbers or ISO dates"
+                    f"the column {quoted(time)} given as time holds {held}; name a column of "
+                    "numbers or ISO dates"
                 )
             columns.time = Column(time, kind)
         for name in features:
@@ -281,12 +283,12 @@ def check_known(
     name = next((name for name in names if name not in columns), None)
     if name is not None:
         near = get_close_matches(name[:_LONG], [each for each in known if len(each) <= _LONG], 1)
-        hint = f"did you mean {quoted(near[0])}? " if near else ""
+        hint = f". Did you mean {quoted(near[0])}?" if near else "."
         place = f"{file}: " if file else ""
         problem = f"there is no column {quoted(name)}"
         if option:
             problem = f"{option}={quoted(name)}: there is no such column"
-        raise InvalidInput(f"{place}{problem}; {hint}columns: {listed(known)}")
+        raise InvalidInput(f"{place}{problem}{hint} The columns are: {listed(known)}")
 
 
 def listed(names: Sequence[str]) -> str:
@@ -343,8 +345,8 @@ def _target(name: str, array: pa.Array, as_written: bool, task: str | None) -> t
     if check_task(task) == REGRESSION:
         if kind != NUMBER:
             raise InvalidInput(
-                f"target {quoted(name)} holds {_PLURAL[kind]} such as {quoted(values[0])}; "
-                f'regression needs numbers; give task="{CLASSIFICATION}" for labels'
+                f"target {quoted(name)} holds {_PLURAL[kind]} such as {quoted(values[0])}, but "
+                f'regression needs numbers; for labels give task="{CLASSIFICATION}"'
             )
         return Column(name, NUMBER), guess
     if kind == BOOLEAN and not as_written:
@@ -469,7 +471,7 @@ def _checked(array: pa.Array, column: Column, bad: Bad, hint: str = "") -> Array
 
 
 def _is_infinity(value: Any) -> bool:
-    """Whether a value stands for infinity; 1e400 is a number that is too large."""
+    """Whether a value is written as infinity; 1e400 is not, it is a number that is too large."""
     return not any(letter.isdigit() for letter in str(value))
 
 

@@ -159,6 +159,6 @@ def _is_utf8(data: bytes) -> bool:
 
 def _not_utf8(record: bytes, error: UnicodeDecodeError) -> str:
     return (
-        f"byte 0x{record[error.start]:02x} is not UTF-8; convert the file "
+        f"byte 0x{record[error.start]:02x} is not UTF-8; save the file as UTF-8 "
         "(if it is Latin-1: iconv -f latin1 -t utf-8)"
     )

@@ -32,7 +32,7 @@ class JsonLines:
         self.names = list(dict.fromkeys(name for row in rows for name in row))
 
     def end(self, data: bytes) -> int:
-        """How many bytes of ``data`` are whole lines."""
+        """Number of bytes up to the end of the last complete line."""
         return data.rfind(b"\n") + 1
 
     def lines(self, data: bytes) -> list[int]:

@@ -28,7 +28,7 @@ class ParquetPart:
                 self.names = no_duplicates(file, parquet.schema_arrow.names)
                 self.n_rows: int | None = parquet.metadata.num_rows
         except (OSError, pa.ArrowException) as error:
-            raise damaged(file, "row 0", error) from None
+            raise damaged(file, "at its start", error) from None
 
     def blocks(self, wanted: list[str], skip: int = 0) -> Iterator[Block]:
         """Batches, starting at the row group with row ``skip``."""
@@ -50,4 +50,5 @@ class ParquetPart:
                     yield Block(batch, row)
                     row += batch.num_rows
         except (OSError, pa.ArrowException) as error:
-            raise damaged(self.file, f"row {row}", error) from None
+            place = f"after row {row}" if row else "at its start"
+            raise damaged(self.file, place, error) from None

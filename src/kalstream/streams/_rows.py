@@ -133,10 +133,10 @@ def no_duplicates(file: str, names: list[str]) -> list[str]:
 
 
 def damaged(file: str, place: str, error: Exception) -> InvalidInput:
-    """The error for a file that cannot be read any further."""
+    """The error for a file that cannot be read; ``place`` is such as "after row 7"."""
     if isinstance(error, PermissionError):
         return forbidden(file)
     return InvalidInput(
-        f"{file} cannot be read after {place} ({printable(error, 300)}); it is damaged or "
+        f"{file} cannot be read {place} ({printable(error, 300)}); it is damaged or "
         "incomplete: write or download it again"
     )

@@ -73,7 +73,7 @@ class Arriving:
             yield piece
 
     def forget(self) -> None:
-        """Do not keep the pieces that arrive from now on."""
+        """From now on, do not store arriving pieces."""
         self._keep = False
 
 
@@ -127,9 +127,11 @@ class TextPart:
                             "give a table with a line of column names and a line for each row"
                         )
         except OSError as error:
-            raise damaged(self.file, "line 0", error) from None
+            raise damaged(self.file, "at its start", error) from None
         if start.strip():
-            raise InvalidInput(f"{self.file}, line 1: a quote is opened and never closed")
+            raise InvalidInput(
+                f"{self.file}, line 1: a quote is opened and never closed; close the quote"
+            )
         raise InvalidInput(f"{self.file} is empty; give a header and rows")
 
     def _format_of(self, start: bytes, delimiter: str | None) -> Csv | JsonLines | None:
@@ -191,7 +193,7 @@ class TextPart:
             try:
                 piece = next(pieces, None)
             except OSError as error:
-                raise damaged(self.file, f"line {line - 1}", error) from None
+                raise damaged(self.file, f"after line {line - 1}", error) from None
             rest += (piece or b"")[header:]
             header = max(0, header - len(piece or b""))
             if piece is None and rest and not rest.endswith(b"\n"):

@@ -1,4 +1,7 @@
-"""The interface of a stream: batches of consecutive rows, from any row on, and a description."""
+"""The interface of a stream.
+
+A stream yields batches of consecutive rows, starting at any row, and describes itself.
+"""
 
 from __future__ import annotations
 
@@ -184,14 +187,17 @@ class ArrayStream(Stream):
         if self.rows.dtype != np.uint8:
             self.rows = self.rows.astype(np.float64, copy=False)
         if self.rows.ndim < 2:
-            raise InvalidInput(f"rows must be (n, d), got shape {self.rows.shape}")
+            raise InvalidInput(
+                f"rows must be (n, d), got shape {self.rows.shape}; give one list of d numbers for "
+                "each row"
+            )
         self.task, self.name, self.batch_size = check_task(task), name, batch_size
         self.targets = as_targets(targets, self.task)
         self.times = None if times is None else reading.times(times, len(self.rows))
         for what, values in (("targets", self.targets), ("times", self.times)):
             if values is not None and values.shape != (len(self.rows),):
                 raise InvalidInput(
-                    f"{what} must be ({len(self.rows)},), one for each row, got {values.shape}"
+                    f"{what} must be ({len(self.rows)},), got {values.shape}; give one for each row"
                 )
         if columns is None and self.rows.ndim == 2:
             columns = tuple(f"x{k}" for k in range(self.rows.shape[1]))

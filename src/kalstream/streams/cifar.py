@@ -22,12 +22,13 @@ _FOLDER = "cifar-100-python"
 _REMEDY = (
     "give the official cifar-100-python.tar.gz, its folder cifar-100-python or that folder's parent"
 )
+_AGAIN = "download it again from https://www.cs.toronto.edu/~kriz/cifar.html"
 
 
 class Cifar100Stream(Stream):
     """CIFAR-100, from the official archive or its folder.
 
-    The pictures stay in memory: 154 MB for the 50,000 of the training split.
+    The images stay in memory: 154 MB for the 50,000 of the training split.
 
     Parameters
     ----------
@@ -35,7 +36,8 @@ class Cifar100Stream(Stream):
         ``cifar-100-python``, its parent, or the official archive, which need not be unpacked.
     order : "stationary" or "tasks"
         "stationary" shuffles all rows. "tasks" is the paper's non-stationary order (appendix D):
-        10 tasks with a tenth of the classes each, chosen at random, rows shuffled within a task.
+        10 tasks. Each has a tenth of the classes, chosen at random. Rows are shuffled within a
+        task.
     seed : int
         Seed of the shuffling.
     split : "train" or "test"
@@ -75,12 +77,13 @@ class Cifar100Stream(Stream):
         targets = np.asarray(_entry(where, data, f"{labels}_labels"))
         if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != 3072:
             raise InvalidInput(
-                f"{where}: data must be (n, 3072) of uint8, got {pixels.shape} of {pixels.dtype}"
+                f"{where}: data must be (n, 3072) of uint8, got {pixels.shape} of {pixels.dtype}; "
+                f"{_AGAIN}"
             )
         if targets.shape != (len(pixels),) or targets.dtype.kind not in "iu":
             raise InvalidInput(
-                f"{where}: {labels}_labels must be {len(pixels)} ints, one for each picture, "
-                f"got {targets.shape} of {targets.dtype}"
+                f"{where}: {labels}_labels must be {len(pixels)} ints, one for each image, "
+                f"got {targets.shape} of {targets.dtype}; {_AGAIN}"
             )
         self._images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)  # (n, 32, 32, 3)
         self._labels = targets
@@ -104,7 +107,7 @@ class Cifar100Stream(Stream):
             yield Batch(first, np.ascontiguousarray(self._images[rows]), targets)
 
     def describe(self) -> dict[str, Any]:
-        """Name, task, size, order and seed, and a digest of pictures and labels."""
+        """Name, task, size, order and seed, and a digest of images and labels."""
         return {
             "name": self.name,
             "task": self.task,
@@ -128,7 +131,7 @@ class _ArraysOnly(pickle.Unpickler):
             return getattr(np, name)
         elif (module, name) == ("_codecs", "encode"):
             return _latin1  # Python 3 pickles bytes this way in protocol 2
-        raise InvalidInput(f"it refers to {module}.{name}, which CIFAR-100 does not")
+        raise InvalidInput(f"it contains {module}.{name}, which the official file does not")
 
 
 def _latin1(text: str, _: str) -> bytes:
@@ -142,10 +145,7 @@ def _read(folder: Path, name: str) -> tuple[str, dict[str, Any]]:
         content = _ArraysOnly(io.BytesIO(raw), encoding="bytes").load()
         return where, {k.decode() if isinstance(k, bytes) else k: v for k, v in content.items()}
     except Exception as error:  # a damaged pickle can raise anything
-        raise InvalidInput(
-            f"{where} is not a file of CIFAR-100: {error}; download it again from "
-            "https://www.cs.toronto.edu/~kriz/cifar.html"
-        ) from error
+        raise InvalidInput(f"{where} is not a file of CIFAR-100: {error}; {_AGAIN}") from error
 
 
 def _bytes(folder: Path, name: str) -> tuple[str, bytes]:
@@ -169,5 +169,5 @@ def _bytes(folder: Path, name: str) -> tuple[str, bytes]:
 
 def _entry(where: str, data: dict[str, Any], key: str) -> Any:
     if key not in data:
-        raise InvalidInput(f"{where} has no {key}, only {', '.join(map(str, data))}")
+        raise InvalidInput(f"{where} has no {key}, only {', '.join(map(str, data))}; {_AGAIN}")
     return data[key]

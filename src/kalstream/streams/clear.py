@@ -1,4 +1,4 @@
-"""CLEAR: photographs of ten years, one bucket after another."""
+"""CLEAR: images of ten years, one bucket after another."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 
 from kalstream.errors import InvalidInput, MissingFile
 from kalstream.streams.images import ImageStream
+
+_AGAIN = "unpack the archive of CLEAR again"
 
 
 class ClearStream(ImageStream):
@@ -23,9 +25,9 @@ class ClearStream(ImageStream):
     seed : int
         Seed of the order within a bucket.
     size : int
-        Pictures are cropped to the square in their middle and resized to (size, size).
+        Images are cropped to the square in their middle and resized to (size, size).
     missing : "error" or "skip"
-        Raise an error for a picture that is missing, or leave it out and count it in `skipped`.
+        Raise an error for an image that is missing, or leave it out and count it in `skipped`.
     batch_size : int
 
     Attributes
@@ -39,7 +41,7 @@ class ClearStream(ImageStream):
     -----
     Buckets are in the order of their numbers, and the rows of a bucket are shuffled. Rows are
     (b, size, size, 3), uint8, decoded one batch at a time by Pillow. Targets are ints. The
-    fingerprint covers paths and labels, not the pictures.
+    fingerprint covers paths and labels, not the images.
     """
 
     def __init__(
@@ -60,7 +62,8 @@ class ClearStream(ImageStream):
             self.buckets = sorted(listing, key=int)
         except ValueError as error:
             raise InvalidInput(
-                f"{root / 'labeled_metadata.json'}: buckets must be numbers, got {list(listing)}"
+                f"{root / 'labeled_metadata.json'}: buckets must be numbers, got {list(listing)}; "
+                f"{_AGAIN}"
             ) from error
         rng = np.random.default_rng(seed)
         paths: list[str] = []
@@ -89,18 +92,20 @@ class ClearStream(ImageStream):
 
 
 def _bucket(root: Path, bucket: str, files: Any, names: list[str]) -> list[tuple[str, int]]:
-    """Path and label of each picture in a bucket."""
+    """Path and label of each image in a bucket."""
     rows = []
     for label, name in enumerate(names):
         if name not in files:
             raise InvalidInput(
                 f"{root / 'labeled_metadata.json'}: bucket {bucket} has no class {name!r} "
-                f"of class_names.txt, only {', '.join(files)}"
+                f"of class_names.txt, only {', '.join(files)}; {_AGAIN}"
             )
-        for number, picture in _json(root / files[name]).items():
-            if "IMG_PATH" not in picture:
-                raise InvalidInput(f"{root / files[name]}: picture {number} has no IMG_PATH")
-            rows.append((picture["IMG_PATH"], label))
+        for number, entry in _json(root / files[name]).items():
+            if "IMG_PATH" not in entry:
+                raise InvalidInput(
+                    f"{root / files[name]}: image {number} has no IMG_PATH; {_AGAIN}"
+                )
+            rows.append((entry["IMG_PATH"], label))
     return rows
 
 
@@ -120,7 +125,9 @@ def _json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         if isinstance(error, MissingFile):
             raise
-        raise InvalidInput(f"{path} is not JSON: {error}; unpack the archive again") from error
+        raise InvalidInput(f"{path} is not JSON: {error}; {_AGAIN}") from error
     if not isinstance(content, dict):
-        raise InvalidInput(f"{path} must hold a JSON object, got {type(content).__name__}")
+        raise InvalidInput(
+            f"{path} must hold a JSON object, got {type(content).__name__}; {_AGAIN}"
+        )
     return content

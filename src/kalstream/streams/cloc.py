@@ -1,4 +1,4 @@
-"""CLOC: photographs in time order; the label is one of 713 regions of the world."""
+"""CLOC: images in time order; the label is one of 713 regions of the world."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _IMAGES = ("release/dataset/images", "dataset/images", "images", "data")
 
 
 class ClocStream(ImageStream):
-    """CLOC, from the lists and pictures of either published layout.
+    """CLOC, from the lists and images of either published layout.
 
     Parameters
     ----------
@@ -37,12 +37,12 @@ class ClocStream(ImageStream):
     split : str
         "train"; "cross_val" in the release; "test" or "pretrain" in the mirror.
     size : int
-        Pictures are cropped to the square in their middle and resized to (size, size).
+        Images are cropped to the square in their middle and resized to (size, size).
     images : path, optional
         Folder that the listed paths are relative to. By default the first of
         ``release/dataset/images``, ``dataset/images``, ``images`` and ``data`` that exists.
     missing : "error" or "skip"
-        Raise an error for a picture that is missing, or leave it out and count it in `skipped`.
+        Raise an error for an image that is missing, or leave it out and count it in `skipped`.
         Files are checked as rows are read, so `n_rows` is None before the end.
     batch_size : int
 
@@ -55,7 +55,7 @@ class ClocStream(ImageStream):
     Memory: for 38 million rows the lists are about 3 GB of arrays, and reading them with torch
     takes minutes and 9 GB. Do that once, with `pack_cloc`: its files are memory-mapped.
 
-    The fingerprint covers the lists, not the pictures.
+    The fingerprint covers the lists, not the images.
     """
 
     def __init__(
@@ -149,9 +149,14 @@ def _read(folder: Path, split: str) -> dict[str, Array]:
             )
     lengths = {what: len(values) for what, values in lists.items()}
     if len(set(lengths.values())) != 1:
-        raise InvalidInput(f"the lists of {split} in {folder} differ in length: {lengths}")
+        raise InvalidInput(
+            f"the lists of {split} in {folder} differ in length: {lengths}; download them again"
+        )
     if (lists["labels"] < 0).any():
-        raise InvalidInput(f"labels of {split} in {folder} must be 0 or more, got a negative one")
+        raise InvalidInput(
+            f"labels of {split} in {folder} must be 0 or more, got a negative one; download the "
+            "list of labels again"
+        )
     return lists
 
 
@@ -171,7 +176,11 @@ def _load(path: Path, kind: type[np.generic]) -> Array:
                 values = file["store_list"][()]
         array = np.array(values, kind)
     except Exception as error:  # for a damaged file these libraries raise anything
-        raise InvalidInput(f"{path} is not a list of {kind.__name__}: {error}") from error
+        raise InvalidInput(
+            f"{path} is not a list of {kind.__name__}: {error}; download it again"
+        ) from error
     if array.ndim != 1:
-        raise InvalidInput(f"{path} must be a plain list, got shape {array.shape}")
+        raise InvalidInput(
+            f"{path} must be a plain list, got shape {array.shape}; download it again"
+        )
     return array

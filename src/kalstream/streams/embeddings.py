@@ -102,7 +102,10 @@ class EmbeddingStream(Stream):
             self._times = self._beside(arrays.get(names[2]), "times", None)
             self._check_times()
         elif order == "tasks" and task != CLASSIFICATION:
-            raise InvalidInput(f'order="tasks" needs classes, and the task is {task}')
+            raise InvalidInput(
+                f'order="tasks" needs classes, but the task is {task}; use order="shuffled", or '
+                'task="classification"'
+            )
         else:
             n_tasks = n_tasks if order == "tasks" else 1
             self._rows, self.boundaries = tasks(targets, n_tasks, seed)
@@ -135,8 +138,8 @@ class EmbeddingStream(Stream):
             row = first + int(good.argmin())
             place = row if self._rows is None else self._rows[row]
             raise InvalidInput(
-                f"{self.path}: {what} of row {place} (row {row} of the stream) are not finite, or "
-                f"beyond {LARGEST:g}; compute them again in float32, or leave such rows out"
+                f"{self.path}: {what} of row {place} (row {row} of the stream) contain NaN, "
+                f"infinity or a number beyond {LARGEST:g}; compute them again, or remove such rows"
             )
 
     def _check_times(self) -> None:
@@ -178,8 +181,8 @@ class EmbeddingStream(Stream):
             self.files = [*self.files, path]
         if array is not None and array.shape != (len(self._features),):
             raise InvalidInput(
-                f"{path or self.path}: {what} must be ({len(self._features)},), one for each row "
-                f"of features, got {array.shape}"
+                f"{path or self.path}: {what} must be ({len(self._features)},), got {array.shape}; "
+                "write the file again, with one for each row of features"
             )
         if array is not None:
             _check_kind(path or self.path, what, array, self.task)
@@ -215,7 +218,7 @@ def _checked(path: Path, features: Array | None, name: str) -> Array:
             f"{path}: {name} must be (n, d) numbers, got {got}; save them under that name"
         )
     if 0 in features.shape:
-        raise InvalidInput(f"{path}: {name} is empty, {features.shape}")
+        raise InvalidInput(f"{path}: {name} is empty, {features.shape}; write the file again")
     return features
 
 
@@ -227,7 +230,9 @@ def _read(path: Path, names: tuple[str, ...]) -> dict[str, Array]:
     if suffix == ".npy":
         return {names[0]: load_npy(path)}
     if suffix != ".npz":
-        raise InvalidInput(f"{path} must be .npy, .npz or .safetensors")
+        raise InvalidInput(
+            f"{path} is not an embedding file; give a .npy, .npz or .safetensors file"
+        )
     try:
         with path.open("rb") as file, np.lib.npyio.NpzFile(file) as arrays:
             return {name: arrays[name] for name in names if name in arrays}
@@ -253,7 +258,7 @@ def _map_safetensors(path: Path, names: tuple[str, ...]) -> dict[str, Array]:
         if kind not in _TYPES:
             raise InvalidInput(f"{path}: {name} is {kind}; save it as one of {', '.join(_TYPES)}")
         if 0 in shape:
-            raise InvalidInput(f"{path}: {name} is empty, {shape}")
+            raise InvalidInput(f"{path}: {name} is empty, {shape}; write the file again")
         offset = 8 + size + header[name]["data_offsets"][0]
         arrays[name] = np.memmap(path, _TYPES[kind], "r", offset, shape)
     return arrays

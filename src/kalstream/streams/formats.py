@@ -136,9 +136,12 @@ def _open_feature_rows(source: str) -> Stream:
 
 def _open_table(source: str, **options: Any) -> Stream:
     if source in KNOWN and not os.path.exists(source):
-        raise InvalidInput(f"{source} does not come with kalstream: {KNOWN[source].layout}")
+        raise InvalidInput(
+            f"{source} does not come with kalstream and cannot be run by name; you need: "
+            f"{KNOWN[source].layout}"
+        )
     if "://" in source:
-        raise InvalidInput(f"{source} is an address; download it first, and give the file")
+        raise InvalidInput(f"{source} is a web address; download the file first and give its path")
     if options.get("target") is None and options.get("columns") is None:
         raise InvalidInput(
             f"no target was given for {printable(source, 300)}; name the column to predict with "

@@ -1,4 +1,4 @@
-"""Streams of pictures in files: a list of paths and labels, decoded one batch at a time."""
+"""Streams of images in files: a list of paths and labels, decoded one batch at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BLOCK = 1024
 
 
 def decode(path: str | Path, size: int) -> NDArray[np.uint8]:
-    """Read a picture as (size, size, 3): its middle square, resized; red, green, blue.
+    """Read an image as (size, size, 3): its middle square, resized; red, green, blue.
 
     Parameters
     ----------
@@ -30,12 +30,10 @@ def decode(path: str | Path, size: int) -> NDArray[np.uint8]:
     """
     image, ops = require("PIL.Image", "images"), require("PIL.ImageOps", "images")
     try:
-        with image.open(path) as picture:
-            fitted = ops.fit(picture.convert("RGB"), (size, size), image.Resampling.BILINEAR)
+        with image.open(path) as opened:
+            fitted = ops.fit(opened.convert("RGB"), (size, size), image.Resampling.BILINEAR)
     except FileNotFoundError as error:
-        raise MissingFile(
-            f"no picture {path}; use missing='skip' to leave such rows out"
-        ) from error
+        raise MissingFile(f"no image {path}; use missing='skip' to leave such rows out") from error
     except (OSError, SyntaxError, ValueError, image.DecompressionBombError) as error:
         raise InvalidInput(
             f"{path} cannot be decoded: {error}; remove it, and use missing='skip'"
@@ -44,7 +42,7 @@ def decode(path: str | Path, size: int) -> NDArray[np.uint8]:
 
 
 class ImageStream(Stream):
-    """Base of streams of picture files; a subclass reads the lists and describes itself.
+    """Base of streams of image files; a subclass reads the lists and describes itself.
 
     Parameters
     ----------
@@ -81,7 +79,7 @@ class ImageStream(Stream):
 
     @property
     def n_listed(self) -> int:
-        """Number of pictures listed, those without a file included."""
+        """Number of images listed, those without a file included."""
         return len(self._labels)
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
@@ -116,14 +114,14 @@ class ImageStream(Stream):
         return np.array(self._present[start:stop], np.int64)
 
     def _row(self, place: int) -> int:
-        """The row of a position in the lists, or of the next position that has a picture."""
+        """The row of a position in the lists, or of the next position that has an image."""
         if self.missing == "error":
             return place
         self._check_files(place)
         return int(np.searchsorted(self._present, place))
 
     def _check_files(self, stop: int) -> None:
-        """Find out which of the pictures before position ``stop`` exist."""
+        """Find out which of the images before position ``stop`` exist."""
         stop = min(stop, len(self._labels))
         present = (k for k in range(self._n_checked, stop) if os.path.isfile(self._path(k)))
         self._present.extend(present)

@@ -51,7 +51,7 @@ KNOWN: dict[str, Known] = {
     for known in (
         Known(
             "elec2",
-            "is the price of electricity above its mean of the last day, every half hour",
+            "whether the price of electricity is above its mean of the last day, every half hour",
             45_312,
             2,
             "6 numbers",
@@ -61,7 +61,7 @@ KNOWN: dict[str, Known] = {
         ),
         Known(
             "weather",
-            "did it rain, daily for 50 years at one station",
+            "whether it rained, each day for 50 years, at one station",
             18_159,
             2,
             "8 numbers",
@@ -80,7 +80,7 @@ KNOWN: dict[str, Known] = {
         ),
         Known(
             "cifar100",
-            "small pictures of 100 classes, shuffled or in 10 tasks of 10 classes",
+            "small images of 100 classes, shuffled or in 10 tasks of 10 classes",
             50_000,
             100,
             "32 x 32 x 3 pixels",
@@ -89,26 +89,26 @@ KNOWN: dict[str, Known] = {
         ),
         Known(
             "cloc",
-            "where was this photograph taken, nine years in time order",
+            "where was this image taken, nine years in time order",
             38_003_083,
             713,
-            "photographs",
+            "images",
             "Cai, Sener and Koltun 2021, from YFCC100M",
             "release/train_{labels,time,userID,store_loc}.torchSave, or "
-            "order_files/train_{image_paths,labels}.hdf5; pictures in release/dataset/images/",
+            "order_files/train_{image_paths,labels}.hdf5; images in release/dataset/images/",
         ),
         Known(
             "clear",
-            "what is in this photograph, in buckets of about a year each",
+            "what is in this image, in buckets of about a year each",
             None,
             None,
-            "photographs",
+            "images",
             "Lin et al. 2021, https://clear-benchmark.github.io",
             "{train,test}/labeled_metadata.json and class_names.txt, as the archives unpack",
         ),
         Known(
             "embeddings",
-            "features that a network of yours computed, with labels",
+            "features computed by your own network, with labels",
             None,
             None,
             "numbers, as many as the file has",

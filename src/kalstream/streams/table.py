@@ -192,7 +192,7 @@ class TableStream(Stream):
         except InvalidInput as damage:  # raised again after the rows before it
             error = error or damage
         if rows == 0:
-            raise error or InvalidInput(f"{self.source}: it has a header but no rows")
+            raise error or InvalidInput(f"{self.source} has a header but no rows; add rows")
         arrays = [_joined([piece.column(name) for piece in pieces]) for name in wanted]
         return pa.RecordBatch.from_arrays(arrays, wanted)
 
@@ -407,11 +407,13 @@ def _part(path: Path, delimiter: str | None) -> Part:
         with path.open("rb") as opened:
             start = opened.read(4)
     except OSError as error:
-        raise damaged(file, "its start", error) from None
+        raise damaged(file, "at its start", error) from None
     if start == MAGIC:
         return ParquetPart(file, path)
     if path.suffix.lower() in _PARQUET:
-        raise InvalidInput(f"{file} is {'not a Parquet file' if start else 'empty'}")
+        raise InvalidInput(
+            f"{file} is {'not a Parquet file' if start else 'empty'}; write the file again"
+        )
     if delimiter is None and ".tsv" in path.suffixes:
         delimiter = "\t"
     size = None if compression_of(start) else path.stat().st_size
@@ -443,6 +445,7 @@ def _copy(columns: Columns, target: str | None, task: str | None, time: str | No
     for name, value in given.items():
         if value not in (None, known[name]):
             raise InvalidInput(
-                f"{name} is {quoted(value)}, but columns were made for {quoted(known[name])}"
+                f"{name} is {quoted(value)}, but the given columns have {name} "
+                f"{quoted(known[name])}; give the same"
             )
     return deepcopy(columns)

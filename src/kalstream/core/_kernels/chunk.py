@@ -299,7 +299,7 @@ def gaussian_slope(
 
 @jit
 def moved_delta(delta: float, move: float) -> float:
-    """Delta after a move. A NaN move is none: an infinite rate times a slope of 0."""
+    """Delta plus a step. A NaN step (an infinite rate times a gradient of 0) is ignored."""
     return delta if np.isnan(move) else delta + move
 
 

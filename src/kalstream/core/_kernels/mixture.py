@@ -235,7 +235,7 @@ def log_gamma_ratio(x: float, more: float) -> float:
 
 @jit
 def learn_spread(target: Floats, mean: Floats, unit: float, weight: float, spread: Floats) -> None:
-    """Degrees of freedom and sum of squares after a target, in place."""
+    """Update the degrees of freedom and the sum of squares with a target, in place."""
     spread[0] = KEEP_SCALE * spread[0] + weight * target.shape[0]
     spread[1] = KEEP_SCALE * spread[1] + weight * squared_distance(target, mean) / unit
 

@@ -136,7 +136,8 @@ def blend(own: Floats, belief: float, active: Labels, out: Floats) -> bool:
 def add_solution(matrix: Floats, right: Floats, out: Floats) -> None:
     """Add the solution (D,) of a small positive definite system to out, by Cholesky.
 
-    Not by LAPACK: numba would take longer to compile the call than everything else here.
+    LAPACK is not used, because numba would need more time to compile that call than all other code
+    in this file.
     """
     n = len(right)
     factor, solution = np.empty((n, n)), np.empty(n)
@@ -169,7 +170,8 @@ def newton_step(
 ) -> None:
     """One Newton step on the log-probability of a label; coef (D,) and precision (D, D) change.
 
-    The precision forgets towards that of the prior (D,), which has mean (1, 0, ..., 0).
+    The precision forgets towards the prior precision (D,), the coefficients towards the prior mean
+    (1, 0, ..., 0).
     """
     n = coef.shape[0]
     mean, gradient = np.zeros(n), np.empty(n)

@@ -161,7 +161,7 @@ def _scoreboard(run: Run) -> Markup:
 
 
 def _bar(run: Run, metric: Metric, baseline: str | None, lead: Lead | None) -> Markup:
-    """A cell of the table: a value, its bar, and how often the learner is better."""
+    """A cell of the table: a value, its bar, and in how many windows the learner is better."""
     value = run.total(metric.name, baseline)
     totals = [run.total(metric.name, each) for each in (None, *run.baselines)]
     largest = max([total for total in totals if math.isfinite(total)], default=1.0)
