@@ -527,7 +527,8 @@ def test_forgery_works(path: Path) -> None:
     ids=lambda text: text[:40],
 )
 def test_malicious_files_are_refused(path: Path, text: str) -> None:
-    assert "is damaged" in reason(path, forged(text, {"x": np.zeros(1)}))
+    refused = reason(path, forged(text, {"x": np.zeros(1)}))
+    assert "is damaged" in refused or "which no imported module defines" in refused
 
 
 def test_states_whose_parts_disagree_are_refused(

@@ -19,8 +19,9 @@ from kalstream.compat.river import KalmanClassifier as RiverClassifier
 from kalstream.core import BankStep, Policy, PolicyState, Posterior, init, transition
 from kalstream.core import predict as predict_row
 from kalstream.core import step as step_row
+from kalstream.core.policy import TAGGED
 from kalstream.core.state import add_features, add_outputs, keep_outputs
-from kalstream.errors import InvalidInput
+from kalstream.errors import CheckpointError, InvalidInput
 from kalstream.streams import ArrayStream
 
 Array = NDArray[Any]
@@ -263,6 +264,23 @@ def test_it_is_saved_and_resumed_bit_for_bit(tmp_path: Path) -> None:
         each.partial_fit(X[300:], y[300:])
     np.testing.assert_array_equal(model.predict_proba(X), again.predict_proba(X))
     assert model.drift() == again.drift()
+
+
+def test_a_file_whose_policy_is_not_imported_names_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X, y = rows_that_turn(20)
+    duel().partial_fit(X, y).save(tmp_path / "model.safetensors")
+    monkeypatch.delitem(TAGGED, Duel.tag)
+    with pytest.raises(CheckpointError, match=r"model.safetensors holds a .*import its module"):
+        KalmanClassifier.load(tmp_path / "model.safetensors")
+
+
+def test_a_tag_stands_for_one_class() -> None:
+    with pytest.raises(InvalidInput, match="choose another tag"):
+
+        class Other(PolicyState):
+            tag = Duel.tag
 
 
 def test_classes_and_columns_come_and_go() -> None:

@@ -199,6 +199,8 @@ def read(path: FilePath, kind: str) -> Any:
         return _Decoder().value(tree)
     except (CheckpointError, MemoryError):
         raise
+    except _UnknownTag as error:
+        raise CheckpointError(f"{path} {error}") from error
     except Exception as error:  # a nonsensical file with a right checksum can raise anything
         raise CheckpointError(f"{damaged} ({type(error).__name__}: {error})") from error
 
@@ -352,6 +354,10 @@ class _Encoder:
         return {"@shared": [number, node]}
 
 
+class _UnknownTag(ValueError):
+    """A tag that stands for no known class."""
+
+
 class _Decoder:
     """Turns JSON, in which arrays are in their places, into values."""
 
@@ -367,9 +373,9 @@ class _Decoder:
         if tag in TAGGED:
             return _whole(TAGGED[tag], {key: self.value(v) for key, v in content.items()})
         if tag[:1] != "@":
-            raise CheckpointError(
-                f"it holds a {_shown(tag)}, which no imported module defines; import the module "
-                "that defines it, such as that of your forgetting policy, before you load the file"
+            raise _UnknownTag(
+                f"holds a {_shown(tag)}, which no imported module defines; if it is a forgetting "
+                "policy of your own, import its module before you load the file"
             )
         content = self.value(content)
         if tag == "@same":
