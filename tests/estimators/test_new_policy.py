@@ -16,11 +16,20 @@ from river import stream as river_stream
 
 from kalstream import KalmanClassifier, KalmanRegressor, evaluate
 from kalstream.compat.river import KalmanClassifier as RiverClassifier
-from kalstream.core import BankStep, Policy, PolicyState, Posterior, init, transition
+from kalstream.core import (
+    BankStep,
+    Policy,
+    PolicyState,
+    Posterior,
+    add_features,
+    add_outputs,
+    init,
+    keep_outputs,
+    transition,
+)
 from kalstream.core import predict as predict_row
 from kalstream.core import step as step_row
 from kalstream.core.policy import TAGGED
-from kalstream.core.state import add_features, add_outputs, keep_outputs
 from kalstream.errors import CheckpointError, InvalidInput
 from kalstream.streams import ArrayStream
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,16 @@ def test_a_run_of_before_is_resumed_without_the_metric(doubt: Metric) -> None:
     with pytest.raises(ValueError, match="sums of doubt, which are not registered"):
         LabelScore().restore(more)
     METRICS["doubt"] = doubt
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"task": "ranking"}, {"average": "sum"}, {"name": "a b"}, {"show": ("page",)}, {"row": None}],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_wrong_entry_is_named(doubt: Metric, wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput, match="metric"):
+        replace(doubt, **wrong)
 
 
 def test_a_name_is_taken_once() -> None:

@@ -236,7 +236,7 @@ def test_a_learner_fails_in_the_middle_of_a_record(
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (("--forgetting", "sometimes"), "forgetting must"),
+        (("--forgetting", "sometimes"), "give mixture, learned"),
         (("--forgetting", "1.5"), "1.5"),
         (("--target", "nothing"), "nothing"),
         (("--learner", "no.such:learner"), "cannot be imported"),

@@ -399,7 +399,7 @@ def test_predictions_of_a_checkpoint(tmp_path: Path, data: Path) -> None:
 
 def test_predictions_of_a_regression(tmp_path: Path) -> None:
     Run(tmp_path / "run", Options(source="series", features="raw", limit=500)).go()
-    with pytest.raises(InvalidInput, match="without the names of its columns"):
+    with pytest.raises(InvalidInput, match="the model has no names of columns"):
         list(predicted_rows(tmp_path / "run", "some.csv"))
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((300, 2))

@@ -128,7 +128,9 @@ def describe(
         if isinstance(value, dict):
             out.print(f"[bold]{escaped(name.replace('_', ' '))}[/bold]")
             for key, each in value.items():
-                out.print(f"  {escaped(key.replace('_', ' ')):24} {escaped(_shown(each))}")
+                typed = name in ("table", "parameters")  # names of columns and of arguments
+                shown = key if typed else key.replace("_", " ")
+                out.print(f"  {escaped(shown):24} {escaped(_shown(each))}")
         else:
             out.print(f"{escaped(name.replace('_', ' ')):26} {escaped(_shown(value))}")
 

@@ -27,7 +27,14 @@ from kalstream.core.recursion import (
 )
 from kalstream.core.single import FilterState
 from kalstream.core.stacking import Stack
-from kalstream.core.state import BankStep, Posterior, Step, add_outputs
+from kalstream.core.state import (
+    BankStep,
+    Posterior,
+    Step,
+    add_features,
+    add_outputs,
+    keep_outputs,
+)
 
 __all__ = [
     "Alpha",
@@ -47,6 +54,7 @@ __all__ = [
     "Posterior",
     "Stack",
     "Step",
+    "add_features",
     "add_outputs",
     "class_probabilities",
     "delta_gradient",
@@ -56,6 +64,7 @@ __all__ = [
     "half_life",
     "health",
     "init",
+    "keep_outputs",
     "label_log_prob",
     "log_likelihood",
     "mixture_log_density",

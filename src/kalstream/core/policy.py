@@ -242,7 +242,8 @@ class Policy(_Tagged):
     adapts : bool
         Whether forgetting follows the data, so that the drift alarm has something to watch.
     combines : bool
-        Whether steps are `MixtureStep`, whose filters a `Stack` can combine.
+        Whether steps are `MixtureStep`, whose filters a `Stack` can combine. It uses their moments,
+        weights and calibrations; ``log_prob`` may be NaN and ``scale`` 1.
     learns_scale : bool
         Whether each filter of a regression learns the scale of the noise; see `scale`.
     """

@@ -71,7 +71,7 @@ def paired_test(
     if [(line["row"], line["n"]) for line in one] != [(line["row"], line["n"]) for line in two]:
         raise InvalidInput(
             "the two runs were not scored on the same rows in the same windows; "
-            "run both with the same stream, --window, --chunk and --limit"
+            "run both with the same stream, --window, --chunk, --delay and --limit"
         )
     both = zip(one, two, strict=True)
     pairs = [(a["n"], a["window"].get(metric), b["window"].get(metric)) for a, b in both]

@@ -90,6 +90,26 @@ class Metric:
     nominal: float | None = None
     show: Show = Show.MORE | Show.TOTALS | Show.TESTS
 
+    def __post_init__(self) -> None:
+        allowed = {
+            "task": (CLASSIFICATION, REGRESSION),
+            "better": ("more", "less", "near"),
+            "unit": ("share", "nats", "bits", "number"),
+            "average": ("mean", "root", "none"),
+        }
+        for field, values in allowed.items():
+            if getattr(self, field) not in values:
+                raise InvalidInput(
+                    f"{field} of the metric {self.name!r} is {getattr(self, field)!r}; give "
+                    f"{', '.join(map(repr, values))}"
+                )
+        if not (isinstance(self.name, str) and self.name.isidentifier()):
+            raise InvalidInput(f"the name of a metric is {self.name!r}; give a Python identifier")
+        if not isinstance(self.show, Show):
+            raise InvalidInput(f"show of the metric {self.name!r} must be a Show")
+        if self.row is None and self.value is None:
+            raise InvalidInput(f"the metric {self.name!r} has neither row nor value; give one")
+
     @property
     def heading(self) -> str:
         """Its title at the start of a line, with the unit."""

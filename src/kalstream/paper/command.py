@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from kalstream._files import write_whole
+from kalstream._optional import require
 from kalstream.errors import InvalidInput, MissingExtra, MissingFile
 from kalstream.paper import figures, series, tables
 from kalstream.paper.plan import Method, Plan
@@ -150,8 +151,7 @@ def _run_images(
 
 
 def _check_device(device: str) -> None:
-    import torch
-
+    torch = require("torch", "torch")
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:

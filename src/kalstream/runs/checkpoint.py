@@ -18,6 +18,7 @@ from kalstream.runs.files import (
     METRICS,
     PREDICTIONS,
     PROGRESS,
+    holds_run,
     read_progress,
     remedy_for,
     write_progress,
@@ -189,6 +190,11 @@ def open_checkpoint(path: str | Path) -> tuple[Any, Columns | None, dict[str, An
                     raise
                 continue  # a run that is under way has replaced the checkpoint in the meantime
             return model, columns_of(folder, progress), progress
+    if holds_run(path):
+        raise InvalidInput(
+            f"{path} is a run without a checkpoint: it has learned nothing yet, or its learner "
+            "cannot be saved; wait for its first checkpoint, or give another run"
+        )
     raise InvalidInput(
         f"{path} holds no checkpoint; give a run, its checkpoint folder, or a file that save wrote"
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kalstream._json import from_number
+from kalstream._printable import printable
 from kalstream.errors import InvalidInput
 from kalstream.runs.checkpoint import open_checkpoint
 from kalstream.streams import Batch, Columns, Stream, TableStream, format_of
@@ -55,8 +56,9 @@ def _rows_of(source: str, model: Any, columns: Columns | None) -> Stream:
     if open_rows is not None:
         return open_rows(source)
     raise InvalidInput(
-        "this file holds a model without the names of its columns; give the folder of a run on a "
-        f"table, or load it in Python and predict rows of {model.n_features_in_} numbers"
+        f"rows of {printable(source, 300)} cannot be predicted: the model has no names of columns, "
+        f"and the format {format_of(source).name!r} needs them; give the folder of a run on "
+        f"a table, or load the model in Python and predict rows of {model.n_features_in_} numbers"
     )
 
 

@@ -58,11 +58,11 @@ def _as_forgetting(value: str) -> str:
     try:
         is_valid = 0.0 <= float(value) <= 1.0
     except ValueError:
-        return value  # the learner knows the names
+        is_valid = value in ("mixture", "learned")
     if not is_valid:
         raise InvalidOption(
-            f"--forgetting is {quoted(value)}; give a gamma from 0 to 1 (1 forgets nothing), or "
-            "the name of a policy"
+            f"--forgetting is {quoted(value)}; give mixture, learned, or a gamma from 0 to 1 "
+            "(1 forgets nothing)"
         )
     return value
 

@@ -138,7 +138,7 @@ def _open_table(source: str, **options: Any) -> Stream:
     if source in KNOWN and not os.path.exists(source):
         raise InvalidInput(
             f"{source} does not come with kalstream and cannot be run by name; you need: "
-            f"{KNOWN[source].layout}"
+            f"{KNOWN[source].layout}; `kalstream embed` turns images into a file that can be run"
         )
     if "://" in source:
         raise InvalidInput(f"{source} is a web address; download the file first and give its path")
