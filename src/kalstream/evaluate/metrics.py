@@ -615,7 +615,7 @@ def register(metric: Metric) -> None:
 
     Examples
     --------
-    >>> register(Metric("accuracy", "hits", "rows", "classification", "more"))
+    >>> register(METRICS["accuracy"])
     Traceback (most recent call last):
     ...
     kalstream.errors.InvalidInput: there is a metric 'accuracy' already; choose another name
