@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from kalstream.core.jit import jit
+from kalstream.core.jit import Floats, jit
 from kalstream.estimators._watch import ALARMS, BEGAN, DISTANCE, ON, PEAK, RECENT, N
-
-Array = Any
 
 
 @jit
 def watch_rows(
-    weights: Array,
-    variance: Array,
+    weights: Floats,
+    variance: Floats,
     slow: float,
     warm_up: float,
     begin: float,
@@ -23,9 +19,9 @@ def watch_rows(
     end: float,
     recent_rows: float,
     variance_rows: float,
-    usual: Array,
-    levels: Array,
-    numbers: Array,
+    usual: Floats,
+    levels: Floats,
+    numbers: Floats,
 ) -> None:
     """Pass over half-life weights (b, J) and variances (b, J); see `Watch`."""
     for i in range(weights.shape[0]):

@@ -37,7 +37,7 @@ def run(plan: Plan) -> dict[str, Any]:
             prior_var=PRIOR_VAR,
             keep_mean=True,
         )
-        if isinstance(policy, Mixture):
+        if policy.combines:
             density, curves = step.log_prob, {}
         else:
             mean, var = step.logit_mean[:, 0], step.logit_var + NOISE_VAR
