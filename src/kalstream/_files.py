@@ -144,7 +144,7 @@ def is_alive(pid: int) -> bool:
 
 
 def is_replaced(path: FilePath) -> bool:
-    """Whether `replacing` replaces the file at a path; it writes to devices and pipes instead."""
+    """Whether `replacing` replaces this path. False for devices and pipes: it writes into them."""
     if _descriptor_of(path) is not None:
         return False
     try:

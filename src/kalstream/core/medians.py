@@ -9,7 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 def weighted_median(values: ArrayLike, weights: ArrayLike) -> NDArray[np.float64]:
     """Weighted median of values (J,), for each row of weights (..., J).
 
-    It is the smallest value at which the weights, summed in the order of the values, reach half.
+    It is the smallest value v such that the weights of all values up to v sum to at least half of
+    the total weight.
 
     Examples
     --------

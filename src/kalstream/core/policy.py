@@ -6,8 +6,9 @@ is such a file; `Fixed` and `Learned` share the state and the step of `single`. 
 write the file and pass an instance as ``KalmanClassifier(forgetting=...)``; nothing else changes.
 A single filter is a bank of one. tests/estimators/test_new_policy.py has a complete policy.
 
-A checkpoint holds settings and state by their fields, under their ``tag``. Import the module of
-your policy before you load such a file.
+A checkpoint holds settings and state by their fields, under their ``tag``. A new field needs a
+default, so that older files load; a renamed field needs a new tag. Import the module of your policy
+before you load such a file. Names such as "mixture" are resolved in estimators/_settings.py.
 
 A policy holds settings only. `start` makes a state, `step_chunk` learns a chunk, `predict` predicts
 the next row. A chunk learned at once gives the same as its rows learned one by one. Only classes
@@ -38,7 +39,9 @@ TAGGED: dict[str, type] = {}
 
 
 def half_life(gamma: float) -> float:
-    """Number of rows after which a weight has halved, ln(1/2) / ln(gamma).
+    """Half-life of gamma: rows after which a weight that learns nothing has halved.
+
+    It is ln(1/2) / ln(gamma).
 
     Examples
     --------

@@ -26,6 +26,7 @@ from kalstream.errors import CheckpointError, InvalidInput, NumericalError
 Array = NDArray[Any]
 
 BATCH_NORM: Final = ("eval", "train", "running", "fixed")
+# Raise it when `state_dict` changes. `restore` refuses files of any other format.
 FORMAT: Final = 2
 _PLAIN_STEPS: Final = 3  # chunks of a shape that are learned before it is captured
 

@@ -264,9 +264,10 @@ class KalmanHead(nn.Module):
 
     @torch.no_grad()
     def prepared(self, features: Tensor, labels: Tensor) -> tuple[Step, Callable[[], None]]:
-        """The step of a chunk, and a function that updates the head with it.
+        """The step of a chunk, and a function that updates the head with this step.
 
-        Nothing changes before that function is called, and it cannot fail.
+        The head does not change until the function is called. All errors are raised before; the
+        function itself cannot fail.
         """
         labels = self.checked(labels, len(features))
         step, update = self._prepared(self.prepare(features), labels)

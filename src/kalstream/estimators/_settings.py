@@ -88,7 +88,7 @@ class Task(Protocol):
         ...
 
     def predict(self, model: Model, step: Any, settings: Settings) -> Any:
-        """Prediction of rows of which any could be the next, from their step."""
+        """Prediction of rows from their step, each as if it were the next one."""
         ...
 
     def nothing_known(self, n: int) -> Any:

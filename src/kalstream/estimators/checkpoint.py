@@ -16,7 +16,8 @@ change the fields of a tagged class or the meaning of a tag:
 4. write files of the new format with ``python tests/estimators/test_saved_files.py``.
 
 A forgetting policy declares the tags of its settings and of its state itself: see
-`kalstream.core.policy`. Runs and networks have formats of their own: `runs.files`, `deep.base`.
+`kalstream.core.policy`. Runs (`runs.files`) have migrations of their own;
+networks (`deep.base`) read only their current format.
 """
 
 from __future__ import annotations

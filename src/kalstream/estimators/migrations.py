@@ -79,6 +79,7 @@ def _normalised(log_weights: Any) -> Any:
     return log_weights if abs(top + total) < 1e-9 else log_weights - top - total
 
 
+# MIGRATIONS[n] turns a tree of format n into one of format n + 1.
 MIGRATIONS: Final[dict[int, Callable[[Any], Any]]] = {
     1: lambda tree: tree,  # Model.stack is newer, and None if it is not there
     2: lambda tree: _everywhere(tree, "Watch", _with_average),

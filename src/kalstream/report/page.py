@@ -1,4 +1,9 @@
-"""The page of a report: one file without links to other files. `SECTIONS` lists its sections."""
+"""The page of a report: one file without links to other files. `SECTIONS` lists its sections.
+
+To add a section, write sections/NAME.py with a function from a `Run` (read.py) to `Children`, made
+of the parts in elements.py (sections/cost.py is a short example), and add a `Section` to
+`SECTIONS`. headline.py and cards.py are the first screen, not sections.
+"""
 
 from __future__ import annotations
 

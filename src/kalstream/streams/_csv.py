@@ -23,7 +23,7 @@ class Csv:
     quote inside is doubled. As in pyarrow, a quote opens a quoted field only at its start;
     elsewhere it is text. A line ends with LF, CR LF or CR. The first line holds the names of the
     columns. The text is UTF-8, with or without a byte order mark; `_text` decompresses it. Missing
-    values are those of `_columns`.
+    values, in any case: empty, na, n/a, nan, null, none and ?. `table` sets the tab for .tsv.
     """
 
     as_written = True

@@ -55,7 +55,7 @@ def _decompressed(file: IO[bytes], compression: str) -> Iterator[bytes]:
 
 
 class Arriving:
-    """Pieces as they arrive; until `forget` is called they can be read again from the first."""
+    """Pieces as they arrive. They can be read again from the start until `forget` is called."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._live = pieces

@@ -1,7 +1,9 @@
 """The formats that streams are read from, and `open`, which finds the format of a source.
 
 A new format is one entry of `FORMATS`: how a source is recognised, what opens it, and the options
-that apply. The attributes of its `Stream` say what the stream can do.
+that apply. The attributes of its `Stream` say what the stream can do. tests/runs/test_formats.py
+has a complete one. Another file type of tables is a `Part` (_rows.py), chosen at the end of
+table.py.
 """
 
 from __future__ import annotations
