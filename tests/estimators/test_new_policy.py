@@ -1,8 +1,8 @@
 """One file is enough for a forgetting policy: this one is, and knows nothing of the other three.
 
 Two plain posteriors are kept by the textbook recursion: one that forgets, and one that does not.
-The weights follow their recent errors. For brevity it ignores time gaps and transition="chunk",
-which a policy for others must honour.
+The weights follow their recent errors. For brevity `predict` ignores time gaps, which a policy for
+others must honour.
 """
 
 from dataclasses import dataclass, replace
@@ -29,6 +29,7 @@ from kalstream.core import (
 )
 from kalstream.core import predict as predict_row
 from kalstream.core import step as step_row
+from kalstream.core.chunk import Rows
 from kalstream.core.policy import TAGGED
 from kalstream.errors import CheckpointError, InvalidInput
 from kalstream.streams import ArrayStream
@@ -77,6 +78,10 @@ class DuelState(PolicyState):
     @property
     def n_features(self) -> int:
         return self.fast.n_features
+
+    @property
+    def dtype(self) -> Any:
+        return self.fast.dtype
 
     @property
     def nbytes(self) -> int:
@@ -152,40 +157,27 @@ class Duel(Policy):
         prior = init(n_features, n_outputs, prior_var=prior_var, dtype=dtype)
         return DuelState(prior, prior, self.gamma, np.zeros(2), np.zeros(n_outputs, bool))
 
-    def step_chunk(
-        self,
-        state: DuelState,
-        features: Any,
-        targets: Any,
-        *,
-        noise_var: float,
-        prior_var: float,
-        sample_weight: Any = None,
-        **ignored: Any,
-    ) -> tuple[DuelState, DuelStep]:
-        self.owned(state)
-        labels = getattr(targets, "labels", None)
-        dense = np.asarray(targets) if labels is None else np.eye(state.n_outputs)[labels]
-        missing = np.isnan(dense).any(axis=1) if labels is None else labels < 0
-        weight = np.ones(len(dense)) if sample_weight is None else sample_weight
+    def step_rows(self, state: DuelState, rows: Rows, donate: bool) -> tuple[DuelState, DuelStep]:
+        labels = rows.targets.labels
+        dense = rows.targets.dense if labels is None else np.eye(state.n_outputs)[labels]
         seen, steps, beliefs = state.seen.copy(), [], []
-        for i, phi in enumerate(features):
+        for i, phi in enumerate(rows.features):
             beliefs.append(state.half_life_weights)
-            learns = not missing[i] and weight[i] > 0.0
-            noise = noise_var / weight[i] if learns else np.inf
+            noise = rows.noise_var[i]
             after, moments = [], []
             for posterior, gamma in zip(state.posteriors, state.gammas, strict=True):
-                if learns:
+                forgetting = {"gamma": gamma ** rows.gap[i], "prior_var": rows.prior_var}
+                if noise < np.inf:
                     posterior, step = step_row(
-                        posterior, phi, dense[i], gamma=gamma, noise_var=noise, prior_var=prior_var
+                        posterior, phi, dense[i], noise_var=noise, **forgetting
                     )
                     moments.append((step.logit_mean, step.logit_var, step.nis))
                 else:
-                    posterior = transition(posterior, gamma=gamma, prior_var=prior_var)
+                    posterior = transition(posterior, **forgetting)
                     moments.append((*predict_row(posterior, phi), np.nan))
                 after.append(posterior)
             losses = state.losses
-            if learns:
+            if noise < np.inf:
                 errors = [np.square(dense[i] - mean).sum() for mean, _, _ in moments]
                 losses = 0.9 * losses + 0.1 * np.minimum(errors, 10.0)
                 seen[labels[i] if labels is not None else slice(None)] = True
@@ -196,7 +188,7 @@ class Duel(Policy):
     def predict(
         self, state: DuelState, features: Any, *, prior_var: float, **ignored: Any
     ) -> DuelStep:
-        self.owned(state)
+        self.check_state(state)
         steps = []
         for phi in features:
             moments = []

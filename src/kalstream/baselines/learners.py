@@ -26,7 +26,7 @@ class _Baseline(Learner):
     To add a baseline learner, subclass it, set ``replays``, and write `_chunks`, which makes all
     random draws; or, to train on new and drawn rows, subclass `_Replayed` and write `_beside`.
     Override `_train` for another loss. Then export the class in baselines/__init__.py, and add it
-    to `BASELINES` in paper/learners.py; if it replays recent rows, name it in `_replay` there too.
+    to `BASELINES` in paper/learners.py.
 
     A gradient step that fails changes nothing. If a chunk takes several steps, those before the
     failed one remain; the chunk is then neither counted nor added to the replay memory.

@@ -114,6 +114,11 @@ class MixtureState(PolicyState):
         return self.bank.n_features
 
     @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the features."""
+        return self.bank.dtype
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the arrays that are kept from row to row."""
         return self.bank.nbytes
@@ -385,8 +390,9 @@ class Mixture(Policy):
             np.zeros((shape[0], 2)),
         )
 
-    def _check(self, state: MixtureState) -> None:
-        self.owned(state)
+    def check_state(self, state: MixtureState) -> None:
+        """Raise an error unless the state is of a mixture with the same grids."""
+        check.instance("state", state, MixtureState)
         for name in ("half_lives", "calibrations"):
             if getattr(state, name) != getattr(self, name):
                 raise InvalidInput(
@@ -394,51 +400,13 @@ class Mixture(Policy):
                     f"{getattr(self, name)}; use the policy that started it, or start again"
                 )
 
-    def step_chunk(
-        self,
-        state: MixtureState,
-        features: ArrayLike,
-        targets: ArrayLike,
-        *,
-        noise_var: float,
-        prior_var: float,
-        transition: str = "example",
-        keep_mean: bool = False,
-        sample_weight: ArrayLike | None = None,
-        time_gap: ArrayLike | None = None,
-        donate: bool = False,
+    def step_rows(
+        self, state: MixtureState, rows: Rows, donate: bool
     ) -> tuple[MixtureState, MixtureStep]:
-        """Advance over the rows of a chunk.
-
-        Parameters
-        ----------
-        state : MixtureState
-        features : (b, m)
-        targets, noise_var, prior_var, transition, keep_mean, sample_weight, time_gap
-            As in `kalstream.core.step_chunk`.
-        donate : bool
-            Allow the buffers of ``state`` to be reused; it cannot be used afterwards.
-
-        Returns
-        -------
-        state : MixtureState
-        step : MixtureStep
-        """
+        """Advance the filters over rows, and weigh them by how well they predicted."""
         from kalstream.core._kernels.mixture import mix
         from kalstream.core.softmax_integral import table, workspace
 
-        self._check(state)
-        rows = Rows.read(
-            state.bank,
-            features,
-            targets,
-            noise_var=noise_var,
-            prior_var=prior_var,
-            transition=transition,
-            keep_mean=keep_mean,
-            sample_weight=sample_weight,
-            time_gap=time_gap,
-        )
         bank, moments = run_bank(state.bank, rows, self._gammas(rows.gap), donate)
         log_weights, spread = state.log_weights.copy(), state.spread.copy()
         seen = SeenClasses(state.seen)
@@ -481,7 +449,7 @@ class Mixture(Policy):
 
         ``time_gap`` is the time since the last row that was learned, one number or (b,).
         """
-        self._check(state)
+        self.check_state(state)
         bank = state.bank
         phi = check.feature_rows(features, bank.n_features, bank.dtype)
         gap = check.non_negative_rows("time_gap", time_gap, len(phi))
@@ -516,7 +484,7 @@ class Mixture(Policy):
 
     def scale(self, state: MixtureState) -> Array:
         """What the variances of each filter are multiples of (J,)."""
-        self._check(state)
+        self.check_state(state)
         if not self.learn_scale:
             return np.ones(len(state.half_lives))
         with np.errstate(invalid="ignore"):

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kalstream.core import checks as check
+from kalstream.core.chunk import Rows
 from kalstream.core.state import BankStep, Posterior
 from kalstream.errors import InvalidInput
 
@@ -146,6 +147,11 @@ class PolicyState(_Tagged):
     @abstractmethod
     def n_features(self) -> int:
         """Number of features, m."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the features: float64, or float32 by choice."""
 
     @property
     @abstractmethod
@@ -277,7 +283,6 @@ class Policy(_Tagged):
     ) -> Any:
         """State before any data."""
 
-    @abstractmethod
     def step_chunk(
         self,
         state: Any,
@@ -294,9 +299,29 @@ class Policy(_Tagged):
     ) -> tuple[Any, Any]:
         """Advance over the rows of a chunk; returns the state after it, and a `PolicyStep`.
 
-        The arguments are those of `kalstream.core.step_chunk`, and ``targets`` may also be a
-        `checks.Targets`, as classifiers pass it: `checks.targets` reads both. The state that was
-        given stays as it was, unless ``donate`` gives it away.
+        The arguments are those of `kalstream.core.step_chunk`. The state that was given stays as
+        it was, unless ``donate`` gives it away.
+        """
+        self.check_state(state)
+        rows = Rows.read(
+            state,
+            features,
+            targets,
+            noise_var=noise_var,
+            prior_var=prior_var,
+            transition=transition,
+            keep_mean=keep_mean,
+            sample_weight=sample_weight,
+            time_gap=time_gap,
+        )
+        return self.step_rows(state, rows, donate)
+
+    @abstractmethod
+    def step_rows(self, state: Any, rows: Rows, donate: bool) -> tuple[Any, Any]:
+        """As `step_chunk`, for a state and rows that have been checked.
+
+        A row forgets with ``gamma ** rows.gap[i]``, and is learned where ``rows.noise_var[i]`` is
+        finite. ``rows.targets`` has labels or dense targets.
         """
 
     @abstractmethod
@@ -361,8 +386,8 @@ class Policy(_Tagged):
         It is zero if nothing is known, and has another length if another policy was set then.
         """
 
-    def owned(self, state: Any) -> None:
-        """Raise an error unless the state is of this policy's type."""
+    def check_state(self, state: Any) -> None:
+        """Raise an error unless the state is one of this policy."""
         check.instance("state", state, self.state_type)
 
 

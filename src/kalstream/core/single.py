@@ -107,6 +107,11 @@ class FilterState(PolicyState):
         return self.posterior.n_features
 
     @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the features."""
+        return self.posterior.dtype
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the arrays that are kept from row to row."""
         return self.posterior.stored.nbytes
@@ -163,7 +168,6 @@ class SingleFilter(Policy):
 
     def _own(self, state: FilterState) -> FilterState:
         """The state, perhaps of another policy, with the fixed settings of this policy."""
-        self.owned(state)
         gamma, lr, _ = self._rule
         calibration = as_calibration(self.calibration)
         return check.trusted(
@@ -174,47 +178,9 @@ class SingleFilter(Policy):
             state.seen,
         )
 
-    def step_chunk(
-        self,
-        state: FilterState,
-        features: ArrayLike,
-        targets: ArrayLike,
-        *,
-        noise_var: float,
-        prior_var: float,
-        transition: str = "example",
-        keep_mean: bool = False,
-        sample_weight: ArrayLike | None = None,
-        time_gap: ArrayLike | None = None,
-        donate: bool = False,
-    ) -> tuple[FilterState, Step]:
-        """Advance over the rows of a chunk.
-
-        Parameters
-        ----------
-        state : FilterState
-        features : (b, m)
-        targets, noise_var, prior_var, transition, keep_mean, sample_weight, time_gap, donate
-            As in `kalstream.core.step_chunk`.
-
-        Returns
-        -------
-        state : FilterState
-        step : Step
-            With arrays over the rows; `Step.calibration` is the alpha before each row.
-        """
+    def step_rows(self, state: FilterState, rows: Rows, donate: bool) -> tuple[FilterState, Step]:
+        """Advance over rows; `Step.calibration` is the alpha before each row."""
         state = self._own(state)
-        rows = Rows.read(
-            state.posterior,
-            features,
-            targets,
-            noise_var=noise_var,
-            prior_var=prior_var,
-            transition=transition,
-            keep_mean=keep_mean,
-            sample_weight=sample_weight,
-            time_gap=time_gap,
-        )
         scan = _Scanner(state, rows, as_calibration(self.calibration), *self._rule[1:])
         posterior, step = run(state.posterior, rows, scan, donate)
         return scan.state(posterior), replace(step, calibration=np.concatenate(scan.alphas))
@@ -232,6 +198,7 @@ class SingleFilter(Policy):
 
         ``time_gap`` is the time since the last row that was learned, one number or (b,).
         """
+        self.check_state(state)
         state = self._own(state)
         gamma = state.gamma
         ahead = one_ahead(state.posterior, features, gamma, prior_var, time_gap, keep_mean)

@@ -108,12 +108,6 @@ def _state_with_room(
     """The state, new if there is none, with as many outputs as there are targets."""
     policy, prior_var, dtype = settings.policy, settings.prior_var, settings.dtype
     if model.state is None:
-        for cls in (type(policy), policy.state_type):
-            if not hasattr(cls, "tag"):
-                raise InvalidInput(
-                    f"{cls.__name__} has no tag, so no checkpoint could hold it; give the class "
-                    f'one: tag = "{cls.__name__}"'
-                )
         size = n_features, n_outputs
         start = partial(policy.start, *size, prior_var=prior_var, dtype=dtype)
         return allocated(start, policy, *size, dtype)

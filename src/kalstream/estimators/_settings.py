@@ -103,6 +103,12 @@ class Task(Protocol):
 def policy_of(forgetting: Any, calibration: Any) -> Policy:
     """The policy that the parameters ``forgetting`` and ``calibration`` ask for."""
     if isinstance(forgetting, Policy):
+        for cls in (type(forgetting), forgetting.state_type):
+            if not hasattr(cls, "tag"):
+                raise InvalidInput(
+                    f"{cls.__name__} has no tag, so no checkpoint could hold it; give the class "
+                    f'one: tag = "{cls.__name__}"'
+                )
         if not (isinstance(calibration, str) and calibration == "auto"):
             raise InvalidInput(
                 f"calibration={calibration!r} cannot be combined with a policy object; give the "

@@ -139,7 +139,8 @@ def _optimizer(options: dict[str, Any]) -> Callable[..., torch.optim.Optimizer]:
 def _replay(
     kind: str, options: dict[str, Any], seed: int, again: Reader | None
 ) -> RecentMemory | ReplayStreams | None:
-    name = options.pop("replay", "recent" if kind in ("er", "ace") else None)
+    recent = getattr(BASELINES.get(kind), "replays", None) is RecentMemory
+    name = options.pop("replay", "recent" if recent else None)
     size, draw = options.pop("memory", (100, 10))
     if name == "streams":
         return ReplayStreams(8, seed, again)
