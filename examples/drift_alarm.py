@@ -1,10 +1,10 @@
 """Drift alarms: call `drift()` after every chunk.
 
-The rule jumps three times, and later turns slowly for a thousand rows. After a jump the model gives
-more weight to short half-lives, which raises the alarm. The example prints the alarm after each
-jump and the accuracy around it, then the alarms on as many rows of a rule that does not change. The
-model adapts without an alarm; the alarm informs the people who run it. `--plot FILE` draws a figure
-(pip install 'kalstream[figures]').
+The rule jumps three times, and later turns slowly for a thousand rows. After a jump short
+half-lives predict better than the usual ones, which raises the alarm. The example prints the alarm
+after each jump and the accuracy around it, then the alarms on as many rows of a rule that does not
+change. The model adapts without an alarm; the alarm informs the people who run it. `--plot FILE`
+draws a figure (pip install 'kalstream[figures]').
 """
 
 from __future__ import annotations

@@ -15,6 +15,14 @@ from kalstream.core import (
     step,
     transition,
     update,
+    update_softmax,
+)
+from kalstream.core.motion_reference import (
+    learn_moving,
+    moved,
+    predict_moving,
+    rate_of,
+    start_moving,
 )
 
 
@@ -166,6 +174,42 @@ def learned(
     mask = np.isin(np.arange(posterior.n_outputs), seen)
     moments = map(np.array, (means, variances, gammas))
     return Looped(posterior, *moments, delta, alpha, np.array(alphas), mask)
+
+
+def through_softmax(mean, var, label, seen, weight, likelihood):
+    """Innovation (K,) of a label, and its noise variance before the weight divides it."""
+    before = Posterior(mean[None], [[var]])  # one feature that is 1
+    after, step = update_softmax(
+        before, [1.0], label, seen=seen, sample_weight=weight, likelihood=likelihood
+    )
+    noise_var = float(step.noise_var)
+    return (after.mean - before.mean)[0] * (var + noise_var) / var, noise_var * weight
+
+
+def moving(stream, *, order, half_life, prior_var, likelihood="onehot", n_outputs=None):
+    """The plain filter of `motion_reference`: its last state, and the moments of each row."""
+    n_outputs = stream.n_outputs if n_outputs is None else n_outputs
+    options = {k: v for k, v in stream.settings.items() if k in ("sample_weight", "time_gap")}
+    state = start_moving(stream.features.shape[1], n_outputs, order=order, prior_var=prior_var)
+    rate, means, variances = rate_of(order, half_life), [], []
+    seen = np.zeros(n_outputs, bool)
+    for phi, target, _, w, gap in rows_of(stream.features, stream.targets, **options):
+        state = moved(state, tau=rate * gap, prior_var=prior_var)
+        mean, var = predict_moving(state, phi)
+        means.append(mean)
+        variances.append(var)
+        if np.isnan(target).any():
+            continue
+        noise = stream.settings["noise_var"]
+        if not stream.labels:
+            innovation = target - mean
+        elif likelihood != "onehot":
+            seen[int(target)] = True
+            innovation, noise = through_softmax(mean, var, int(target), seen, w, likelihood)
+        else:
+            innovation = np.eye(n_outputs)[int(target)] - mean
+        state = learn_moving(state, phi, innovation, noise / w)
+    return state, np.array(means), np.array(variances)
 
 
 def mixture(

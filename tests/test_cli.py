@@ -671,9 +671,11 @@ def test_random_options_and_files_make_no_traceback(
 ) -> None:
     rng = np.random.default_rng(17)
     options = ["--time", "--time-unit", "--ignore", "--categorical", "--order", "--forgetting"]
+    options += ["--motion"]
     options += ["--task", "--bad-rows", "--seed", "--learner", "--window", "--target"]
     sound = {"--task": "regression", "--bad-rows": "skip", "--order": "shuffled", "--time": "t"}
     sound |= {"--ignore": "t", "--time-unit": "auto", "--categorical": "x", "--window": "10"}
+    sound["--motion"] = "1,2"
     for k in range(80):
         folder = tmp_path / str(k)
         folder.mkdir()
@@ -745,6 +747,8 @@ def test_what_is_read_is_not_written_over(run_cli: Any, tmp_path: Path) -> None:
         ("--cost", "0.5"),
         ("--forgetting", "abc"),
         ("--forgetting", "1.5"),
+        ("--motion", "1,1"),
+        ("--motion", "2", "--forgetting", "learned"),
         ("--features", "none"),
         ("--time-unit", "soon"),
         ("--learner", "nonsense"),

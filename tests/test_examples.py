@@ -55,7 +55,7 @@ def delayed_labels(printed: str) -> None:
     (fixed,) = numbers(printed, "the same, nothing forgotten")
     (wrong,) = numbers(printed, "learned with the wrong row")
     assert at_once > late - 0.01
-    assert late > max(fixed, wrong) + 0.1
+    assert late > max(fixed, wrong) + 0.05
     missing = numbers(printed, "None passed")
     assert missing[1] > 5.0 * missing[0]
     assert numbers(printed, "left out, time given") == missing

@@ -83,6 +83,7 @@ def plain_answers(estimator: Any, X: np.ndarray) -> np.ndarray:
     seed=st.integers(0, 2**31 - 1),
     kind=st.sampled_from(MODELS),
     forgetting=st.sampled_from(FORGETTING),
+    order=st.sampled_from([1, 1, 2]),
     features=st.sampled_from(["raw", "scaled", "scaler", "waves"]),
     intercept=st.booleans(),
     prior_var=st.floats(0.1, 10.0),
@@ -93,6 +94,7 @@ def test_late_features_are_as_if_missing_all_along(
     seed: int,
     kind: Any,
     forgetting: Any,
+    order: int,
     features: str,
     intercept: bool,
     prior_var: float,
@@ -109,6 +111,8 @@ def test_late_features_are_as_if_missing_all_along(
         intercept, all_prior_var = False, prior_var * len(NAMES)
     rows = ragged(seed, regression=kind is KalmanRegressor)
     given_in_common = {"forgetting": forgetting, "features": made, "intercept": intercept}
+    if forgetting != "learned":
+        given_in_common["order"] = order
     given_in_common |= {"noise_var": noise_var}
     model = kind(**given_in_common, prior_var=prior_var, seed=1)
     for x, y in rows:

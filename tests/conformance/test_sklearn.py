@@ -13,7 +13,8 @@ from kalstream.testing import EXPECTED_FAILED_CHECKS, ONLINE_CHECKS, check_onlin
 
 ESTIMATORS = [
     KalmanClassifier(),
-    KalmanClassifier(0.99, "raw"),
+    KalmanClassifier(0.99, "scaled"),
+    KalmanClassifier(0.99, "raw", likelihood="onehot"),
     KalmanClassifier("learned", "scaled", class_weight="balanced"),
     KalmanClassifier(0.99, "fourier", n_components=20, predictive="probit"),
     KalmanClassifier("mixture", "raw", transition="chunk"),

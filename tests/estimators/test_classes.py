@@ -151,13 +151,14 @@ def test_thousands_of_classes():
         tracemalloc.stop()
     assert len(model.classes_) == n_classes
     assert model.nbytes_ < 50e6
-    assert held < 50e6
+    assert held < 2 * 50e6  # the model before the last call is still there
     assert len(pickle.dumps(model)) < 50e6
     assert model.predict_proba(centres[:2]).shape == (2, n_classes)
 
 
 def test_retired_classes():
-    model = small(forgetting=0.95, features="raw").partial_fit(X, np.array(["a", "b", "c"])[Y])
+    model = small(forgetting=0.95, features="raw", likelihood="onehot")
+    model.partial_fit(X, np.array(["a", "b", "c"])[Y])
     others = model.coef_[[0, 2]]
     assert model.retire_class("b") is model
     assert model.classes_.tolist() == ["a", "c"]

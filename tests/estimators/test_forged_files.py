@@ -30,13 +30,16 @@ KINDS: dict[str, Any] = {
     "raw": lambda: KalmanClassifier(features="raw", intercept=False),
     "regression": lambda: KalmanRegressor(features="raw"),
     "fixed regression": lambda: KalmanRegressor(0.9, "raw", dtype=np.float32),
+    "orders": lambda: KalmanClassifier(n_components=4, order=(1, 2), random_state=0),
+    "moving": lambda: KalmanRegressor(0.9, "raw", order=3),
 }
 
 
 def fitted(name: str) -> Any:
     model = KINDS[name]()
     if isinstance(model, KalmanRegressor):
-        return model.fit(ROWS, ROWS[:, 0])
+        model.fit(ROWS, ROWS[:, 0])
+        return model.partial_fit(ROWS[:3], ROWS[:3, 0])
     model.predict_then_learn(ROWS, LABELS)
     return model.partial_fit(ROWS[:1], LABELS[:1])
 
@@ -72,7 +75,7 @@ FORGERIES: list[tuple[str, str, Any, str]] = [
     ("mixture", "model.targets.stack", MANY, "stack"),
     ("mixture", "model.targets.ordered", MANY, "ordered"),
     ("mixture", "model.targets.stack", Stack.start(2, 2), "stack"),
-    ("mixture", "model.targets.stack", replace(Stack.start(5, 2), last=1), ""),
+    ("mixture", "model.targets.stack", replace(Stack.start(7, 2), last=1), ""),
     ("learned", "model.targets.stack", Stack.start(5, 2), "stack"),
     ("mixture", "model.targets.stack", "none", "stack"),
     ("mixture", "model.targets.stack.counts", np.zeros(9), "recent of the stack"),
@@ -86,7 +89,10 @@ FORGERIES: list[tuple[str, str, Any, str]] = [
     ("mixture", "model.watch.usual", np.full(5, NAN), "watch.usual"),
     ("mixture", "model.watch.levels", np.zeros(2), "watch.levels"),
     ("mixture", "model.watch.now", np.zeros((5, 1)), "watch"),
-    ("mixture", "model.watch.numbers", np.full(7, -1.0), "watch.numbers"),
+    ("mixture", "model.watch.numbers", np.full(8, -1.0), "watch.numbers"),
+    ("mixture", "model.watch.odds", lambda a: a[:, 0].copy(), "watch.odds"),
+    ("mixture", "model.watch.odds", lambda a: a - 1.0, "watch.gains"),
+    ("mixture", "model.watch.gains", with_nan, "watch.gains"),
     ("mixture", "model.targets.labels.names", ("a", "b", "c", "d"), "counts"),
     ("mixture", "model.targets.labels.names", ("a", "a"), "labels"),
     ("mixture", "model.targets.labels.names", ["a", "b"], "labels"),
@@ -135,6 +141,34 @@ FORGERIES: list[tuple[str, str, Any, str]] = [
     ("mixture", "model.state.log_weights", np.full((5, 5), -np.inf), "log_weights"),
     ("mixture", "model.state.spread", np.full((5, 2), -1.0), "spread"),
     ("mixture", "model.state.half_lives", (1.0,), "half-lives"),
+    ("orders", "model.state.bank.orders", (1, 2), "half-lives"),
+    ("orders", "model.state.bank.orders", (), "orders"),
+    ("orders", "model.state.bank.orders", lambda a: (4, *a[1:]), "orders"),
+    ("orders", "model.state.bank.banks", lambda a: a[:1], "banks of the state"),
+    ("orders", "model.state.bank.banks", lambda a: a[::-1], "banks of the state"),
+    ("orders", "model.state.bank.banks", (5,), "banks"),
+    ("orders", "model.state.half_lives", lambda a: tuple(7.0 for _ in a), "banks of the state"),
+    ("moving", "model.state.bank.order", 2, "Pending.features"),
+    ("moving", "model.state.bank.order", 4, "order"),
+    ("moving", "model.state.bank.half_lives", (0.0,), "half_lives"),
+    ("moving", "model.state.bank.half_lives", (1.0, 2.0), "half_lives"),
+    ("moving", "model.state.bank.prior_vars", (NAN,), "prior_vars"),
+    ("moving", "model.state.bank.prior_vars", (1e200,), "prior_vars"),
+    ("moving", "model.state.bank.elapsed", -1.0, "elapsed"),
+    ("moving", "model.state.bank.elapsed", 3, "elapsed"),
+    ("moving", "model.state.bank.scales", with_nan, "scales"),
+    ("moving", "model.state.bank.stored.cov", lambda a: -a, "negative variances"),
+    ("moving", "model.state.bank.stored.mean", lambda a: a[:, :-1].copy(), "cov"),
+    ("moving", "model.state.bank.pending", 5, "pending"),
+    ("moving", "model.state.bank.pending.ages", lambda a: -a - 1.0, "ages"),
+    ("moving", "model.state.bank.pending.ages", lambda a: a[:-1].copy(), "features"),
+    ("moving", "model.state.bank.pending.features", lambda a: a[:, :-1].copy(), "features"),
+    ("moving", "model.state.bank.pending.gains", with_nan, "gains"),
+    ("moving", "model.state.bank.pending.factor", lambda a: 0.0 * a, "factor"),
+    ("moving", "model.state.bank.pending.innovations", lambda a: a.astype("f4"), "innovations"),
+    ("moving", "model.state.bank.pending.noise", lambda a: a[..., :-1].copy(), "noise"),
+    ("moving", "model.state.alpha", 1.0, "alpha"),
+    ("moving", "model.state.seen", np.zeros(9, bool), "seen"),
     ("mixture", "fitted.n_features_in_", 4, "transformer"),
     ("mixture", "fitted.n_features_in_", -3, "n_features_in_"),
     ("mixture", "fitted.n_features_in_", None, "n_features_in_"),
@@ -166,7 +200,7 @@ FORGERIES: list[tuple[str, str, Any, str]] = [
 def test_a_forged_part_is_named(
     saved: dict[str, Path], tmp_path: Path, name: str, part: str, value: Any, named: str
 ) -> None:
-    kind = KalmanRegressor if "regression" in name else KalmanClassifier
+    kind = KalmanRegressor if name == "moving" or "regression" in name else KalmanClassifier
     tree = checkpoint.read(saved[name], kind.__name__)
     if callable(value):
         old: Any = tree

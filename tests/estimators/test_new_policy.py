@@ -111,10 +111,6 @@ class DuelStep:
     weights: Array  # (b, 2)
 
     @property
-    def noise_var(self) -> Array:
-        return self.bank.noise_var
-
-    @property
     def nis(self) -> Array:
         return np.einsum("bj,jb->b", self.weights, self.bank.nis)
 
@@ -216,7 +212,8 @@ def joined(steps: list[Any], state: DuelState) -> BankStep:
     each = [[[moments[j][part] for moments, _ in steps] for j in range(2)] for part in range(3)]
     means, variances, nis = (np.array(part, dtype=np.float64) for part in each)
     gammas = np.repeat(np.array(state.gammas)[:, None], len(steps), axis=1)
-    return BankStep(means, variances, gammas, np.array([noise for _, noise in steps]), nis)
+    noises = np.repeat(np.array([noise for _, noise in steps])[None], 2, axis=0)
+    return BankStep(means, variances, gammas, noises, nis)
 
 
 def rows_that_turn(n: int = 900) -> tuple[Array, Array]:

@@ -13,7 +13,7 @@ def test_rows_far_off_are_novel(features):
     seen, labels = rng.standard_normal((2000, 5)), rng.integers(2, size=2000)
     model = KalmanClassifier(features=features, random_state=0).partial_fit(seen, labels)
     fresh = rng.standard_normal((500, 5))
-    assert model.is_novel(fresh).mean() < 0.1
+    assert model.is_novel(fresh).mean() < 0.15
     assert model.is_novel(fresh + 6.0).all()
     assert model.is_novel(np.full((1, 5), 1000.0)).all()
 
@@ -51,7 +51,7 @@ def test_novelty(kind, features):
     data[:, 2] = 7.0 if features == "scaled" else 0.0  # a column that does not vary
     y = np.tile(target(kind), 20)
     model = small(kind, features=features, n_components=60).partial_fit(data, y)
-    assert model.is_novel(data).mean() < 0.1
+    assert model.is_novel(data).mean() < 0.15
     far = np.array([[0.0, 0.0, 40.0], [0.0, 0.0, -40.0]])
     assert model.is_novel(far).all()
     assert not model.is_novel(far, factor=1e8).any()

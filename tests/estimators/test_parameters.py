@@ -77,7 +77,7 @@ def test_bad_settings_of_one_kind():
 def test_settings_of_a_model_cannot_change_its_kind():
     model = small().partial_fit(X, Y).set_params(forgetting=0.9)
     for call in (lambda: model.predict(X), lambda: model.partial_fit(X, Y)):
-        with pytest.raises(InvalidInput, match=r"forgetting was changed to 0.9 after .* reset"):
+        with pytest.raises(InvalidInput, match=r"forgetting \(now 0.9\) .* reset"):
             call()
     model.set_params(forgetting="mixture")
     assert answer(model) == answer(small().partial_fit(X, Y))

@@ -477,7 +477,7 @@ def test_drift_and_half_lives_are_told() -> None:
     assert any(1500 <= row <= 1600 for row in alarms)
     assert not any(200 < row < 1500 for row in alarms)
     half_life = result.windows[-1]["half_life"]
-    assert half_life["half_lives"] == [100.0, 1000.0, 10000.0, 100000.0, "inf"]
+    assert half_life["half_lives"] == [30.0, 300.0, 1000.0, 10000.0, 100000.0, "inf"]
     assert sum(half_life["weights"]) == pytest.approx(1.0)
     fixed = prequential(KalmanClassifier(0.99, "raw"), labelled(60), window=30).windows[0]
     assert fixed["half_life"]["half_lives"] == [pytest.approx(68.97, abs=0.01)]

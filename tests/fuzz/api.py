@@ -59,6 +59,10 @@ def parameters(case: Case, labels: list[Any] | None) -> dict[str, Any]:
         chosen["calibration"] = "auto"
     elif case.chance(0.3):
         chosen["calibration"] = [0.5, 2.0, 8.0] if policy == "mixture" else Calibration()
+    if policy == "mixture":
+        chosen["order"] = pick([1, 1, 1, 2, 3, (1, 2), [3, 1]])
+    elif isinstance(policy, float) and policy > 0.0:
+        chosen["order"] = pick([1, 1, 2, 3])
     if labels is None:
         learned = policy == "learned" or isinstance(policy, Learned)
         if learned and chosen["noise_var"] == "auto":

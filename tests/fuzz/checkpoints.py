@@ -51,6 +51,9 @@ def originals() -> list[tuple[type, bytes]]:
     numbers = [KalmanRegressor(n_components=3, random_state=0), KalmanRegressor(0.9, "raw")]
     models += [*(each.partial_fit(X, X[:, 0]) for each in numbers), waiting, two]
     models.append(KalmanRegressor("mixture", "raw", noise_var=0.1).partial_fit(X, X))
+    models.append(KalmanRegressor(0.9, "raw", order=3).partial_fit(X, X[:, 0]))
+    models[-1].partial_fit(X[:3], X[:3, 0])
+    models.append(KalmanClassifier("mixture", "raw", order=(1, 2)).partial_fit(X[:9], labels[:9]))
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/model"
         files = []
@@ -194,6 +197,7 @@ def graft(case: Case, about: dict[str, Any], tensors: dict[str, np.ndarray]) -> 
     """Replace a part of the tree by that of another model, with its tensors."""
     other, theirs = opened(case.pick(originals())[1])
     tags = ("Stack", "Watch", "Labels", "MixtureState", "FilterState", "Bank", "Posterior")
+    tags += ("MovingState", "MotionBank", "MixedBank", "Pending")
     tags += ("OnlineScaler", "RandomFourierFeatures", "Representation", "BankStep", "Step", "Model")
     own = [place for place in places(about["tree"]) if place[1] in tags]
     tag = case.pick(sorted({place[1] for place in own}) or tags)

@@ -19,6 +19,9 @@ import numpy as np
 
 from kalstream import core
 from kalstream.core.bank import Bank
+from kalstream.core.motion import MotionBank
+from kalstream.core.moving import MovingState
+from kalstream.core.orders import MixedBank
 from kalstream.errors import KalstreamError
 
 Rng = np.random.Generator
@@ -57,8 +60,11 @@ class World:
                 calibrations=grid,
                 predictive=str(rng.choice(["exact", "probit"])),
                 learn_scale=bool(rng.random() < 0.3),
+                order=self.orders(len(half_lives) + 1),
             ),
-            core.Fixed(float(rng.choice([0.0, 0.5, 0.99, 1.0])), core.Calibration()),
+            core.Fixed(
+                float(rng.choice([0.1, 0.5, 0.99, 1.0])), core.Calibration(), "onehot", self.order()
+            ),
             core.Learned(0.9, lr=float(10.0 ** rng.uniform(-3, 1))),
         ]
         dtype = np.float32 if rng.random() < 0.1 else np.float64
@@ -73,6 +79,12 @@ class World:
             for policy, state in zip(self.policies, self.states, strict=True)
         ]
         self.stack = core.Stack.start(len(self.policies[0].half_lives), self.K)
+
+    def order(self) -> int:
+        return int(self.rng.choice([1, 1, 2, 3]))
+
+    def orders(self, n: int) -> Any:
+        return 1 if self.rng.random() < 0.5 else tuple(self.order() for _ in range(n))
 
     def size(self, name: str) -> int:
         low, high = SIZES[name]
@@ -122,6 +134,8 @@ def bits(value: Any) -> Any:
         cov = np.triu(value.stored.cov)  # the other triangle is not used
         pending = None if value.rows is None else (bits(value.rows), bits(value.coefficients))
         return bits(value.stored.mean), bits(cov), bits(value.scales), pending
+    if isinstance(value, MotionBank):
+        return "donated" if value.stored is None else bits([value.moments(0), value.nbytes])
     if is_dataclass(value) and not isinstance(value, type):
         return tuple(bits(getattr(value, field.name)) for field in fields(value))
     if isinstance(value, list | tuple):
@@ -140,12 +154,16 @@ def sound_state(state: Any) -> None:
         finite("mean", state.mean)
         finite("cov", state.cov)
     elif isinstance(state, core.MixtureState):
-        finite("mean", state.bank.arrays.mean)
-        finite("cov", state.bank.arrays.cov)
-        finite("scales", state.bank.scales)
+        for bank in state.bank.banks if isinstance(state.bank, MixedBank) else [state.bank]:
+            finite("mean", bank.arrays.mean)
+            finite("cov", bank.arrays.cov)
+            finite("scales", bank.scales)
         finite("spread", state.spread)
         if not abs(state.weights.sum() - 1.0) < 1e-12:
             raise Failure(f"weights sum to {state.weights.sum()!r}")
+    elif isinstance(state, MovingState):
+        sound_state(state.posterior)
+        finite("alpha", [state.alpha.log_mean, state.alpha.log_var])
     elif isinstance(state, core.FilterState):
         sound_state(copy.copy(state.posterior))
         finite("delta and alpha", [state.delta, state.alpha.log_mean, state.alpha.log_var])
@@ -346,7 +364,7 @@ def spoiled(rng: Rng, value: Any) -> Any:
         return NASTY[rng.integers(len(NASTY))]
     if isinstance(value, np.ndarray):
         return spoiled_array(rng, value)
-    if is_dataclass(value) and not isinstance(value, Bank):
+    if is_dataclass(value) and not isinstance(value, Bank | MotionBank | MixedBank):
         names = [field.name for field in fields(value)]
         name = names[rng.integers(len(names))]
         return replace(value, **{name: spoiled(rng, getattr(value, name))})
@@ -427,10 +445,11 @@ def twin_agrees(w: World, before: Any, after: Any) -> None:
 def use_result(w: World, result: Any) -> None:
     """Use the result of a call as a new argument, if its sizes fit."""
     state, step = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-    if isinstance(state, core.MixtureState | core.FilterState):
+    if isinstance(state, core.MixtureState | core.FilterState | MovingState):
         which = 0 if isinstance(state, core.MixtureState) else 1 + w.below(2)
         fits = state.posterior.n_features == w.m and len(state.seen) == w.K
-        if fits and (which or state.half_lives == w.policies[0].half_lives):
+        kind = isinstance(state, w.policies[which].state_type)
+        if fits and kind and (which or state.half_lives == w.policies[0].half_lives):
             w.states[which] = state
             if isinstance(step, core.MixtureStep | core.Step):
                 w.steps[which] = step
@@ -457,7 +476,7 @@ def one_call(w: World) -> bool:
             return False  # numpy cannot make such an array
     owner = getattr(function, "__self__", None)
     subject = given.get("state", owner)
-    states = core.MixtureState | core.FilterState
+    states = core.MixtureState | core.FilterState | MovingState
     twin = (
         copy.deepcopy(subject) if isinstance(subject, states) and not is_donated(subject) else None
     )
@@ -480,8 +499,11 @@ def one_call(w: World) -> bool:
 
 def is_donated(state: Any) -> bool:
     """Whether a state was donated."""
-    if isinstance(state, core.MixtureState):
+    if isinstance(state, MovingState):
         return state.bank.stored is None
+    if isinstance(state, core.MixtureState):
+        bank = state.bank.banks[0] if isinstance(state.bank, MixedBank) else state.bank
+        return bank.stored is None
     return state.posterior._stored is None
 
 

@@ -5,12 +5,14 @@ Times, sizes and words are left out. A change of structure must not change the o
 
 import io
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,29 +130,46 @@ def numbers_of(page: str) -> np.ndarray:
 # ---- estimators ---------------------------------------------------------------------------
 
 
+class Before(KalmanClassifier):
+    """The classifier as it was before it observed labels through the softmax."""
+
+    _SCALE_HALF_LIFE = math.inf
+
+
+OneHot = partial(Before, likelihood="onehot")
+
+
 def elec2_mixture() -> Numbers:
+    return learned(OneHot(random_state=0, n_components=100), *packaged("elec2", 1500))
+
+
+def elec2_default() -> Numbers:
     return learned(KalmanClassifier(random_state=0, n_components=100), *packaged("elec2", 1500))
 
 
+def blobs_softmax() -> Numbers:
+    X, y = blobs(400, 12)
+    model = KalmanClassifier(0.99, "scaled", likelihood="softmax", class_weight="balanced")
+    return learned(model, X, y)
+
+
 def elec2_learned() -> Numbers:
-    return learned(
-        KalmanClassifier("learned", random_state=0, n_components=50), *packaged("elec2", 900)
-    )
+    return learned(OneHot("learned", random_state=0, n_components=50), *packaged("elec2", 900))
 
 
 def elec2_fixed() -> Numbers:
-    return learned(KalmanClassifier(0.995, "scaled"), *packaged("elec2", 900))
+    return learned(OneHot(0.995, "scaled"), *packaged("elec2", 900))
 
 
 def elec2_chunks() -> Numbers:
     return learned(
-        KalmanClassifier(transition="chunk", n_components=50, random_state=0),
+        OneHot(transition="chunk", n_components=50, random_state=0),
         *packaged("elec2", 900),
     )
 
 
 def weather_mixture() -> Numbers:
-    model = KalmanClassifier(class_weight="balanced", n_components=60, random_state=1)
+    model = OneHot(class_weight="balanced", n_components=60, random_state=1)
     X, y = packaged("weather", 1500)
     weights = np.random.default_rng(3).integers(0, 3, len(X)).astype(float)
     return learned(model, X, y, sample_weight=weights)
@@ -159,12 +178,12 @@ def weather_mixture() -> Numbers:
 def weather_by_time() -> Numbers:
     X, y = packaged("weather", 900)
     times = np.cumsum(np.random.default_rng(5).exponential(1.0, len(X)))
-    return learned(KalmanClassifier(features="raw", stacking=False), X, y, time=times)
+    return learned(OneHot(features="raw", stacking=False), X, y, time=times)
 
 
 def growing_classes() -> Numbers:
     X, y = blobs(500, 70)
-    model = KalmanClassifier(n_components=20, random_state=2)
+    model = OneHot(n_components=20, random_state=2)
     numbers = learned(model, X, y)
     model.retire_class(3).partial_fit(X[:40], y[:40])
     return numbers | flattened({"retired": model.predict_proba(X[:40])})
@@ -183,7 +202,7 @@ def river_adapter() -> Numbers:
     from kalstream.compat.river import KalmanRegressor as Regressor
 
     X, y = packaged("elec2", 250)
-    classifier, regressor = Classifier(seed=0), Regressor(seed=0)
+    classifier, regressor = Classifier(seed=0, likelihood="onehot"), Regressor(seed=0)
     parts = []
     for i, (x, label) in enumerate(zip(X, y, strict=True)):
         row = {f"x{j}": value for j, value in enumerate(x) if i > 100 or j < 4}
@@ -262,6 +281,7 @@ def reports() -> Numbers:
             pages[each] = numbers_of((folder / f"{each}.html").read_text())
         for name, forgetting in (("a", "mixture"), ("b", "0.99")):
             shape = "--limit", "400", "--features", "scaled", "--forgetting", forgetting
+            shape = *shape, "--likelihood", "onehot"
             kalstream(folder, "run", "elec2", *shape, "--out", name)
         pages["both"] = numbers_of(kalstream(folder, "compare", "a", "b", "--out", "both.html"))
         table = kalstream(folder, "predict", str(runs / "ended"), str(runs / "data.csv"))
@@ -283,6 +303,8 @@ def paper(name: str) -> Numbers:
 
 CASES: dict[str, Callable[[], Numbers]] = {
     "elec2-mixture": elec2_mixture,
+    "elec2-default": elec2_default,
+    "blobs-softmax": blobs_softmax,
     "elec2-learned": elec2_learned,
     "elec2-fixed": elec2_fixed,
     "elec2-chunks": elec2_chunks,
@@ -294,8 +316,12 @@ CASES: dict[str, Callable[[], Numbers]] = {
     "series-fixed": lambda: series(0.99),
     "river": river_adapter,
     "saved-files": saved_files,
-    "run-elec2": lambda: a_run("elec2", "--limit", "700", "--delay", "5", "--chunk", "3"),
-    "run-weather": lambda: a_run("weather", "--limit", "700", "--features", "scaled"),
+    "run-elec2": lambda: a_run(
+        *("elec2", "--limit", "700", "--delay", "5", "--chunk", "3", "--likelihood", "onehot")
+    ),
+    "run-weather": lambda: a_run(
+        *("weather", "--limit", "700", "--features", "scaled", "--likelihood", "onehot")
+    ),
     "run-series": lambda: a_run("series", "--limit", "700"),
     "reports": reports,
     "paper-figure1": lambda: paper("figure1"),

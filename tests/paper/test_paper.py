@@ -414,6 +414,6 @@ def test_the_page_agrees_with_the_result_files() -> None:
     tables = ("table1", "figure3", "figure5", "figure6", "figure7", "ablations", "initialisation")
     for name in tables:
         assert paper.shown(name, docs / "paper").strip() in page
-    for number in range(1, 8):
-        paper.shown(f"figure{number}", docs / "paper")
-        assert f"paper/figure{number}.png" in page
+    for name in ("motion", *(f"figure{number}" for number in range(1, 8))):
+        paper.shown(name, docs / "paper")
+        assert f"paper/{name}.png" in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -238,6 +239,7 @@ def test_a_learner_fails_in_the_middle_of_a_record(
     [
         (("--forgetting", "sometimes"), "give mixture, learned"),
         (("--forgetting", "1.5"), "1.5"),
+        (("--motion", "4"), "give 1, 2 or 3"),
         (("--target", "nothing"), "nothing"),
         (("--learner", "no.such:learner"), "cannot be imported"),
         (("--chunk", "9" * 20), "--chunk"),
@@ -525,7 +527,7 @@ def test_the_files_agree_with_the_schema(stopped: Path) -> None:
     assert set(schema._MIGRATIONS) == set(range(1, schema.FORMAT))
 
 
-@pytest.mark.parametrize("number", [4, 10**30, "2", None, True, 0])
+@pytest.mark.parametrize("number", [schema.FORMAT + 1, 10**30, "2", None, True, 0])
 def test_formats_that_cannot_be_read(stopped: Path, number: Any) -> None:
     edited(stopped / "config.json", lambda content: {**content, "format": number})
     with pytest.raises(InvalidInput, match=r"upgrade kalstream|damaged"):
@@ -628,13 +630,15 @@ def test_devices_pipes_and_links_are_not_replaced(
 # ---- other versions -------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture(params=[1, 2, 3])
 def old_format(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> int:
     """Saved runs of an earlier format, in the current folder."""
     shutil.copytree(DATA.with_name(f"run-format-{request.param}"), tmp_path / "old")
     monkeypatch.chdir(tmp_path / "old")
+    # Scaling did not forget then. A model that is loaded goes on as it was.
+    monkeypatch.setattr(KalmanClassifier, "_SCALE_HALF_LIFE", math.inf)
     return request.param
 
 
@@ -648,10 +652,11 @@ def test_folders_of_earlier_formats(old_format: int, name: str) -> None:
         return
     config = json.loads(Path(name, "config.json").read_text())
     assert config["format"] == old_format
-    whole = Run("whole", Options(**{**config["options"], "limit": None})).go()
+    options = {"likelihood": "onehot", **config["options"], "limit": None}
+    whole = Run("whole", Options(**options)).go()
     run = Run.resume(name, {"limit": None})
     # a limit of format 2 keeps the state before it
-    at_limit = {1: 90, 2: 80}[old_format]
+    at_limit = {1: 90, 2: 80, 3: 80}[old_format]
     assert run.resumed_at == {"stopped": 60, "limited": at_limit}[name]
     end = run.go()
     assert (end["row"], end["reason"]) == (200, "end")
@@ -660,7 +665,7 @@ def test_folders_of_earlier_formats(old_format: int, name: str) -> None:
         assert value == pytest.approx(whole["total"][metric], rel=1e-9)
     assert len(lines_of(Path(name), "predictions.jsonl")) == 200
     progress = schema.read_progress(Path(name, "checkpoint"))
-    assert progress["run"] == {1: "format 1", 2: config.get("run")}[old_format]
+    assert progress["run"] == ("format 1" if old_format == 1 else config["run"])
     assert progress["format"] == schema.FORMAT
     assert progress["evaluation"]["n_learned"] == 200
     assert progress["model_sha256"] is not None

@@ -25,6 +25,7 @@ OFTEN = ("--checkpoint-every", "0")
 PROTOCOLS = [
     ("--forgetting", "0.99"),
     ("--forgetting", "mixture"),
+    ("--motion", "1,2"),
     ("--forgetting", "0.99", "--chunk", "10", "--delay", "40"),
     ("--forgetting", "0.99", "--delay", "40"),
     ("--forgetting", "mixture", "--chunk", "10", "--cost", "2.5"),

@@ -155,9 +155,15 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         Number of Fourier features.
     transition : "example" or "chunk"
         Forget before every row, or once in every call of `learn_one` or `learn_many`.
+    likelihood : "auto", "softmax" or "onehot"
+        How filters observe a label: through the softmax, or as a one-hot vector with Gaussian
+        noise. "auto" is the mixture that predicts best on real streams.
+    order : 1, 2, 3 or several of these
+        Order of the motion of weights: from 2 on they have a velocity, at 3 an acceleration. Of a
+        mixture every half-life has each of the orders, such as (1, 2).
     noise_var, prior_var : "auto" or float
-        Variance of the noise of the targets, and variance of the weights before any data.
-    predictive : "exact", "probit", "monte-carlo" or "plug-in"
+        Variance of the noise of one-hot targets, and variance of the weights before any data.
+    predictive : "auto", "exact", "probit", "monte-carlo" or "plug-in"
         Method that turns logits into probabilities; see `kalstream.core.class_probabilities`.
     calibration : "auto", float, Calibration or sequence of floats
         Factor of the logits: learned ("auto"), fixed, or, for a mixture, a grid of factors.
@@ -223,9 +229,11 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         *,
         n_components: int = 200,
         transition: str = "example",
+        likelihood: str = "auto",
+        order: Any = 1,
         noise_var: float | str = "auto",
         prior_var: float | str = "auto",
-        predictive: str = "exact",
+        predictive: str = "auto",
         calibration: Any = "auto",
         class_weight: Mapping[Any, float] | str | None = None,
         stacking: bool = True,
@@ -237,6 +245,8 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         self.features = features
         self.n_components = n_components
         self.transition = transition
+        self.likelihood = likelihood
+        self.order = order
         self.noise_var = noise_var
         self.prior_var = prior_var
         self.predictive = predictive
@@ -256,6 +266,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
     def _unit_test_params(cls) -> Iterator[dict[str, Any]]:
         yield {"n_components": 20}
         yield {"features": "raw"}
+        yield {"features": "raw", "order": (1, 2)}
         yield {"forgetting": 0.999, "features": "scaled", "class_weight": "balanced"}
 
     def learn_one(self, x: Mapping[Hashable, Any], y: Any, w: float = 1.0) -> None:
@@ -364,7 +375,7 @@ class KalmanRegressor(_Adapter, base.MiniBatchRegressor):
 
     Parameters
     ----------
-    forgetting, features, n_components, transition, calibration, intercept, dtype, seed
+    forgetting, features, n_components, transition, order, calibration, intercept, dtype, seed
         As in `KalmanClassifier`; calibration has no effect in regression.
     noise_var : "auto" or float
         Variance of the noise of the targets; "auto" learns it online. ``forgetting="learned"``
@@ -407,6 +418,7 @@ class KalmanRegressor(_Adapter, base.MiniBatchRegressor):
         *,
         n_components: int = 200,
         transition: str = "example",
+        order: Any = 1,
         noise_var: float | str = "auto",
         prior_var: float | str = "auto",
         predictive: str = "exact",
@@ -419,6 +431,7 @@ class KalmanRegressor(_Adapter, base.MiniBatchRegressor):
         self.features = features
         self.n_components = n_components
         self.transition = transition
+        self.order = order
         self.noise_var = noise_var
         self.prior_var = prior_var
         self.predictive = predictive

@@ -6,6 +6,7 @@ from kalstream.core.fixed import Fixed
 from kalstream.core.guard import Health, health
 from kalstream.core.learned import Learned
 from kalstream.core.mixture import Mixture, MixtureState, MixtureStep, mixture_probabilities
+from kalstream.core.moving import MovingState
 from kalstream.core.policy import Policy, PolicyState, PolicyStep, gamma_of, half_life
 from kalstream.core.predictive import (
     LabelLogProb,
@@ -21,9 +22,11 @@ from kalstream.core.recursion import (
     log_likelihood,
     predict,
     ridge_posterior,
+    softmax_curvature,
     step,
     transition,
     update,
+    update_softmax,
 )
 from kalstream.core.single import FilterState
 from kalstream.core.stacking import Stack
@@ -48,6 +51,7 @@ __all__ = [
     "Mixture",
     "MixtureState",
     "MixtureStep",
+    "MovingState",
     "Policy",
     "PolicyState",
     "PolicyStep",
@@ -71,8 +75,10 @@ __all__ = [
     "mixture_probabilities",
     "predict",
     "ridge_posterior",
+    "softmax_curvature",
     "step",
     "step_chunk",
     "transition",
     "update",
+    "update_softmax",
 ]

@@ -107,11 +107,10 @@ class Bank:
     memo: list[tuple[Array, Array, Array]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, prior: Posterior, n_filters: int) -> Bank:
-        """J copies of one posterior."""
-        mean, cov = prior.mean, prior.cov
-        scales = np.tile([1.0, 1.0, 0.0, 0.0, 1.0], (n_filters, 1))
-        return cls(BankArrays(np.stack([mean] * n_filters), np.stack([cov] * n_filters)), scales)
+    def of(cls, priors: Sequence[Posterior]) -> Bank:
+        """J posteriors, copied."""
+        mean, cov = np.stack([p.mean for p in priors]), np.stack([p.cov for p in priors])
+        return cls(BankArrays(mean, cov), np.tile([1.0, 1.0, 0.0, 0.0, 1.0], (len(priors), 1)))
 
     @property
     def arrays(self) -> BankArrays:
@@ -121,6 +120,11 @@ class Bank:
                 "this state was given away with donate=True; use the one that was returned"
             )
         return self.stored
+
+    @property
+    def n_filters(self) -> int:
+        """Number of filters, J."""
+        return len(self.arrays.mean)
 
     @property
     def n_features(self) -> int:
@@ -180,15 +184,18 @@ class Bank:
         arrays = self.arrays
         return BankArrays(mean, arrays.cov, lent=True, full=arrays.full, spares=arrays.spares)
 
-    def add_features(self, n_features: int, prior_var: float) -> Bank:
-        """Add features that were 0 in all rows so far, as if they had been there from the start."""
+    def add_features(self, n_features: int, prior_vars: Array) -> Bank:
+        """Add features that were 0 in all rows so far, as if they had been there from the start.
+
+        Each filter has a prior variance of its own (J,).
+        """
         bank = self.folded(own=False)
         n_filters, m, n_outputs = bank.arrays.mean.shape
         mean = np.zeros((n_filters, m + n_features, n_outputs), bank.dtype)
         cov = np.zeros((n_filters, m + n_features, m + n_features), bank.dtype)
         mean[:, :m], cov[:, :m, :m] = bank.arrays.mean, bank.arrays.cov
         new = np.arange(m, m + n_features)
-        cov[:, new, new] = prior_var  # the transition leaves the prior as it is
+        cov[:, new, new] = prior_vars[:, None]  # the transition leaves the prior as it is
         return Bank(BankArrays(mean, cov), bank.scales)
 
     def products(self, features: Array) -> tuple[Array, Array, bool]:
@@ -316,8 +323,26 @@ class Bank:
         return after
 
 
-def run_bank(bank: Bank, rows: Rows, gammas: Array, donate: bool) -> tuple[Bank, BankStep]:
-    """Advance all filters over all rows with coefficients gammas (J, b).
+@dataclass(slots=True)
+class How:
+    """How the filters of a bank forget and observe.
+
+    Attributes
+    ----------
+    gammas : (J, b)
+        Forgetting coefficient of each row.
+    prior_vars : (J,)
+    likelihoods : (J,) integers
+        Of `Rows.likelihood`.
+    """
+
+    gammas: Array
+    prior_vars: Array
+    likelihoods: Array
+
+
+def run_bank(bank: Bank, rows: Rows, how: How, donate: bool) -> tuple[Bank, BankStep]:
+    """Advance all filters over all rows.
 
     The bank that was given is untouched if anything fails.
     """
@@ -331,21 +356,21 @@ def run_bank(bank: Bank, rows: Rows, gammas: Array, donate: bool) -> tuple[Bank,
         # Arrays of our own may be overwritten; those we were given, only by the last write.
         own = current.stored is not bank.stored
         if few:
-            current, step = _few_rows(current, rows, gammas, part, own or donate, own)
+            current, step = _few_rows(current, rows, how, part, own or donate, own)
         else:
             with OneThread(4.0 * min(n, size) * m * m):
-                current, step = _many_rows(current, rows, gammas, part, own or donate, own)
+                current, step = _many_rows(current, rows, how, part, own or donate, own)
         start += step.gamma.shape[1]
         steps.append(step)
     if donate:
         bank.stored = None
     elif current.stored is bank.stored:
         bank.lend()
-    return current, _joined(steps)
+    return current, joined_steps(steps)
 
 
 def _few_rows(
-    bank: Bank, rows: Rows, gammas: Array, part: slice, may_own: bool, own: bool
+    bank: Bank, rows: Rows, how: How, part: slice, may_own: bool, own: bool
 ) -> tuple[Bank, BankStep]:
     """Advance over few rows, which stay pending: no covariance is written."""
     from kalstream.core._kernels.bank import scan_bank
@@ -356,14 +381,14 @@ def _few_rows(
         bank = bank.folded(own=own)
         times_cov, times_mean, _ = bank.products(phi)
     here, wide = rows[part], phi.astype(np.float64, copy=False)
-    done, unsound, mean, var, nis, *learned = scan_bank(
+    done, unsound, mean, var, noise, nis, *learned = scan_bank(
         times_cov,
         times_mean,
         wide,
-        *here.targets.arrays(),
-        here.noise_var,
-        gammas[:, part],
-        here.prior_var,
+        *here.observed(),
+        how.gammas[:, part],
+        how.prior_vars,
+        how.likelihoods,
         bank.arrays.cov,
         bank.scales,
         _EPSILON[bank.dtype],
@@ -371,12 +396,12 @@ def _few_rows(
     )
     if done < len(phi):
         shorter = slice(part.start, part.start + done)
-        return _few_rows(bank, rows, gammas, shorter, may_own, own)
+        return _few_rows(bank, rows, how, shorter, may_own, own)
     if unsound >= 0:
         variances = bank._filter(unsound, bank.arrays).variances()
         check_innovations(
             var[unsound],
-            here.noise_var,
+            noise[unsound],
             rounding_error(wide, variances),
             bank.dtype,
             folds=bank.scales[unsound, 4],
@@ -384,55 +409,50 @@ def _few_rows(
         )
     last = part.stop == len(rows.gap)
     after = bank.appended(*learned, own=own or (may_own and last))
-    return after, BankStep(mean, var, gammas[:, part], here.noise_var, nis)
+    return after, BankStep(mean, var, how.gammas[:, part], noise, nis)
 
 
 def _many_rows(
-    bank: Bank, rows: Rows, gammas: Array, part: slice, may_own: bool, own: bool
+    bank: Bank, rows: Rows, how: How, part: slice, may_own: bool, own: bool
 ) -> tuple[Bank, BankStep]:
     """Advance over a block, filter by filter: the work is in matrix products."""
     given = bank
     bank = bank.folded(own=own)
     own = own or bank.stored is not given.stored
-    n_filters = len(gammas)
+    own_rows = [replace(rows, prior_var=float(prior_var)) for prior_var in how.prior_vars]
     times_cov, times_mean, _ = bank.remembered(rows.features[part])
     while True:
         n = part.stop - part.start
         plans = [
             plan(
                 bank._filter(j, bank.arrays),
-                rows,
-                fixed_scanner(rows, gammas[j]),
+                mine,
+                fixed_scanner(mine, how.gammas[j], int(how.likelihoods[j])),
                 part,
                 False,
                 (times_cov[j, :n].copy(), times_mean[j, :n]),
             )
-            for j in range(n_filters)
+            for j, mine in enumerate(own_rows)
         ]
-        done = min(len(each.step.gamma) for each in plans)
+        done = min(len(planned.step.gamma) for planned in plans)
         if done == n:
             break
         part = slice(part.start, part.start + done)  # all filters stop where one has to
     last = part.stop == len(rows.gap)
     arrays, _ = bank._writable(own or (may_own and last))
     after = []
-    for j, each in enumerate(plans):
-        stored = each.stored
+    for j, planned in enumerate(plans):
+        stored = planned.stored
         arrays.take(bank.arrays, j)
         if rows.keep_mean:  # the plan has a mean of its own
             arrays.mean[j] = stored.base.mean
         stored = replace(stored, base=arrays.base(j))
-        if len(each.rows):
-            stored = stored.folded(each.rows, each.coefficients, donate=True)
+        if len(planned.rows):
+            stored = stored.folded(planned.rows, planned.coefficients, donate=True)
         after.append(stored)
-    steps = [each.step for each in plans]
-    return Bank(arrays, _scales(after)), BankStep(
-        np.stack([step.logit_mean for step in steps]),
-        np.stack([step.logit_var for step in steps]),
-        gammas[:, part],
-        steps[0].noise_var,
-        np.stack([step.nis for step in steps]),
-    )
+    parts = [(p.step.logit_mean, p.step.logit_var, p.step.noise_var, p.step.nis) for p in plans]
+    mean, var, noise, nis = (np.stack(each) for each in zip(*parts, strict=True))
+    return Bank(arrays, _scales(after)), BankStep(mean, var, how.gammas[:, part], noise, nis)
 
 
 def _dense(array: Array | None) -> Array | None:
@@ -443,18 +463,10 @@ def _scales(each: Sequence[Stored]) -> Array:
     return np.array([(s.mean_scale, s.scale, s.shift, s.ceiling, s.folds) for s in each])
 
 
-def _joined(steps: list[BankStep]) -> BankStep:
+def joined_steps(steps: list[BankStep]) -> BankStep:
+    """The step over all rows, from those of consecutive parts."""
     if len(steps) == 1:
         return steps[0]
-    return BankStep(
-        *(
-            np.concatenate([getattr(step, name) for step in steps], axis=axis)
-            for name, axis in (
-                ("logit_mean", 1),
-                ("logit_var", 1),
-                ("gamma", 1),
-                ("noise_var", 0),
-                ("nis", 1),
-            )
-        )
-    )
+    names = "logit_mean", "logit_var", "gamma", "noise_var", "nis"
+    every = ([getattr(step, name) for step in steps] for name in names)
+    return BankStep(*(np.concatenate(parts, axis=1) for parts in every))

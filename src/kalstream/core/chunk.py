@@ -25,6 +25,10 @@ Array = NDArray[Any]
 _FEW_ROWS: Final = 16
 
 TRANSITIONS: Final = ("example", "chunk")
+# How a label is observed: as a one-hot vector with Gaussian noise, or through the softmax with one
+# of two curvatures. Kernels have the places of these words.
+LIKELIHOODS: Final = ("onehot", "softmax", "softmax-label")
+_NO_CLASSES: Final = np.empty(0, np.int64)
 
 
 def step_chunk(
@@ -39,6 +43,7 @@ def step_chunk(
     keep_mean: bool = False,
     sample_weight: ArrayLike | None = None,
     time_gap: ArrayLike | None = None,
+    likelihood: str = "onehot",
     donate: bool = False,
 ) -> tuple[Posterior, Step]:
     """Run the recursion, eqs. (7) and (8), over the rows of a chunk.
@@ -66,6 +71,9 @@ def step_chunk(
         The noise variance of a row is divided by its weight; 0 is the same as no target.
     time_gap : float or (b,), optional
         Time since the row before, in steps: the row forgets with gamma ** time_gap.
+    likelihood : "onehot", "softmax" or "softmax-label"
+        How a label is observed: as its one-hot vector with Gaussian noise, or through the softmax,
+        as in `update_softmax`; then noise_var is not used. All K classes count as seen.
     donate : bool
         Reuse the buffers of ``posterior``, which cannot be used afterwards.
 
@@ -103,7 +111,8 @@ def step_chunk(
         time_gap=time_gap,
     )
     gammas = check.gammas(gamma, len(rows.gap)) ** rows.gap
-    return run(posterior, rows, fixed_scanner(rows, gammas), donate)
+    code = rows.likelihood(check.choice("likelihood", likelihood, LIKELIHOODS))
+    return run(posterior, rows, fixed_scanner(rows, gammas, code), donate)
 
 
 @dataclass(slots=True)  # not frozen: that triples the time to make one
@@ -123,6 +132,9 @@ class Rows:
     keep_mean : bool
     all_learned : bool
         Whether every row has a target and a weight.
+    classes, n_seen : (K,), (b + 1,)
+        The classes in the order in which they came, and how many had come before each row and
+        after the last; empty if targets are values.
     """
 
     features: Array
@@ -133,6 +145,8 @@ class Rows:
     prior_var: float
     keep_mean: bool
     all_learned: bool
+    classes: Array
+    n_seen: Array
 
     @classmethod
     def read(
@@ -148,7 +162,10 @@ class Rows:
         sample_weight: ArrayLike | None = None,
         time_gap: ArrayLike | None = None,
     ) -> Rows:
-        """Check all arguments for a posterior or a bank."""
+        """Check all arguments for a posterior or a policy's state.
+
+        A posterior does not know which classes have come: for it, all have.
+        """
         n_features, n_outputs, dtype = state.n_features, state.n_outputs, state.dtype
         phi = check.feature_rows(features, n_features, dtype)
         n = len(phi)
@@ -173,7 +190,14 @@ class Rows:
             gap = np.where(np.arange(n) < n - 1, 0.0, gap)
         prior = check.variance("prior_var", prior_var, dtype)
         keep = check.flag("keep_mean", keep_mean)
-        return cls(phi, read, noise, weight, gap, prior, keep, all_learned)
+        classes = n_seen = _NO_CLASSES
+        if read.labels is not None:
+            from kalstream.core._kernels.chunk import arrivals
+
+            seen = getattr(state, "seen", None)
+            seen = np.ones(n_outputs, bool) if seen is None else seen
+            classes, n_seen = arrivals(read.labels, noise, seen)
+        return cls(phi, read, noise, weight, gap, prior, keep, all_learned, classes, n_seen)
 
     def __getitem__(self, part: slice) -> Rows:
         if part.stop - part.start == len(self.gap):
@@ -187,7 +211,26 @@ class Rows:
             self.prior_var,
             self.keep_mean,
             self.all_learned,
+            self.classes,
+            self.n_seen[part.start : part.stop + 1],
         )
+
+    def likelihood(self, word: str) -> int:
+        """The number by which kernels know a likelihood; values have Gaussian noise always."""
+        return LIKELIHOODS.index(word) if self.targets.labels is not None else 0
+
+    def observed(self) -> tuple[Array, ...]:
+        """Labels, dense targets, noise variances, weights, classes and n_seen, for the kernels."""
+        counts = self.noise_var, self.weight, self.classes, self.n_seen
+        return *self.targets.arrays(), *counts
+
+    def seen(self, before: Array) -> Array:
+        """Which classes have come after these rows (K,), given those before (K,)."""
+        if not len(self.n_seen) or self.n_seen[-1] == self.n_seen[0]:
+            return before
+        mask = np.zeros(len(before), bool)
+        mask[self.classes[: self.n_seen[-1]]] = True
+        return mask
 
 
 @dataclass(slots=True)
@@ -219,6 +262,8 @@ class Scan:
         Number of rows scanned. A scan stops before a row that would lose digits.
     gamma, logit_mean, logit_var : (b,), (b, K), (b,)
         Forgetting coefficient, and the prediction, of each row.
+    noise_var : (b,)
+        Of each row's target; inf where nothing was learned.
     system : (b, b)
         Lower triangular: ``system @ gains = predicted covariance @ features``; rows and columns
         of rows that are not learned are zero.
@@ -236,6 +281,7 @@ class Scan:
     gamma: Array
     logit_mean: Array
     logit_var: Array
+    noise_var: Array
     system: Array
     innovations: Array
     kept: Array
@@ -251,6 +297,7 @@ class Scan:
             self.gamma[:n],
             self.logit_mean[:n],
             self.logit_var[:n],
+            self.noise_var[:n],
             self.system[:n, :n],
             *(
                 array[:n]
@@ -362,7 +409,7 @@ def plan(
         scanned, part = scanned.only_done(), slice(part.start, part.start + scanned.done)
         times_cov, phi = times_cov[: scanned.done], phi[: scanned.done]
     rows = rows[part]
-    variances_of = scanned.logit_var, rows.noise_var
+    variances_of = scanned.logit_var, scanned.noise_var
     unit = float(np.finfo(dtype).eps)
     if not rows_are_sound(*variances_of, phi, variances, unit, stored.folds, ROUNDING_LIMITS):
         rounding = rounding_error(phi, variances)
@@ -390,36 +437,69 @@ def plan(
         stored = stored.with_mean_added((gains.T @ innovations).astype(dtype))
         innovations = np.zeros_like(innovations)
     gains *= reach[:, None]
-    step = Step(scanned.logit_mean, scanned.logit_var, scanned.gamma, rows.noise_var, scanned.nis)
+    moments = scanned.logit_mean, scanned.logit_var, scanned.gamma
+    step = Step(*moments, scanned.noise_var, scanned.nis)
     return Plan(
         stored, gains.astype(dtype, copy=False), innovations.astype(dtype, copy=False), step
     )
 
 
-def fixed_scanner(rows: Rows, gammas: Array) -> Scanner:
+def fixed_scanner(rows: Rows, gammas: Array, likelihood: int) -> Scanner:
     """Scanner with known coefficients gammas (b,)."""
 
     def scanner(grams: Grams, part: slice) -> Scan:
-        return fixed_scan(grams, rows[part], gammas[part])
+        return fixed_scan(grams, rows[part], gammas[part], likelihood)
 
     return scanner
 
 
-def fixed_scan(grams: Grams, rows: Rows, gamma: Array) -> Scan:
-    """Scan with known coefficients gamma (b,)."""
+def fixed_scan(grams: Grams, rows: Rows, gamma: Array, likelihood: int) -> Scan:
+    """Scan with known coefficients gamma (b,); likelihood is that of `Rows.likelihood`."""
     from kalstream.core._kernels.chunk import scan_fixed
 
     fields = scan_fixed(
         grams.cov,
         grams.eye,
         grams.mean,
-        *rows.targets.arrays(),
-        rows.noise_var,
+        *rows.observed(),
         gamma,
         rows.prior_var,
         rows.keep_mean,
+        likelihood,
     )
     return Scan(*fields)
+
+
+def scan_joint(
+    joint: Array, prior_mean: Array, labels: Array, seen: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Observe labels (b,) through the softmax, given the joint moments of a chunk's rows.
+
+    A scan for a filter with covariances of its own, such as `kalstream.deep`.
+
+    Parameters
+    ----------
+    joint, prior_mean : (b, b), (b, K)
+        Covariance of the rows' outputs and their mean before the chunk, forgetting included.
+    seen : (b, K) bool
+        Classes that came before each row.
+
+    Returns
+    -------
+    factor : (b, b)
+        Cholesky factor of the covariance, noise included.
+    innovations : (b, K)
+        Residuals divided by their standard deviations.
+    mean, var : (b, K), (b,)
+        Moments of each row, given the labels before it. A variance that is too far below 0 gives
+        NaN from its row on.
+    """
+    from kalstream.core._kernels.chunk import scan_joint as scan
+
+    factor, mean = np.array(joint, np.float64), np.array(prior_mean, np.float64)
+    rows = np.ascontiguousarray(labels), np.ascontiguousarray(seen)
+    innovations, var = scan(factor, mean, *rows, -ROUNDING_LIMITS[0])
+    return factor, innovations, mean, var
 
 
 def _gains(times_cov: Array, features: Array, kept: Array, spread: Array, system: Array) -> Array:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from kalstream.core import checks as check
 from kalstream.core.calibration import Calibration
-from kalstream.core.single import SingleFilter, as_calibration
+from kalstream.core.chunk import LIKELIHOODS, Rows
+from kalstream.core.motion import MotionBank
+from kalstream.core.motion_reference import check_order
+from kalstream.core.moving import MovingState, predict_moving, step_moving
+from kalstream.core.policy import half_life
+from kalstream.core.single import FilterState, SingleFilter, as_calibration
+from kalstream.core.state import Step
+from kalstream.errors import InvalidInput
 
 
 @final
@@ -20,6 +30,12 @@ class Fixed(SingleFilter):
     gamma : float in [0, 1]
     calibration : Calibration or float
         Alpha, learned or fixed.
+    likelihood : "onehot", "softmax" or "softmax-label"
+        How a label is observed; see `step_chunk`.
+    order : 1, 2 or 3
+        Order of the motion of a weight. From 2 on weights have a velocity, at 3 an acceleration,
+        so that predictions follow a weight that turns smoothly (core/README.md, "Motion"). Gamma
+        stands for the half-life ``half_life(gamma)``. The state is then a `MovingState`.
 
     Examples
     --------
@@ -36,11 +52,87 @@ class Fixed(SingleFilter):
 
     gamma: float = 1.0
     calibration: Calibration | float = 1.0
+    likelihood: str = "onehot"
+    order: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gamma", check.unit_interval("gamma", self.gamma))
+        object.__setattr__(self, "order", check_order(self.order))
+        check.choice("likelihood", self.likelihood, LIKELIHOODS)
         as_calibration(self.calibration)
+        if self.order > 1 and self.gamma == 0.0:
+            raise InvalidInput(
+                f"gamma=0 with order={self.order}: a weight that keeps nothing has no velocity; "
+                "pass a gamma above 0, or order=1"
+            )
 
     @property
     def _rule(self) -> tuple[float, float, bool]:
         return self.gamma, 0.0, True
+
+    @property
+    def orders(self) -> tuple[int, ...]:
+        """Order of the one filter."""
+        return (self.order,)
+
+    @property
+    def state_type(self) -> type:
+        """`FilterState` or, from order 2 on, `MovingState`."""
+        return FilterState if self.order == 1 else MovingState
+
+    def start(
+        self, n_features: int, n_outputs: int, *, prior_var: float, dtype: Any = np.float64
+    ) -> Any:
+        """State before any data."""
+        if self.order == 1:
+            return SingleFilter.start(self, n_features, n_outputs, prior_var=prior_var, dtype=dtype)
+        prior_var = check.variance("prior_var", prior_var, check.float_dtype(dtype))
+        motion: dict[str, Any] = {"order": self.order, "half_lives": half_life(self.gamma)}
+        return MovingState(
+            MotionBank.start(n_features, n_outputs, prior_vars=prior_var, dtype=dtype, **motion),
+            as_calibration(self.calibration).start(),
+            np.zeros(n_outputs, bool),
+        )
+
+    def check_state(self, state: Any) -> None:
+        """Raise an error unless the state is of this order and, from order 2 on, of this gamma."""
+        if self.order == 1:
+            SingleFilter.check_state(self, state)
+            return
+        check.instance("state", state, self.state_type)
+        own, other = (self.order, half_life(self.gamma)), (state.bank.order, state.half_life)
+        if own != other:
+            raise InvalidInput(
+                f"state is of order {other[0]} and half-life {other[1]:g}, this policy of order "
+                f"{own[0]} and half-life {own[1]:g}; use the policy that started it, or start again"
+            )
+
+    def step_rows(self, state: Any, rows: Rows, donate: bool) -> tuple[Any, Step]:
+        """Advance over rows; `Step.calibration` is the alpha before each row."""
+        if self.order == 1:
+            return SingleFilter.step_rows(self, state, rows, donate)
+        calibration = as_calibration(self.calibration)
+        return step_moving(state, rows, calibration, self.likelihood, donate)
+
+    def predict(
+        self,
+        state: Any,
+        features: ArrayLike,
+        *,
+        prior_var: float,
+        time_gap: ArrayLike = 1.0,
+        keep_mean: bool = False,
+    ) -> Step:
+        """Moments of each row (b, m), as if it were the next one; the state does not change.
+
+        ``time_gap`` is the time since the last row that was learned, one number or (b,).
+        """
+        ahead: dict[str, Any] = {
+            "prior_var": prior_var,
+            "time_gap": time_gap,
+            "keep_mean": keep_mean,
+        }
+        if self.order == 1:
+            return SingleFilter.predict(self, state, features, **ahead)
+        self.check_state(state)
+        return predict_moving(state, features, as_calibration(self.calibration), **ahead)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 _PACKAGE: Final = Path(__file__).parents[1]
 _IMPORT: Final = re.compile(r"^from (kalstream[.\w]*) import (\([^)]*\)|.*)$", re.MULTILINE)

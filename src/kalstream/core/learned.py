@@ -8,6 +8,7 @@ from typing import ClassVar, final
 
 from kalstream.core import checks as check
 from kalstream.core.calibration import Calibration
+from kalstream.core.chunk import LIKELIHOODS
 from kalstream.core.policy import Policy
 from kalstream.core.single import LARGEST_DELTA, SingleFilter, as_calibration
 from kalstream.errors import InvalidInput
@@ -35,6 +36,8 @@ class Learned(SingleFilter):
         Alpha, learned or fixed.
     calibrated : bool
         Whether the gradient uses calibrated logits, eq. (13), or raw ones, eq. (12).
+    likelihood : "onehot", "softmax" or "softmax-label"
+        How a label is observed; see `step_chunk`.
 
     Examples
     --------
@@ -59,6 +62,7 @@ class Learned(SingleFilter):
     lr: float = 0.01
     calibration: Calibration | float = 1.0
     calibrated: bool = True
+    likelihood: str = "onehot"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "init", check.unit_interval("init", self.init))
@@ -69,6 +73,7 @@ class Learned(SingleFilter):
             )
         object.__setattr__(self, "lr", check.positive("lr", self.lr))
         check.flag("calibrated", self.calibrated)
+        check.choice("likelihood", self.likelihood, LIKELIHOODS)
         as_calibration(self.calibration)
 
     @property

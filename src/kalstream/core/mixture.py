@@ -15,18 +15,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kalstream.core import checks as check
-from kalstream.core.bank import Bank, run_bank
-from kalstream.core.chunk import Rows
+from kalstream.core.bank import Bank, How
+from kalstream.core.chunk import LIKELIHOODS, Rows
 from kalstream.core.medians import weighted_median
+from kalstream.core.motion_reference import check_order
+from kalstream.core.orders import MixedBank, predict_filters, run_filters, start_bank
 from kalstream.core.policy import (
     Policy,
     PolicyState,
-    SeenClasses,
     check_seen,
     gamma_of,
 )
 from kalstream.core.predictive import METHODS, class_probabilities
-from kalstream.core.recursion import init
 from kalstream.core.state import BankStep, Posterior
 from kalstream.errors import InvalidInput
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from kalstream.core.predictive import Method
 
 Array = NDArray[Any]
+# One grid for all filters, or one for each.
+Calibrations = tuple[float, ...] | tuple[tuple[float, ...], ...]
 
 # Rows predicted at a time, so that memory stays bounded.
 _PREDICTED_ROWS: Final = 256
@@ -45,13 +47,15 @@ class MixtureState(PolicyState):
 
     Attributes
     ----------
-    bank : Bank
+    bank : Bank, or MixedBank if a filter has an order above 1
         The J filters.
     half_lives, calibrations : J and C numbers
     log_weights : (J, C)
     seen : (K,) bool
     spread : (J, 2)
         Degrees of freedom and sum of squares of each filter's scale, if that is learned.
+    likelihoods, prior_scales, orders : J words, and twice J numbers
+        As in `Mixture`.
     posteriors : J posteriors
     weights, half_life_weights : (J, C), (J,)
         Posterior over half-lives and calibrations, and over half-lives.
@@ -63,27 +67,40 @@ class MixtureState(PolicyState):
 
     tag: ClassVar[str] = "MixtureState"
 
-    bank: Bank
+    bank: Bank | MixedBank
     half_lives: tuple[float, ...]
-    calibrations: tuple[float, ...]
+    calibrations: Calibrations
     log_weights: Array
     seen: Array
     spread: Array
+    likelihoods: tuple[str, ...] = ()
+    prior_scales: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        check.instance("the bank of the state", self.bank, Bank)
-        shape = self.bank.arrays.mean.shape
-        for name in ("half_lives", "calibrations"):
+        if not isinstance(self.bank, MixedBank):
+            check.instance("the bank of the state", self.bank, Bank)
+        shape = self.bank.n_filters, self.bank.n_features, self.bank.n_outputs
+        object.__setattr__(self, "likelihoods", tuple(self.likelihoods) or ("onehot",) * shape[0])
+        object.__setattr__(self, "prior_scales", tuple(self.prior_scales) or (1.0,) * shape[0])
+        for name in ("half_lives", "prior_scales"):
             values = check.sequence(f"the {name} of the state", getattr(self, name))
             object.__setattr__(self, name, values)
             if not all(value > 0.0 for value in values):
                 raise InvalidInput(f"the {name} of the state must be above 0, got {values}")
-        if len(self.half_lives) != shape[0]:
-            raise InvalidInput(
-                f"the state has {shape[0]} filters and the half-lives {self.half_lives}; give one "
-                "half-life for each filter"
-            )
-        shapes = {"log_weights": (shape[0], len(self.calibrations)), "spread": (shape[0], 2)}
+        for word in self.likelihoods:
+            check.choice("a likelihood of the state", word, LIKELIHOODS)
+        for name in ("half_lives", "prior_scales", "likelihoods"):
+            if len(getattr(self, name)) != shape[0]:
+                raise InvalidInput(
+                    f"the state has {shape[0]} filters and {len(getattr(self, name))} "
+                    f"{name.replace('half_', 'half-')}; give one for each filter"
+                )
+        if isinstance(self.bank, MixedBank):
+            self.bank.check(self.half_lives)
+        name, calibrations = "the calibrations of the state", self.calibrations
+        object.__setattr__(self, "calibrations", _calibrations(name, calibrations, shape[0]))
+        n_calibrations = _grid(self.calibrations, shape[0]).shape[1]
+        shapes = {"log_weights": (shape[0], n_calibrations), "spread": (shape[0], 2)}
         for name, expected in shapes.items():
             part = check.block(f"the {name} of the state", getattr(self, name), expected)
             object.__setattr__(self, name, part)
@@ -97,6 +114,11 @@ class MixtureState(PolicyState):
             raise InvalidInput(
                 f"the log_weights of the state give weights that sum to {whole}, not to 1"
             )
+
+    @property
+    def orders(self) -> tuple[int, ...]:
+        """Order of the motion of each filter (J,)."""
+        return self.bank.orders if isinstance(self.bank, MixedBank) else (1,) * self.bank.n_filters
 
     @property
     def posteriors(self) -> tuple[Posterior, ...]:
@@ -151,7 +173,10 @@ class MixtureState(PolicyState):
     @property
     def calibration(self) -> float:
         """Median of the posterior over calibrations."""
-        return float(weighted_median(self.calibrations, self.weights.sum(axis=0)))
+        grid, weights = np.asarray(self.calibrations), self.weights
+        if grid.ndim == 1:
+            weights = weights.sum(axis=0)
+        return float(weighted_median(grid.ravel(), weights.ravel()))
 
     def add_outputs(self, n_outputs: int) -> Self:
         """Add classes that were never seen, as if they had been declared at the start."""
@@ -170,8 +195,8 @@ class MixtureState(PolicyState):
     def add_features(self, n_features: int, prior_var: float) -> Self:
         """Add features that were 0 in all rows so far, as if they had been there from the start."""
         n_features = check.count("n_features", n_features)
-        prior_var = check.variance("prior_var", prior_var, self.bank.dtype)
-        return replace(self, bank=self.bank.add_features(n_features, prior_var))
+        prior_vars = _prior_vars(self.prior_scales, prior_var, self.bank.dtype)
+        return replace(self, bank=self.bank.add_features(n_features, prior_vars))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +216,12 @@ class MixtureStep:
         was a class never seen.
     scale : (b, J)
         Scale of the variances: 1 unless the mixture learns it, NaN while unknown.
-    calibrations : C numbers
+    calibrations : C numbers, or J times C numbers
+    prior_scales : J numbers
+        As in `Mixture`.
+    evidence : (b, J) or None
+        Log predictive of the row's target under each filter, times the sample weight; NaN where
+        log_prob is. None if no target was given, as in a prediction.
     bank : BankStep
         The step of each filter.
     half_life_weights : (b, J)
@@ -205,7 +235,9 @@ class MixtureStep:
     log_prob: Array
     scale: Array
     half_lives: tuple[float, ...]
-    calibrations: tuple[float, ...]
+    calibrations: Calibrations
+    prior_scales: tuple[float, ...] = ()
+    evidence: Array | None = None
 
     def __post_init__(self) -> None:
         check.instance("the bank of the step", self.bank, BankStep)
@@ -213,18 +245,20 @@ class MixtureStep:
         if means.ndim != 3:
             raise InvalidInput(f"the logit_mean of the step must be (J, b, K), got {means.shape}")
         n_filters, n, _ = means.shape
-        calibrations = check.sequence("the calibrations of the step", self.calibrations)
+        calibrations = _calibrations("the calibrations of the step", self.calibrations, n_filters)
+        scales = self.prior_scales or (1.0,) * n_filters
+        scales = check.sequence("the prior_scales of the step", scales)
         shapes = {"logit_mean": means.shape, "logit_var": (n_filters, n)}
         parts = {
             name: check.block(f"the {name} of the step", getattr(self.bank, name), shape)
             for name, shape in shapes.items()
         }
-        weights = check.block(
-            "the weights of the step", self.weights, (n, n_filters, len(calibrations))
-        )
+        shape = n, *_grid(calibrations, n_filters).shape
+        weights = check.block("the weights of the step", self.weights, shape)
         object.__setattr__(self, "bank", replace(self.bank, **parts))
         object.__setattr__(self, "weights", weights)
         object.__setattr__(self, "calibrations", calibrations)
+        object.__setattr__(self, "prior_scales", scales)
 
     @property
     def logit_mean(self) -> Array:
@@ -235,11 +269,6 @@ class MixtureStep:
     def logit_var(self) -> Array:
         """Predicted variance of each filter (J, b), shared by the outputs."""
         return self.bank.logit_var
-
-    @property
-    def noise_var(self) -> Array:
-        """Noise variance of each row's target (b,); inf where nothing was learned."""
-        return self.bank.noise_var
 
     @property
     def nis(self) -> Array:
@@ -275,8 +304,16 @@ class MixtureStep:
 
     @property
     def weight_variance(self) -> Array:
-        """Variance of the outputs (b,) that comes from not knowing the weights."""
-        return np.einsum("bj,jb->b", self.half_life_weights, self.logit_var)
+        """Variance of the outputs (b,) that comes from not knowing the weights.
+
+        That of each filter is divided by its prior scale.
+        """
+        return np.einsum("bj,jb->b", self.half_life_weights, self.relative_variance)
+
+    @property
+    def relative_variance(self) -> Array:
+        """Predicted variance of each filter (J, b), over its prior scale."""
+        return self.logit_var / np.array(self.prior_scales)[:, None]
 
     def target_variance(self, noise_var: float, scale: float = 1.0) -> Array:
         """Variance of the targets (b, K), noise included; each filter has a scale of its own."""
@@ -288,8 +325,8 @@ class MixtureStep:
         if self.logit_mean.shape[-1] == n_outputs:
             return self
         means = np.ascontiguousarray(self.logit_mean[..., :n_outputs])
-        grids = self.half_lives, self.calibrations
-        rest = self.weights, self.log_prob, self.scale, *grids
+        grids = self.half_lives, self.calibrations, self.prior_scales
+        rest = self.weights, self.log_prob, self.scale, *grids, self.evidence
         return check.trusted(MixtureStep, replace(self.bank, logit_mean=means), *rest)
 
     def class_probabilities(
@@ -320,13 +357,19 @@ class Mixture(Policy):
         inf forgets nothing.
     share : float in [0, 1]
         Probability of switching before a step (per unit of time, if there are time gaps).
-    calibrations : floats above 0
-        Grid of alpha; regression does not use it.
+    calibrations : C floats above 0, or J times C
+        Grid of alpha, for all filters or for each; regression does not use it.
     predictive : "exact" or "probit"
         What weights the filters; the probit approximation is cheaper.
     learn_scale : bool
         Regression with a noise of unknown size: noise_var and prior_var are in units of a scale
         that each filter learns from its innovations (core/README.md, "The unknown scale").
+    likelihood : "onehot", "softmax", "softmax-label", or J of these words
+        How labels are observed; see `step_chunk`.
+    prior_scale : float above 0, or J floats
+        The prior variance of a filter, in units of prior_var.
+    order : 1, 2 or 3, or J of these
+        Order of the motion of a filter's weights; see `Fixed`.
 
     Examples
     --------
@@ -343,20 +386,39 @@ class Mixture(Policy):
     tag: ClassVar[str] = "Mixture"
     state_type: ClassVar[type] = MixtureState
     combines: ClassVar[bool] = True
+    compares: ClassVar[bool] = True
 
     half_lives: Sequence[float] = (1e2, 1e3, 1e4, 1e5, math.inf)
     share: float = 0.001
-    calibrations: Sequence[float] = (3.0, 7.0, 15.0, 35.0, 80.0)
+    calibrations: Sequence[float] | Sequence[Sequence[float]] = (3.0, 7.0, 15.0, 35.0, 80.0)
     predictive: str = "exact"
     learn_scale: bool = False
+    likelihood: str | Sequence[str] = "onehot"
+    prior_scale: float | Sequence[float] = 1.0
+    order: int | Sequence[int] = 1
 
     def __post_init__(self) -> None:
-        for name in ("half_lives", "calibrations"):
-            object.__setattr__(self, name, check.sequence(name, getattr(self, name)))
+        object.__setattr__(self, "half_lives", check.sequence("half_lives", self.half_lives))
         for value in self.half_lives:
             gamma_of(value)
-        for value in self.calibrations:
-            check.factor("calibrations", value)
+        grid = _calibrations("calibrations", self.calibrations, len(self.half_lives))
+        object.__setattr__(self, "calibrations", grid)
+        _grid(grid, len(self.half_lives))
+        for name in ("likelihood", "prior_scale"):
+            value = getattr(self, name)
+            if not isinstance(value, str | float | int):
+                object.__setattr__(self, name, _tuple(name, value))
+        object.__setattr__(self, "order", _order(self.order))
+        for name in ("likelihood", "prior_scale", "order"):
+            if len(getattr(self, f"{name}s")) != self.n_filters:
+                raise InvalidInput(
+                    f"the mixture has {self.n_filters} half-lives, and its {name} is "
+                    f"{getattr(self, name)}; give one, or one for each half-life"
+                )
+        for word in self.likelihoods:
+            check.choice("likelihood", word, LIKELIHOODS)
+        for value in self.prior_scales:
+            check.factor("prior_scale", value)
         object.__setattr__(self, "share", check.unit_interval("share", self.share))
         check.choice("predictive", self.predictive, ("exact", "probit"))
         check.flag("learn_scale", self.learn_scale)
@@ -365,6 +427,25 @@ class Mixture(Policy):
     def n_filters(self) -> int:
         """Number of filters, J."""
         return len(self.half_lives)
+
+    @property
+    def likelihoods(self) -> tuple[str, ...]:
+        """How each filter (J,) observes labels."""
+        if isinstance(self.likelihood, str):
+            return (self.likelihood,) * self.n_filters
+        return tuple(self.likelihood)
+
+    @property
+    def prior_scales(self) -> tuple[float, ...]:
+        """Prior variance of each filter (J,), in units of prior_var."""
+        if isinstance(self.prior_scale, float | int):
+            return (float(self.prior_scale),) * self.n_filters
+        return tuple(self.prior_scale)
+
+    @property
+    def orders(self) -> tuple[int, ...]:
+        """Order of the motion of each filter (J,)."""
+        return (self.order,) * self.n_filters if isinstance(self.order, int) else tuple(self.order)
 
     @property
     def learns_scale(self) -> bool:
@@ -378,22 +459,31 @@ class Mixture(Policy):
     def start(
         self, n_features: int, n_outputs: int, *, prior_var: float, dtype: Any = np.float64
     ) -> MixtureState:
-        """State before any data: all filters alike."""
-        prior = init(n_features, n_outputs, prior_var=prior_var, dtype=dtype)
-        shape = len(self.half_lives), len(self.calibrations)
+        """State before any data: all filters have the same weight."""
+        bank = start_bank(
+            n_features,
+            n_outputs,
+            orders=self.orders,
+            half_lives=tuple(self.half_lives),
+            prior_vars=_prior_vars(self.prior_scales, prior_var, dtype),
+            dtype=dtype,
+        )
+        shape = _grid(self.calibrations, self.n_filters).shape
         return MixtureState(
-            Bank.of(prior, shape[0]),
+            bank,
             tuple(self.half_lives),
-            tuple(self.calibrations),
+            _calibrations("calibrations", self.calibrations, self.n_filters),
             np.full(shape, -math.log(shape[0] * shape[1])),
             np.zeros(n_outputs, bool),
             np.zeros((shape[0], 2)),
+            self.likelihoods,
+            self.prior_scales,
         )
 
     def check_state(self, state: MixtureState) -> None:
         """Raise an error unless the state is of a mixture with the same grids."""
         check.instance("state", state, MixtureState)
-        for name in ("half_lives", "calibrations"):
+        for name in ("half_lives", "calibrations", "likelihoods", "prior_scales", "orders"):
             if getattr(state, name) != getattr(self, name):
                 raise InvalidInput(
                     f"state is of a mixture with {name} {getattr(state, name)}, this one has "
@@ -407,34 +497,29 @@ class Mixture(Policy):
         from kalstream.core._kernels.mixture import mix
         from kalstream.core.softmax_integral import table, workspace
 
-        bank, moments = run_bank(state.bank, rows, self._gammas(rows.gap), donate)
+        prior_vars = _prior_vars(state.prior_scales, rows.prior_var, state.dtype)
+        likelihoods = _codes_of(state.likelihoods, rows.targets.labels is not None)
+        how = How(_gammas_of(self.half_lives) ** rows.gap, prior_vars, likelihoods)
+        bank, moments = run_filters(state.bank, rows, how, donate)
         log_weights, spread = state.log_weights.copy(), state.spread.copy()
-        seen = SeenClasses(state.seen)
-        weights, scale, log_prob, seen.count = mix(
+        weights, scale, log_prob, evidence = mix(
             moments.logit_mean,
             moments.logit_var,
-            *rows.targets.arrays(),
-            rows.noise_var,
-            rows.weight,
+            *rows.observed(),
             1.0 - (1.0 - self.share) ** rows.gap,
-            _array(state.calibrations),
+            _grid(state.calibrations, len(state.half_lives)),
             self.predictive == "exact",
             self.learn_scale and rows.targets.labels is None,
             log_weights,
             spread,
-            seen.classes,
-            seen.count,
             *table(),
             workspace(),
         )
-        grids = state.half_lives, state.calibrations
-        step = check.trusted(MixtureStep, moments, weights, log_prob, scale, *grids)
-        after = check.trusted(MixtureState, bank, *grids, log_weights, seen.mask(), spread)
-        return after, step
-
-    def _gammas(self, gap: Array) -> Array:
-        """Coefficients (J, b) of rows with these gaps (b,)."""
-        return _gammas_of(self.half_lives) ** gap
+        grids, scales = (state.half_lives, state.calibrations), state.prior_scales
+        report = moments, weights, log_prob, scale, *grids, scales
+        learned = log_weights, rows.seen(state.seen), spread
+        after = check.trusted(MixtureState, bank, *grids, *learned, state.likelihoods, scales)
+        return after, check.trusted(MixtureStep, *report, evidence)
 
     def predict(
         self,
@@ -453,33 +538,46 @@ class Mixture(Policy):
         bank = state.bank
         phi = check.feature_rows(features, bank.n_features, bank.dtype)
         gap = check.non_negative_rows("time_gap", time_gap, len(phi))
-        prior_var = check.variance("prior_var", prior_var, bank.dtype)
+        prior_vars = _prior_vars(state.prior_scales, prior_var, bank.dtype)
         keep_mean = check.flag("keep_mean", keep_mean)
         cuts = range(0, len(phi), _PREDICTED_ROWS)
         parts = [
-            self._ahead(state, phi[i : i + _PREDICTED_ROWS], gap[i:], prior_var, keep_mean)
+            self._ahead(
+                state,
+                phi[i : i + _PREDICTED_ROWS],
+                gap[i : i + _PREDICTED_ROWS],
+                prior_vars,
+                keep_mean,
+            )
             for i in cuts
         ]
         *moments, weights, log_prob = parts[0]
         if len(parts) > 1:
-            axes = 1, 1, 1, 0, 1, 0, 0
+            axes = 1, 1, 1, 1, 1, 0, 0
             joined = zip(zip(*parts, strict=True), axes, strict=True)
             *moments, weights, log_prob = (np.concatenate(each, axis=axis) for each, axis in joined)
         scale = np.ones((len(phi), len(self.half_lives)))
         if self.learn_scale:
             scale *= self.scale(state)
-        grids = state.half_lives, state.calibrations
-        return check.trusted(MixtureStep, BankStep(*moments), weights, log_prob, scale, *grids)
+        grids = state.half_lives, state.calibrations, state.prior_scales
+        report = BankStep(*moments), weights, log_prob, scale
+        return check.trusted(MixtureStep, *report, *grids, None)
 
     def _ahead(
-        self, state: MixtureState, phi: Array, gap: Array, prior_var: float, keep_mean: bool
+        self, state: MixtureState, phi: Array, gap: Array, prior_vars: Array, keep_mean: bool
     ) -> tuple[Array, ...]:
         """What `predict_rows` returns, of a few rows."""
         from kalstream.core._kernels.mixture import predict_rows
 
+        gammas, log_weights = _gammas_of(self.half_lives), state.log_weights
+        if isinstance(state.bank, MixedBank):
+            step = predict_filters(state.bank, phi, gap, gammas, prior_vars, keep_mean)
+            moments = step.logit_mean, step.logit_var, step.gamma, step.noise_var, step.nis
+            kept = ((1.0 - self.share) ** gap)[:, None, None]
+            weights = kept * np.exp(log_weights) + (1.0 - kept) / log_weights.size
+            return *moments, weights, np.full(len(phi), np.nan)
         products = state.bank.foreseen(phi)
-        gammas = _gammas_of(self.half_lives)
-        settings = prior_var, keep_mean, self.share, state.log_weights
+        settings = prior_vars, keep_mean, self.share, log_weights
         return predict_rows(*products, phi, gammas, gap, *settings)
 
     def scale(self, state: MixtureState) -> Array:
@@ -498,20 +596,28 @@ class Mixture(Policy):
 
     @property
     def watched(self) -> Array:
-        """The half-lives (J,), shortest first."""
-        return np.sort(self.half_lives)
+        """Half-life of each filter (J,), shortest first."""
+        return _sorted(tuple(self.half_lives))
 
     def first_belief(self) -> Array:
-        """All half-lives alike (J,)."""
+        """All filters alike (J,)."""
         return np.full(self.n_filters, 1.0 / self.n_filters)
 
     def belief(
         self, step: MixtureStep, time_gap: Array | None, transition: str, before: Array
     ) -> tuple[Array, Array]:
-        """Posterior over half-lives (b, J), and each filter's variance (b, J), shortest first."""
+        """Weight and relative variance of each filter (b, J), shortest half-life first."""
         from kalstream.core._kernels.mixture import watched_rows
 
-        return watched_rows(step.weights, step.logit_var, _order_of(step.half_lives))
+        return watched_rows(step.weights, step.relative_variance, _order_of(step.half_lives))
+
+    def evidence(self, step: MixtureStep) -> Array:
+        """Log predictive of each row's target under each filter (b, J), in the same order."""
+        if step.evidence is None:
+            raise InvalidInput(
+                "the step is of a prediction, without evidence; pass one that learned"
+            )
+        return step.evidence[:, _order_of(step.half_lives)]
 
 
 def mixture_probabilities(
@@ -555,7 +661,7 @@ def mixture_probabilities(
     rng = check.generator("random_state", random_state)
     total = np.zeros(means.shape[1:])
     for j, (mean, var) in enumerate(zip(means, variances, strict=True)):
-        for c, calibration in enumerate(calibrations.tolist()):
+        for c, calibration in enumerate(calibrations[j].tolist()):
             total += weights[:, j, c, None] * class_probabilities(
                 mean,
                 np.maximum(var, 0.0),
@@ -568,7 +674,7 @@ def mixture_probabilities(
 
 
 def moments_of(step: MixtureStep) -> tuple[Array, Array, Array, Array]:
-    """Means (J, b, K), variances (J, b), weights (b, J, C) and calibrations (C,) of a step.
+    """Means (J, b, K), variances (J, b), weights (b, J, C) and calibrations (J, C) of a step.
 
     Compiled code may rely on the shapes; J, b and K are at least 1.
     """
@@ -578,7 +684,7 @@ def moments_of(step: MixtureStep) -> tuple[Array, Array, Array, Array]:
         raise InvalidInput(
             f"step has logit_mean of shape {means.shape}; it must have a row and a class"
         )
-    return means, step.logit_var, step.weights, _array(step.calibrations)
+    return means, step.logit_var, step.weights, _grid(step.calibrations, len(means))
 
 
 def _refuse_row(row: int, moments: tuple[Array, ...]) -> NoReturn:
@@ -592,12 +698,58 @@ def _refuse_row(row: int, moments: tuple[Array, ...]) -> NoReturn:
     )
 
 
+def _tuple(name: str, value: Any) -> tuple[Any, ...]:
+    """A sequence of words or numbers; one number is a sequence of one."""
+    if isinstance(value, Sequence) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    return check.sequence(name, value if np.ndim(value) else [value])
+
+
+def _order(value: Any) -> int | tuple[int, ...]:
+    """One order of motion, or one for each filter."""
+    if isinstance(value, Sequence | np.ndarray) and np.ndim(value) == 1:
+        return tuple(check_order(each) for each in value)
+    return check_order(value)
+
+
+def _calibrations(name: str, values: Any, n_filters: int) -> Calibrations:
+    """A sequence of numbers, or of J such sequences that are of the same length."""
+    nested = isinstance(values, Sequence) and any(np.ndim(each) == 1 for each in values)
+    if not nested:
+        return check.sequence(name, values)
+    rows = tuple(check.sequence(name, row) for row in values)
+    if len(rows) != n_filters or len({len(row) for row in rows}) != 1:
+        raise InvalidInput(
+            f"{name} holds sequences of lengths {[len(row) for row in rows]}; give one sequence "
+            f"for each of {n_filters} filters, all of the same length"
+        )
+    return rows
+
+
 @lru_cache
-def _array(values: tuple[float, ...]) -> Array:
-    """Calibrations as an array; not to be changed."""
-    return np.array(
-        [check.factor("calibrations", v) for v in check.sequence("calibrations", values)]
-    )
+def _grid(values: Calibrations, n_filters: int) -> Array:
+    """Calibrations as an array (J, C); not to be changed."""
+    grid = np.broadcast_to(np.array(values, np.float64), (n_filters, np.shape(values)[-1]))
+    for value in grid.ravel():
+        check.factor("calibrations", float(value))
+    return np.ascontiguousarray(grid)
+
+
+def _prior_vars(scales: tuple[float, ...], prior_var: float, dtype: Any) -> Array:
+    """Prior variance of each filter (J,); not to be changed."""
+    return _scaled(scales, check.variance("prior_var", prior_var, dtype), dtype)
+
+
+@lru_cache
+def _scaled(scales: tuple[float, ...], prior_var: float, dtype: Any) -> Array:
+    name = "prior_var times a prior_scale"
+    return np.array([check.variance(name, scale * prior_var, dtype) for scale in scales])
+
+
+@lru_cache
+def _codes_of(likelihoods: tuple[str, ...], labels: bool) -> Array:
+    """`Rows.likelihood` of each filter (J,), for labels or for values; not to be changed."""
+    return np.array([LIKELIHOODS.index(word) if labels else 0 for word in likelihoods])
 
 
 @lru_cache
@@ -608,5 +760,11 @@ def _gammas_of(half_lives: Sequence[float]) -> Array:
 
 @lru_cache
 def _order_of(half_lives: tuple[float, ...]) -> Array:
-    """Order (J,) of half-lives, shortest first; not to be changed."""
-    return np.argsort(half_lives)
+    """Indices of the filters (J,), shortest half-life first."""
+    return np.argsort(half_lives, kind="stable")
+
+
+@lru_cache
+def _sorted(half_lives: tuple[float, ...]) -> Array:
+    """Half-lives (J,), shortest first; not to be changed."""
+    return np.sort(half_lives)

@@ -193,11 +193,6 @@ class PolicyStep(Protocol):
         ...
 
     @property
-    def noise_var(self) -> Array:
-        """Noise variance of each row's target (b,); inf where nothing was learned."""
-        ...
-
-    @property
     def nis(self) -> Array:
         """Normalised innovation squared (b,), averaged over outputs; NaN if nothing was learned."""
         ...
@@ -209,7 +204,10 @@ class PolicyStep(Protocol):
 
     @property
     def weight_variance(self) -> Array:
-        """Variance of the outputs (b,) that comes from not knowing the weights."""
+        """Variance of the outputs (b,) that comes from not knowing the weights.
+
+        If filters have priors of their own, it is in units of those.
+        """
         ...
 
     def target_variance(self, noise_var: float, scale: float) -> Array:
@@ -253,20 +251,43 @@ class Policy(_Tagged):
     combines : bool
         Whether steps are `MixtureStep`, whose filters a `Stack` can combine. It uses their moments,
         weights and calibrations; ``log_prob`` may be NaN and ``scale`` 1.
+    compares : bool
+        Whether `evidence` says how well each watched half-life predicts. If not, the drift alarm
+        watches the belief alone.
     learns_scale : bool
         Whether each filter of a regression learns the scale of the noise; see `scale`.
     """
 
     __slots__ = ()
 
-    state_type: ClassVar[type]
+    if TYPE_CHECKING:  # a class variable or a property
+
+        @property
+        def state_type(self) -> type: ...  # noqa: D102
+
     adapts: ClassVar[bool] = True
     combines: ClassVar[bool] = False
+    compares: ClassVar[bool] = False
 
     @property
     @abstractmethod
     def n_filters(self) -> int:
         """Number of filters, J."""
+
+    @property
+    def likelihoods(self) -> tuple[str, ...]:
+        """How each filter (J,) observes labels: words of `step_chunk`."""
+        return ("onehot",) * self.n_filters
+
+    @property
+    def orders(self) -> tuple[int, ...]:
+        """Order of the motion of each filter's weights (J,); see `Fixed`."""
+        return (1,) * self.n_filters
+
+    @property
+    def usual_prior_var(self) -> float:
+        """A prior variance that suits features of norm about 1."""
+        return 1.0
 
     @property
     def learns_scale(self) -> bool:
@@ -370,7 +391,10 @@ class Policy(_Tagged):
     @property
     @abstractmethod
     def watched(self) -> Array:
-        """Half-lives (W,) over which the drift alarm watches belief, shortest first."""
+        """Half-lives (W,) over which the drift alarm watches belief, shortest first.
+
+        A half-life that several filters have may occur several times.
+        """
 
     @abstractmethod
     def first_belief(self) -> Array:
@@ -386,34 +410,16 @@ class Policy(_Tagged):
         It is zero if nothing is known, and has another length if another policy was set then.
         """
 
+    def evidence(self, step: Any) -> Array:
+        """Log predictive of each row's target under each watched half-life (b, W).
+
+        Rows from which nothing was learned are NaN. Only a policy that `compares` needs it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} compares, and needs the method evidence")
+
     def check_state(self, state: Any) -> None:
         """Raise an error unless the state is one of this policy."""
         check.instance("state", state, self.state_type)
-
-
-class SeenClasses:
-    """Classes seen so far, as the compiled scans want them: first in an array, and a count."""
-
-    def __init__(self, mask: Array) -> None:
-        known = np.flatnonzero(mask)
-        self.classes = np.zeros(len(mask), np.int64)
-        self.classes[: len(known)] = known
-        self.count = self._n_before = len(known)
-        self._before = mask
-
-    def add(self, labels: Array) -> None:
-        """Note the classes of labels (n,)."""
-        known = np.union1d(self.classes[: self.count], labels)
-        self.classes[: len(known)] = known
-        self.count = len(known)
-
-    def mask(self) -> Array:
-        """Which classes have been seen (K,), bool."""
-        if self.count == self._n_before:
-            return self._before
-        mask = np.zeros(len(self.classes), bool)
-        mask[self.classes[: self.count]] = True
-        return mask
 
 
 def check_seen(seen: Any, n_outputs: int) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
 
 from kalstream.core import checks as check
 from kalstream.core.guard import check_innovations, rounding_error
-from kalstream.core.predictive import gaussian_log_density, label_log_prob
+from kalstream.core.predictive import gaussian_log_density, label_log_prob, probit_width
 from kalstream.core.state import Posterior, Step
 from kalstream.errors import InvalidInput, NumericalError
 
@@ -183,6 +184,131 @@ def update(
     else:
         noise_var = math.inf
     return posterior, _single(logit_mean, logit_var, 1.0, noise_var, nis)
+
+
+def softmax_curvature(
+    logit_mean: ArrayLike, logit_var: float, seen: ArrayLike, label: int | None = None
+) -> tuple[Array, float, float]:
+    """Linearise the softmax at logits N(logit_mean, logit_var I) (core/README.md).
+
+    Parameters
+    ----------
+    logit_mean : (K,)
+    logit_var : float
+    seen : (K,) bool
+        Classes that take part; the others have probability 0.
+    label : int, optional
+        The curvature is taken along this class and any other instead.
+
+    Returns
+    -------
+    probabilities : (K,)
+        p = softmax(shrink * logit_mean) among the classes that take part. One class alone is
+        compared with a class that has not come, whose logit is 0.
+    shrink : float
+        1 / sqrt(1 + pi logit_var / 8), the probit approximation to averaging over the logits.
+    curvature : float
+        shrink^2 times the mean of the eigenvalues that are not zero of diag(p) - p p', or with a
+        label y times 2 p_y (1 - p_y); both are at least 1e-6.
+
+    Examples
+    --------
+    >>> softmax_curvature([0.0, 0.0, 5.0], 0.0, [True, True, False])
+    (array([0.5, 0.5, 0. ]), 1.0, 0.5)
+    """
+    from kalstream.core.softmax_integral import LEAST_CURVATURE
+
+    mask = np.asarray(seen, bool)
+    shrink = 1.0 / float(probit_width(max(logit_var, 0.0)))
+    logits = np.where(mask, shrink * np.asarray(logit_mean, np.float64), -np.inf)
+    if mask.sum() == 1:
+        logits = np.append(logits, 0.0)
+    odds = np.exp(logits - logits.max())
+    p = odds / odds.sum()
+    curvature = float(p @ (1.0 - p)) / max(int(mask.sum()) - 1, 1)
+    if label is not None:
+        curvature = 2.0 * float(p[label] * (1.0 - p[label]))
+    return p[: len(mask)], shrink, shrink**2 * max(curvature, LEAST_CURVATURE)
+
+
+def update_softmax(
+    posterior: Posterior,
+    features: ArrayLike,
+    label: int,
+    *,
+    seen: ArrayLike | None = None,
+    sample_weight: float = 1.0,
+    likelihood: str = "softmax",
+) -> tuple[Posterior, Step]:
+    """Learn the label of one row through the softmax: the counterpart of `update`.
+
+    The row is an ordinary Kalman update with noise variance 1 / (weight * curvature) and residual
+    shrink (onehot - p) / curvature, both from `softmax_curvature`. If the weight is above 1, the
+    curvature is that of the point where the row ends: the most probable one along onehot - p.
+
+    Parameters
+    ----------
+    posterior : Posterior
+        The predicted one, after `transition`.
+    features : (m,)
+    label : int
+        For -1 the posterior stays as it is.
+    seen : (K,) bool, optional
+        Classes that came before this row; all if left out. The row's own label counts as well.
+    sample_weight : float
+        For 0 the posterior stays as it is.
+    likelihood : "softmax" or "softmax-label"
+        Whether the curvature is the mean one, or that of the label.
+
+    Examples
+    --------
+    >>> posterior, _ = update_softmax(init(1, 2, prior_var=1.0), [1.0], 0)
+    >>> posterior.mean.round(3), posterior.cov.round(3)
+    (array([[ 0.312, -0.312]]), array([[0.736]]))
+    """
+    check.instance("posterior", posterior, Posterior)
+    phi = check.feature_vector(features, posterior.n_features, posterior.dtype)
+    read = check.single_target(label, posterior.n_outputs, posterior.dtype)
+    weight = float(check.non_negative_rows("sample_weight", sample_weight, 1)[0])
+    mean, var = predict(posterior, phi)
+    if not (read.observed[0] and weight > 0.0):
+        return posterior, _single(mean, var, 1.0, math.inf, math.nan)
+    if read.labels is None:
+        raise InvalidInput(f"label must be a class, an integer, got {label!r}")
+    code = int(read.labels[0])
+    known = np.ones(posterior.n_outputs, bool) if seen is None else np.array(seen, bool)
+    if known.shape != (posterior.n_outputs,):
+        raise InvalidInput(
+            f"seen must be one bool for each of {posterior.n_outputs} outputs, got shape "
+            f"{known.shape}"
+        )
+    known[code] = True
+    check.choice("likelihood", likelihood, ("softmax", "softmax-label"))
+    along = code if likelihood == "softmax-label" else None
+    p, shrink, curvature = softmax_curvature(mean, var, known, along)
+    onehot = np.arange(len(p)) == code
+    error, target = onehot - p, shrink / curvature
+    if weight > 1.0 and error @ error > 0.0:
+
+        def gap(end: float) -> float:
+            there = softmax_curvature((mean + end * var * error) * shrink, 0.0, known)[0]
+            return weight * shrink * float((onehot - there) @ error) / float(error @ error) - end
+
+        end = brentq(gap, 0.0, weight * shrink, xtol=1e-300, rtol=1e-15) if var > 0.0 else gap(0.0)
+        _, _, curvature = softmax_curvature((mean + end * var * error) * shrink, 0.0, known, along)
+        curvature *= shrink**2
+        target = end * (var + 1.0 / (weight * curvature))
+    noise_var = 1.0 / (weight * curvature)
+    rounding = rounding_error(phi[None], posterior.cov.diagonal())
+    check_innovations(np.array([var]), np.array([noise_var]), rounding, posterior.dtype)
+    gain = posterior.cov @ phi / (noise_var + var)
+    after = Posterior(
+        (posterior.mean + np.outer(gain, target * error)).astype(posterior.dtype),
+        (posterior.cov - np.outer(gain, gain) * (noise_var + var)).astype(posterior.dtype),
+    )
+    spread, squares = float(p @ (1.0 - p)), float(error @ error)
+    nis = squares / max(spread, 1e-6 / (1.0 + (known.sum() == 1)))  # twice both, if one is alone
+    return after, _single(mean, var, 1.0, noise_var, nis)
 
 
 def step(

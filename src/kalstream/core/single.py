@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from kalstream.core import checks as check
 from kalstream.core._threads import OneThread
 from kalstream.core.calibration import BOUND, Alpha, Calibration
-from kalstream.core.chunk import Grams, Rows, Scan, fixed_scan, run
-from kalstream.core.policy import Policy, PolicyState, SeenClasses, check_seen, half_life
+from kalstream.core.chunk import LIKELIHOODS, Grams, Rows, Scan, fixed_scan, run
+from kalstream.core.policy import Policy, PolicyState, check_seen, half_life
 from kalstream.core.recursion import init
 from kalstream.core.state import Posterior, Step, add_features, add_outputs, keep_outputs
 from kalstream.errors import InvalidInput
@@ -44,6 +44,8 @@ class FilterState(PolicyState):
     alpha : Alpha
     seen : (K,) bool
         Classes that have been learned at least once.
+    likelihood : str
+        How labels were observed.
     gamma, half_life, calibration : float
         What delta and alpha stand for.
     """
@@ -54,8 +56,10 @@ class FilterState(PolicyState):
     delta: float
     alpha: Alpha
     seen: Array
+    likelihood: str = "onehot"
 
     def __post_init__(self) -> None:
+        check.choice("the likelihood of the state", self.likelihood, LIKELIHOODS)
         check.instance("the posterior of the state", self.posterior, Posterior)
         check.instance("the alpha of the state", self.alpha, Alpha)
         check_seen(self.seen, self.posterior.n_outputs)
@@ -141,14 +145,28 @@ class SingleFilter(Policy):
 
     __slots__ = ()
 
-    state_type: ClassVar[type] = FilterState
-
     calibration: Calibration | float
+    likelihood: str
+
+    @property
+    def state_type(self) -> type:
+        """Its states are of this class."""
+        return FilterState
 
     @property
     def n_filters(self) -> int:
         """One."""
         return 1
+
+    @property
+    def likelihoods(self) -> tuple[str, ...]:
+        """How the one filter observes labels."""
+        return (self.likelihood,)
+
+    @property
+    def usual_prior_var(self) -> float:
+        """1, or with the softmax, whose weights make logits, 100."""
+        return 1.0 if self.likelihood == "onehot" else 100.0
 
     @property
     @abstractmethod
@@ -164,7 +182,17 @@ class SingleFilter(Policy):
             _delta_of(self._rule[0]),
             as_calibration(self.calibration).start(),
             np.zeros(n_outputs, bool),
+            self.likelihood,
         )
+
+    def check_state(self, state: FilterState) -> None:
+        """Raise an error unless the state is one of this policy, with the same likelihood."""
+        check.instance("state", state, self.state_type)
+        if state.likelihood != self.likelihood:
+            raise InvalidInput(
+                f"state is of a filter with likelihood {state.likelihood!r}, this one has "
+                f"{self.likelihood!r}; use the policy that started it, or start again"
+            )
 
     def _own(self, state: FilterState) -> FilterState:
         """The state, perhaps of another policy, with the fixed settings of this policy."""
@@ -176,12 +204,14 @@ class SingleFilter(Policy):
             state.delta if lr > 0.0 else _delta_of(gamma),
             state.alpha if calibration.learns else calibration.start(),
             state.seen,
+            state.likelihood,
         )
 
     def step_rows(self, state: FilterState, rows: Rows, donate: bool) -> tuple[FilterState, Step]:
         """Advance over rows; `Step.calibration` is the alpha before each row."""
         state = self._own(state)
-        scan = _Scanner(state, rows, as_calibration(self.calibration), *self._rule[1:])
+        code = rows.likelihood(self.likelihood)
+        scan = _Scanner(state, rows, as_calibration(self.calibration), *self._rule[1:], code)
         posterior, step = run(state.posterior, rows, scan, donate)
         return scan.state(posterior), replace(step, calibration=np.concatenate(scan.alphas))
 
@@ -245,11 +275,17 @@ class _Scanner:
     """Scan of a `FilterState`, carrying what it learns from block to block."""
 
     def __init__(
-        self, state: FilterState, rows: Rows, calibration: Calibration, lr: float, calibrated: bool
+        self,
+        state: FilterState,
+        rows: Rows,
+        calibration: Calibration,
+        lr: float,
+        calibrated: bool,
+        likelihood: int,
     ) -> None:
-        self.rows, self.lr, self.calibrated = rows, lr, calibrated
+        self.rows, self.lr, self.calibrated, self.likelihood = rows, lr, calibrated, likelihood
         self.delta, self.alpha = state.delta, state.alpha
-        self.seen = SeenClasses(state.seen)
+        self.seen, self.word = rows.seen(state.seen), state.likelihood
         self.alpha_rule = (
             math.log(calibration.init),
             calibration.spread**2,
@@ -262,25 +298,22 @@ class _Scanner:
     def __call__(self, grams: Grams, part: slice) -> Scan:
         rows = self.rows[part]
         if self.plain:
-            scan = fixed_scan(grams, rows, math.exp(-0.5 * self.delta) ** rows.gap)
-            if rows.targets.labels is not None:
-                learned = np.isfinite(rows.noise_var[: scan.done])
-                self.seen.add(rows.targets.labels[: scan.done][learned])
+            gammas = math.exp(-0.5 * self.delta) ** rows.gap
+            scan = fixed_scan(grams, rows, gammas, self.likelihood)
             self.alphas.append(np.full(scan.done, self.alpha.value))
             return scan
         from kalstream.core._kernels.chunk import scan_learned
         from kalstream.core.softmax_integral import table, workspace
 
-        parts, alphas, self.delta, log_mean, log_var, self.seen.count = scan_learned(
+        parts, alphas, self.delta, log_mean, log_var = scan_learned(
             grams.cov,
             grams.eye,
             grams.mean,
-            *rows.targets.arrays(),
-            rows.noise_var,
-            rows.weight,
+            *rows.observed(),
             rows.gap,
             rows.prior_var,
             rows.keep_mean,
+            self.likelihood,
             math.exp(-0.5 * self.delta),
             self.delta,
             self.lr,
@@ -289,8 +322,6 @@ class _Scanner:
             self.alpha.log_var,
             self.alpha_rule,
             self.calibrated,
-            self.seen.classes,
-            self.seen.count,
             *table(),
             workspace(),
         )
@@ -300,7 +331,8 @@ class _Scanner:
         return scan
 
     def state(self, posterior: Posterior) -> FilterState:
-        return check.trusted(FilterState, posterior, self.delta, self.alpha, self.seen.mask())
+        learned = posterior, self.delta, self.alpha, self.seen
+        return check.trusted(FilterState, *learned, self.word)
 
 
 def _delta_of(gamma: float) -> float:

@@ -63,6 +63,8 @@ MAX_STRIDE = 7  # 1.4 u, 3/8 of the standard deviation of a Gaussian
 WORK_ROWS = 10
 # Squares of larger logits and deviations would overflow, and NaN would become a wrong index.
 LARGEST_LOGIT = 1e150
+# Least curvature of the softmax, before shrinkage: a row whose label was certain counts a little.
+LEAST_CURVATURE = 1e-6
 # For two logits of at most this standard deviation, a one-dimensional integral needs few nodes.
 _LARGEST_OF_TWO = 100.0
 _WIDE_OF_TWO = 6.0

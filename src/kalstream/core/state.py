@@ -43,9 +43,11 @@ class Step:
         Forgetting coefficient that the row's transition used (1 where it took none).
     noise_var : scalar or (b,)
         Noise variance of the row's target: divided by its weight, inf where nothing was learned.
+        For a label that is observed through the softmax, one over the curvature.
     nis : scalar or (b,)
         Normalised innovation squared, averaged over outputs; near 1 for a well-specified
-        filter, NaN where nothing was learned.
+        filter, NaN where nothing was learned. For the softmax, the squared error of the
+        probabilities over its expectation.
     calibration : (b,), optional
         Factor alpha that the policy had for the row's logits.
     """
@@ -70,9 +72,8 @@ class Step:
     def bank(self) -> BankStep:
         """The step as that of a bank of one filter."""
         # Not [None]: a stride of 0 would be saved as another order of the axes.
-        parts = self.logit_mean, self.logit_var, self.gamma, self.nis
-        mean, var, gamma, nis = (part.reshape(1, *part.shape) for part in parts)
-        return BankStep(mean, var, gamma, self.noise_var, nis)
+        parts = self.logit_mean, self.logit_var, self.gamma, self.noise_var, self.nis
+        return BankStep(*(part.reshape(1, *part.shape) for part in parts))
 
     @property
     def mean(self) -> Array:
@@ -123,9 +124,7 @@ class BankStep:
     Attributes
     ----------
     logit_mean, logit_var : (J, b, K), (J, b)
-    gamma : (J, b)
-    noise_var : (b,)
-    nis : (J, b)
+    gamma, noise_var, nis : (J, b)
     """
 
     logit_mean: Array
@@ -136,16 +135,17 @@ class BankStep:
 
     def filters(self) -> tuple[Step, ...]:
         """The step of each filter by itself."""
-        each = zip(self.logit_mean, self.logit_var, self.gamma, self.nis, strict=True)
-        return tuple(Step(mean, var, g, self.noise_var, nis) for mean, var, g, nis in each)
+        parts = self.logit_mean, self.logit_var, self.gamma, self.noise_var, self.nis
+        return tuple(Step(*each) for each in zip(*parts, strict=True))
 
     def tail(self, n_rows: int) -> BankStep:
         """The last rows, without their means if these are many: enough for `guard.health`."""
-        n = len(self.noise_var)
+        n = self.nis.shape[1]
         if n <= n_rows and self.logit_mean.size <= 1000:
             return self
         cut = slice(max(0, n - n_rows), n)
-        parts = [self.logit_var[:, cut], self.gamma[:, cut], self.noise_var[cut], self.nis[:, cut]]
+        every = self.logit_var, self.gamma, self.noise_var, self.nis
+        parts = [part[:, cut] for part in every]
         if n > n_rows:  # views would keep all rows in memory
             parts = [part.copy() for part in parts]
         return BankStep(np.empty((*parts[0].shape, 0)), *parts)

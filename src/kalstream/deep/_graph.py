@@ -127,7 +127,7 @@ class Captured:
         self.chunk.features.copy_(head.prepare(self.features))
         self.chunk.fill_(head.mean, head.cov)
         self.known.copy_(self.labels.clamp(0, head.n_classes - 1))
-        if self.learns:
+        if self.learns or self.rounds.softmax:
             self.seen.copy_(seen_before(head.seen, self.known))
         finite = torch.isfinite(self.chunk.gram_eye.diagonal()).all()  # sums of squares of features
         self.good.copy_(finite & (self.known == self.labels).all())
@@ -145,11 +145,8 @@ class Captured:
             factor, scaled = rounds.round(chunk, labels, self.seen)
             mean, var = rounds.mean, rounds.var
         else:
-            factor, scaled = rounds.factorize(chunk, labels)
-            deviation = factor.diagonal()
-            targets = torch.nn.functional.one_hot(labels, self.head.n_classes)
-            mean = targets - deviation[:, None] * scaled
-            var = deviation.square() - self.head.noise_var
+            factor, scaled = rounds.factorize(chunk, labels, self.seen)
+            mean, var = rounds.moments(factor, scaled, labels)
         made = Step(mean, var, rounds.gamma, scaled)
         for mine, each in zip(vars(self.step).values(), vars(made).values(), strict=True):
             mine.copy_(each)

@@ -1,9 +1,9 @@
-"""Fused kernels (Triton) for learned forgetting on a GPU.
+"""Fused kernels (Triton) on a GPU: for learned forgetting, and for the softmax likelihood.
 
-The mathematics is that of `core.softmax_integral.label_terms`: classes are spread onto a
-lattice, and all sums over classes become correlations with the lattice's log F and rho.
+The mathematics of the first is that of `core.softmax_integral.label_terms`: classes are spread onto
+a lattice, and all sums over classes become correlations with the lattice's log F and rho.
 `predictive.slopes` uses these kernels if there are CUDA and Triton. Its plain version is the
-reference.
+reference. That of `scan_softmax` is `filter.plain_scan_softmax`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kalstream._optional import require
 from kalstream.core import softmax_integral as lattice
+from kalstream.core.guard import ROUNDING_LIMITS
 from kalstream.core.single import LARGEST_DELTA
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ _WIDTH = lattice.LATTICE + _SPAN  # of a row of the lattice, padded with zeros
 _STEP, _STD_UNIT, _STD_STEP, _LEAST, _SHIFT, _CHANGE, _PRIOR, _NOISE, _RATE = (
     tl.constexpr(k) for k in range(9)
 )
+_PROBIT, _LEAST_CURVATURE, _LEAST_VAR = (tl.constexpr(k) for k in range(3))
+# Rows that one call of the scan kernel learns, one after the other.
+_SCAN_ROWS = 32
 
 
 @triton.jit
@@ -266,9 +270,13 @@ def _expected_kernel(  # type: ignore[no-untyped-def]
 def _moments_kernel(  # type: ignore[no-untyped-def]
     scaled_ptr, factor_ptr, gram_eye_ptr, gamma_ptr, deltas_ptr, start_ptr, label_ptr, seen_ptr,
     mean_ptr, var_ptr, top_ptr, there_ptr, spread_ptr, c_ptr, n, n_classes,
-    COLUMNS: tl.constexpr, ALL_MOVE: tl.constexpr, SPAN2: tl.constexpr, B: tl.constexpr,
+    COLUMNS: tl.constexpr, SCANNED: tl.constexpr, ALL_MOVE: tl.constexpr, SPAN2: tl.constexpr,
+    B: tl.constexpr,
 ):  # fmt: skip
-    """Moments of a row, predicted with the delta before it; also clears its lattice."""
+    """Moments of a row, predicted with the delta before it; also clears its lattice.
+
+    If SCANNED, ``scaled`` and ``factor`` are means and variances with the new delta.
+    """
     prior_var, noise_var = tl.load(c_ptr + _PRIOR), tl.load(c_ptr + _NOISE)
     row = tl.program_id(0)
     k = tl.arange(0, B)
@@ -277,7 +285,7 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
     # The result of a triangular solve is stored column by column.
     at = row + k * n if COLUMNS else row * n_classes + k
     scaled = tl.load(scaled_ptr + at, mask=inside, other=0.0).to(tl.float64)
-    deviation = tl.load(factor_ptr + row * (n + 1)).to(tl.float64)
+    deviation = tl.load(factor_ptr + (row if SCANNED else row * (n + 1))).to(tl.float64)
     size = tl.load(gram_eye_ptr + row * (n + 1)).to(tl.float64) * prior_var
     gamma = tl.load(gamma_ptr + row)
     before = tl.load(start_ptr)
@@ -286,9 +294,12 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
     old = tl.exp(-0.5 * before)
     if not ALL_MOVE:
         old = tl.where(row == n - 1, tl.exp(-0.5 * tl.load(start_ptr)), 1.0)
-    target = tl.where(k == label, 1.0, 0.0)
-    mean = old * (target - deviation * scaled) / gamma
-    own = deviation * deviation - noise_var
+    if SCANNED:
+        mean, own = old * scaled / gamma, deviation
+    else:
+        target = tl.where(k == label, 1.0, 0.0)
+        mean = old * (target - deviation * scaled) / gamma
+        own = deviation * deviation - noise_var
     filtered = (own - (1.0 - gamma * gamma) * size) / (gamma * gamma)
     var = tl.maximum(old * old * filtered + (1.0 - old * old) * size, 0.0)
     tl.store(mean_ptr + row * n_classes + k, mean, mask=inside)
@@ -328,6 +339,60 @@ def _end_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _scan_kernel(  # type: ignore[no-untyped-def]
+    rest_ptr, mean_ptr, label_ptr, shown_ptr, others_ptr, factor_ptr, scaled_ptr, var_ptr, c_ptr,
+    first, count, n, n_classes, R: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Learn ``count`` rows from ``first`` on through the softmax, one after the other."""
+    probit, least = tl.load(c_ptr + _PROBIT), tl.load(c_ptr + _LEAST_CURVATURE)
+    least_var = tl.load(c_ptr + _LEAST_VAR)
+    k = tl.arange(0, B)
+    inside = k < n_classes
+    i = tl.arange(0, R)
+    rows = first + i
+    there = rows < n
+    both = there[:, None] & there[None, :]
+    tile = tl.load(rest_ptr + rows[:, None] * n + rows[None, :], mask=both, other=0.0)
+    for r in range(count):
+        row = first + r
+        mean = tl.load(mean_ptr + row * n_classes + k, mask=inside, other=0.0)
+        for j in range(first, row):
+            innovation = tl.load(scaled_ptr + j * n_classes + k, mask=inside, other=0.0)
+            mean += tl.load(factor_ptr + row * n + j) * innovation
+        tl.store(mean_ptr + row * n_classes + k, mean, mask=inside)
+        column = tl.sum(tl.where(i[None, :] == r, tile, 0.0), 1)
+        var = tl.sum(tl.where(i == r, column, 0.0), 0)
+        tl.store(var_ptr + row, var)
+        # Linearise the softmax; one class alone is compared with one whose logit is 0.
+        own = k == tl.load(label_ptr + row)
+        shown = tl.load(shown_ptr + row * n_classes + k, mask=inside, other=0) != 0
+        n_others = tl.load(others_ptr + row)
+        alone = n_others == 0.0
+        shrink = 1.0 / tl.sqrt(1.0 + probit * tl.maximum(var, 0.0))
+        top = tl.max(tl.where(shown, mean, float("-inf")), 0)
+        top = tl.where(alone, tl.maximum(top, 0.0), top)
+        odds = tl.where(shown, tl.exp(shrink * (mean - top)), 0.0)
+        other = tl.where(alone, tl.exp(-shrink * top), 0.0)
+        total = tl.sum(odds, 0) + other
+        share = 1.0 / total  # one division, which takes long, for all classes
+        p, q = odds * share, other * share
+        spread = tl.sum(p * (1.0 - p), 0) + q * (1.0 - q)
+        curvature = shrink * shrink * tl.maximum(spread / tl.maximum(n_others, 1.0), least)
+        noise_var = 1.0 / curvature
+        sound = var >= least_var * noise_var
+        deviation = tl.sqrt(tl.where(sound, var + noise_var, -1.0))  # NaN if not
+        # eq. (8)
+        per_deviation = 1.0 / deviation
+        residual = (tl.where(own, 1.0, 0.0) - p) * (shrink * noise_var)
+        tl.store(scaled_ptr + row * n_classes + k, residual * per_deviation, mask=inside)
+        below = tl.where(i > r, column * per_deviation, 0.0)
+        own_column = tl.where(i == r, deviation, below)
+        tl.store(factor_ptr + rows * n + row, own_column, mask=there & (i >= r))
+        tile -= below[:, None] * below[None, :]
+        tl.debug_barrier()  # the rows after it read what was stored
+
+
+@triton.jit
 def _least(a, b):  # type: ignore[no-untyped-def]
     return tl.minimum(a, b)
 
@@ -358,26 +423,46 @@ class Rounds:
         self.deltas, self.gamma, self.log_kept = new(n_rows), new(n_rows), new(n_rows)
         self.var, self.top, self.along, self.by_var = (new(n_rows) for _ in range(4))
         self.there, self.left = new(n_rows, dtype=torch.uint8), new()
+        self.softmax = head.likelihood == "softmax"
+        if self.softmax:
+            dtype = torch.float64
         self.joint, self.expected = new(n_rows, n_rows, dtype=dtype), new(n_rows, k, dtype=dtype)
+        self.scanned = self.expected, self.var
         self.mean, self.spread = new(n_rows, k), new(n_rows, 2, _SPAN)
         self.scratch = new(n_rows, 2, _WIDTH)
         ell, slope = lattice.table()
         self.tables = torch.tensor(ell, device=device), torch.tensor(slope, device=device)
         self.constants = constants(device, head.prior_var, head.noise_var, head.gamma_lr)
 
-    def factorize(self, chunk: Chunk, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The factor (b, b) and the innovations (b, K) for the current deltas."""
+    def factorize(self, chunk: Chunk, labels: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """The factor (b, b) and the innovations (b, K) for the current deltas.
+
+        ``seen`` (b, K) are the classes known to each row, as uint8; only the softmax reads them.
+        """
         head, n, k = self.head, self.n, self.k
         rows, all_move = triton.next_power_of_2(n), head.transition == "example"
         _begin_kernel[(1,)](self.deltas, self.gamma, self.log_kept, n, ALL_MOVE=all_move, B=rows)
         _joint_kernel[(n,)](
             chunk.gram_cov, chunk.gram_eye, self.log_kept, self.joint, self.constants, n, B=rows
         )
+        if self.softmax:  # the joint covariance has no noise yet: noise_var is 0
+            prior_mean = self.log_kept.exp()[:, None] * chunk.base_mean
+            factor, scaled, *moments = scan_softmax(self.joint, prior_mean, labels, seen)
+            self.scanned = moments[0], moments[1]
+            return factor, scaled
         _expected_kernel[(n,)](
             chunk.base_mean, labels, self.log_kept, self.expected, k, B=triton.next_power_of_2(k)
         )
         factor, _ = torch.linalg.cholesky_ex(self.joint)
         return factor, torch.linalg.solve_triangular(factor, self.expected, upper=False)
+
+    def moments(self, factor: Tensor, scaled: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Means (b, K) and variances (b,) of the rows, from the results of `factorize`."""
+        if self.softmax:
+            return self.scanned
+        deviation = factor.diagonal()
+        targets = torch.nn.functional.one_hot(labels, self.k)
+        return targets - deviation[:, None] * scaled, deviation.square() - self.head.noise_var
 
     def round(self, chunk: Chunk, labels: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         """Improve the deltas; ``seen`` (b, K) are the classes known to each row, as uint8.
@@ -388,14 +473,15 @@ class Rounds:
             For the deltas before the round.
         """
         head, n, k = self.head, self.n, self.k
-        factor, scaled = self.factorize(chunk, labels)
+        factor, scaled = self.factorize(chunk, labels, seen)
         rows, all_move = triton.next_power_of_2(n), head.transition == "example"
-        columns = scaled.stride(0) == 1 and k > 1
+        means, variances = self.scanned if self.softmax else (scaled, factor)
+        columns = means.stride(0) == 1 and k > 1
         wide = max(triton.next_power_of_2(k), triton.next_power_of_2(2 * _SPAN))
         _moments_kernel[(n,)](
-            scaled, factor, chunk.gram_eye, self.gamma, self.deltas, head.delta, labels, seen,
+            means, variances, chunk.gram_eye, self.gamma, self.deltas, head.delta, labels, seen,
             self.mean, self.var, self.top, self.there, self.spread, self.constants, n, k,
-            COLUMNS=columns, ALL_MOVE=all_move, SPAN2=2 * _SPAN, B=wide,
+            COLUMNS=columns, SCANNED=self.softmax, ALL_MOVE=all_move, SPAN2=2 * _SPAN, B=wide,
         )  # fmt: skip
         _spread_and_slopes(
             self.mean, self.var, labels, seen, self.there, self.top, self.spread, self.scratch,
@@ -406,6 +492,38 @@ class Rounds:
             self.constants, n, LARGEST=LARGEST_DELTA, B=rows,
         )  # fmt: skip
         return factor, scaled
+
+
+def scan_softmax(
+    joint: Tensor, prior_mean: Tensor, labels: Tensor, seen: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`filter.scan_softmax`, in blocks of rows: a kernel inside, matrix products between them."""
+    n, k = prior_mean.shape
+    rest, mean = joint.clone().contiguous(), prior_mean.clone().contiguous()
+    factor, scaled, var = torch.zeros_like(rest), torch.zeros_like(mean), torch.empty_like(rest[0])
+    shown = seen.to(torch.uint8).scatter(1, labels[:, None], 1)
+    others, wide = shown.sum(1, dtype=torch.float64) - 1.0, triton.next_power_of_2(k)
+    size = min(_SCAN_ROWS, max(16, triton.next_power_of_2(n)))
+    for first in range(0, n, size):
+        _scan_kernel[(1,)](
+            rest, mean, labels, shown, others, factor, scaled, var, scan_constants(mean.device),
+            first, min(size, n - first), n, k, R=size, B=wide, num_warps=4 if wide <= 512 else 8,
+        )  # fmt: skip
+        done, later = slice(first, first + size), slice(first + size, n)
+        if first + size < n:
+            own = factor[done, done].T
+            below = torch.linalg.solve_triangular(own, rest[later, done], upper=True, left=False)
+            factor[later, done] = below
+            rest[later, later] -= below @ below.T
+            mean[later].addmm_(below, scaled[done])
+    return factor, scaled, mean, var
+
+
+@lru_cache(maxsize=8)
+def scan_constants(device: torch.device) -> Tensor:
+    """Constants of the scan kernel, as float64."""
+    values = math.pi / 8.0, lattice.LEAST_CURVATURE, -ROUNDING_LIMITS[0]
+    return torch.tensor(values, dtype=torch.float64, device=device)
 
 
 def slopes(

@@ -26,8 +26,10 @@ from kalstream.errors import CheckpointError, InvalidInput, NumericalError
 Array = NDArray[Any]
 
 BATCH_NORM: Final = ("eval", "train", "running", "fixed")
-# Raise it when `state_dict` changes. `restore` refuses files of any other format.
-FORMAT: Final = 2
+# Raise it when `state_dict` changes. `restore` reads all formats from the oldest on. In format 2 a
+# head had no likelihood; when it is loaded, `KalmanHead` adds the one it had then, "onehot".
+FORMAT: Final = 3
+_OLDEST_FORMAT: Final = 2
 _PLAIN_STEPS: Final = 3  # chunks of a shape that are learned before it is captured
 
 
@@ -378,7 +380,7 @@ class Learner(ABC):
             if damaged is not None:
                 raise CheckpointError(f"{path} is damaged ({damaged}); use an earlier checkpoint")
             state = torch.load(path, map_location=self.device, weights_only=True)
-            if state["format"] != FORMAT:
+            if not _OLDEST_FORMAT <= state["format"] <= FORMAT:
                 other = "a later" if state["format"] > FORMAT else "an earlier"
                 raise CheckpointError(
                     f"{path} was written by {other} version of kalstream; use that version"

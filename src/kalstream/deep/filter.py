@@ -14,16 +14,29 @@ scaled to variance 1. The covariance of the rows with the weights after the chun
     cov' = g_b^2 cov + (1 - g_b^2) prior_var I - W' W,             W = L^-1 P.
 
 The numbers are those of `kalstream.core.step_chunk`, which is the reference.
+
+With the softmax likelihood the noise variance and the residual of a row follow from its own moments
+(core/README.md, "The softmax filter"). These depend on the rows before it, so L and the innovations
+are computed row by row, in the b-by-b space of the chunk. All else is the same.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
+from kalstream.core.chunk import scan_joint
+from kalstream.core.guard import ROUNDING_LIMITS
+from kalstream.core.softmax_integral import LEAST_CURVATURE
+from kalstream.deep import predictive
 from kalstream.errors import NumericalError
+
+# A predicted variance may be negative by rounding, by this part of the noise variance at most.
+LEAST_VAR: Final = -ROUNDING_LIMITS[0]
 
 
 @dataclass(frozen=True)
@@ -139,6 +152,91 @@ def run_chunk(
     residual = deviation[:, None] * scaled
     step = Step(targets - residual, deviation.square() - noise_var, gamma, scaled)
     return step, factor, kept
+
+
+def run_softmax(
+    chunk: Chunk, labels: Tensor, gamma: Tensor, seen: Tensor, prior_var: float
+) -> tuple[Step, Tensor, Tensor]:
+    """As `run_chunk`, with labels (b,) observed through the softmax.
+
+    ``seen`` (b, K) are the classes seen before each row. All results are float64.
+    """
+    joint, kept = joint_cov(chunk, gamma.double(), prior_var)
+    scan = scan_softmax(joint, kept[:, None] * chunk.base_mean, labels, seen)
+    return Step(scan.mean, scan.var, gamma, scan.innovations), scan.factor, kept
+
+
+class Scan(NamedTuple):
+    """Result of a scan over the rows of a chunk, in float64.
+
+    Attributes
+    ----------
+    factor, innovations : (b, b), (b, K)
+        L, and the residuals divided by their standard deviations. NaN from a row on whose
+        predicted variance is negative.
+    mean, var : (b, K), (b,)
+        Moments of each row, given the labels of the rows before it.
+    """
+
+    factor: Tensor
+    innovations: Tensor
+    mean: Tensor
+    var: Tensor
+
+
+def scan_softmax(joint: Tensor, prior_mean: Tensor, labels: Tensor, seen: Tensor) -> Scan:
+    """Observe labels (b,) through the softmax, row by row.
+
+    ``joint`` (b, b) and ``prior_mean`` (b, K) are the moments of the rows before the chunk,
+    ``seen`` (b, K) are the classes seen before each row.
+    """
+    if joint.device.type == "cpu":
+        scan = scan_joint(joint.numpy(), prior_mean.numpy(), labels.numpy(), seen.numpy())
+        return Scan(*(torch.from_numpy(each) for each in scan))
+    if joint.is_cuda and predictive.fused():
+        from kalstream.deep import _kernels
+
+        return Scan(*_kernels.scan_softmax(joint, prior_mean, labels, seen))
+    return plain_scan_softmax(joint, prior_mean, labels, seen)
+
+
+def plain_scan_softmax(joint: Tensor, prior_mean: Tensor, labels: Tensor, seen: Tensor) -> Scan:
+    """`scan_softmax` in torch: reference of the compiled scans, and for other devices."""
+    rest, mean = joint.clone(), prior_mean.clone()
+    factor, innovations = torch.zeros_like(joint), torch.zeros_like(mean)
+    for i in range(len(labels)):
+        own, var = slice(i, i + 1), rest[i, i]
+        noise_var, residual = linearise(mean[own], var[None], labels[own], seen[own])
+        sound = var >= LEAST_VAR * noise_var
+        deviation = (var + noise_var).where(sound, math.nan).sqrt()
+        # eq. (8): the row's innovation, then its part of the rows after it
+        innovations[i] = residual[0] / deviation
+        column = rest[i + 1 :, i] / deviation
+        factor[i, i], factor[i + 1 :, i] = deviation[0], column
+        mean[i + 1 :].addr_(column, innovations[i])
+        rest[i + 1 :, i + 1 :].addr_(column, column, alpha=-1.0)
+    return Scan(factor, innovations, mean, rest.diagonal())
+
+
+def linearise(mean: Tensor, var: Tensor, labels: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Noise variance (n,) and residual (n, K) of the Gaussian that stands for the softmax.
+
+    As `core.softmax_curvature`, for rows with logits N(mean (n, K), var (n,)). The classes are
+    those ``seen`` (n, K) and the row's own label. One class alone is compared with a class that was
+    not seen, whose logit is 0.
+    """
+    own = torch.arange(mean.shape[1], device=mean.device) == labels[:, None]
+    shown = seen | own
+    n_shown = shown.sum(1, keepdim=True)
+    shrink = (1.0 + math.pi / 8.0 * var.clamp_min(0.0)).rsqrt()[:, None]
+    other = torch.zeros_like(shrink).masked_fill(n_shown > 1, -math.inf)
+    logits = torch.cat([(shrink * mean).masked_fill(~shown, -math.inf), other], 1)
+    p = logits.softmax(1)
+    spread = (p * (1.0 - p)).sum(1, keepdim=True)
+    curvature = (spread / (n_shown - 1).clamp_min(1)).clamp_min(LEAST_CURVATURE)
+    curvature = shrink.square() * curvature
+    residual = shrink / curvature * (own.to(p.dtype) - p[:, :-1])
+    return 1.0 / curvature[:, 0], residual
 
 
 def update_(

@@ -9,19 +9,27 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from kalstream.core import Fixed, half_life
 from kalstream.core import checks as check
-from kalstream.core import half_life
+from kalstream.core.chunk import LIKELIHOODS, TRANSITIONS
 from kalstream.core.single import LARGEST_DELTA
 from kalstream.deep import predictive
-from kalstream.deep.filter import Chunk, Step, run_chunk, update_
+from kalstream.deep.filter import Chunk, Step, run_chunk, run_softmax, update_
 from kalstream.errors import InvalidInput, NumericalError
 
 if TYPE_CHECKING:
     from kalstream.deep._graph import Captured
 
 PREDICTIVES: Final = ("exact", "monte-carlo")
-# Settings that the posterior depends on; they are not buffers.
-_MADE_WITH: Final = ("noise_var", "prior_var", "gamma_lr", "transition", "bias", "normalize")
+# Settings that the posterior depends on; they are not buffers. A state has them as numbers, in this
+# order. Add a new one at the end, with the value that older states had in _OLD.
+_MADE_WITH: Final = (
+    *("noise_var", "prior_var", "gamma_lr", "transition", "bias", "normalize"),
+    "likelihood",
+)
+_OLD: Final = {"likelihood": 0.0}
+# Settings that are words; their numbers are places in these lists.
+_WORDS: Final = {"transition": TRANSITIONS, "likelihood": LIKELIHOODS}
 # Most chunk sizes that are captured as CUDA graphs; each graph holds its own buffers.
 MOST_GRAPHS: Final = 4
 
@@ -51,9 +59,17 @@ class KalmanHead(nn.Module):
         classes seen so far take part, and the first row of a class does not change gamma: a class
         that appears late has the same effect as one declared at the start. Delta stays between 0
         and 5.
-    noise_var, prior_var : float, optional
-        Variance of the noise of the targets, and prior variance of a weight. The defaults are 1/K
-        and 1/m, where m counts the bias.
+    likelihood : "onehot" or "softmax"
+        How a label is observed: as its one-hot vector with Gaussian noise, as in the paper, or
+        through the softmax, as in `kalstream.core.update_softmax`. Classes that were not seen do
+        not take part. The logits of the softmax need no calibration.
+    noise_var : float, optional
+        Variance of the noise of a one-hot target, 1/K by default. The softmax has none: the noise
+        of each row follows from its own prediction. The attribute is then 0.
+    prior_var : float, optional
+        Prior variance of a weight. The default is 1/m, where m counts the bias. With the softmax,
+        whose weights make logits, it is 100/m, or 100 with ``normalize``: the prior variance of
+        a logit is then 100 if features are of size 1.
     bias : bool
         Add a constant feature.
     normalize : bool
@@ -101,6 +117,7 @@ class KalmanHead(nn.Module):
         *,
         gamma: float = 1.0,
         gamma_lr: float = 0.0,
+        likelihood: str = "onehot",
         noise_var: float | None = None,
         prior_var: float | None = None,
         bias: bool = False,
@@ -116,7 +133,8 @@ class KalmanHead(nn.Module):
         n_classes = check.count("n_classes", n_classes)
         n_samples = check.count("n_samples", n_samples)
         check.unit_interval("gamma", gamma)
-        check.choice("transition", transition, ("example", "chunk"))
+        check.choice("transition", transition, TRANSITIONS)
+        check.choice("likelihood", likelihood, LIKELIHOODS)
         check.choice("predictive", predictive, PREDICTIVES)
         check.positive("calibration", calibration)
         if dtype not in (torch.float64, torch.float32):
@@ -128,13 +146,10 @@ class KalmanHead(nn.Module):
             )
         m = n_features + int(bias)
         self.n_features, self.bias, self.normalize = n_features, bias, normalize
-        self.transition, self.gamma_lr = transition, float(gamma_lr)
+        self.transition, self.gamma_lr, self.likelihood = transition, float(gamma_lr), likelihood
         self._forgets_all = gamma == 0.0
         self.predictive, self.n_samples = predictive, n_samples
-        self.noise_var = check.positive(
-            "noise_var", 1.0 / n_classes if noise_var is None else noise_var
-        )
-        self.prior_var = check.positive("prior_var", 1.0 / m if prior_var is None else prior_var)
+        self.noise_var, self.prior_var = self._variances(noise_var, prior_var, m, n_classes)
         self.register_buffer("mean", torch.zeros(m, n_classes, dtype=dtype))
         self.register_buffer("cov", self.prior_var * torch.eye(m, dtype=dtype))
         delta = math.inf if gamma == 0.0 else -2.0 * math.log(gamma)
@@ -145,6 +160,24 @@ class KalmanHead(nn.Module):
         self.log_calibration = nn.Parameter(
             torch.tensor(math.log(calibration), dtype=torch.float64)
         )
+
+    def _variances(
+        self, noise_var: float | None, prior_var: float | None, m: int, n_classes: int
+    ) -> tuple[float, float]:
+        """The two variances, with their defaults."""
+        softmax = self.likelihood == "softmax"
+        if softmax and noise_var is not None:
+            raise InvalidInput(
+                f'noise_var={noise_var!r} has no effect with likelihood="softmax"; leave it out, '
+                'or pass likelihood="onehot"'
+            )
+        if prior_var is None:
+            prior_var = Fixed(likelihood=self.likelihood).usual_prior_var
+            prior_var /= 1 if softmax and self.normalize else m
+        if noise_var is None:
+            noise_var = 1.0 / n_classes
+        noise_var = 0.0 if softmax else check.positive("noise_var", noise_var)
+        return noise_var, check.positive("prior_var", prior_var)
 
     @property
     def n_classes(self) -> int:
@@ -288,16 +321,18 @@ class KalmanHead(nn.Module):
                 "Lower the learning rate of the backbone, or clip its gradients"
             )
         chunk = Chunk.of(self.mean, self.cov, phi)
-        targets = nn.functional.one_hot(labels, self.n_classes).to(phi.dtype)
-        noise_var = torch.full_like(phi[:, 0], self.noise_var)
         seen = seen_before(self.seen, labels)
-        delta, step, factor, kept = self._rounds(chunk, targets, labels, noise_var, seen)
+        delta, step, *products = self._rounds(chunk, labels, seen)
+        step = Step(*(each.to(phi.dtype) for each in vars(step).values()))
+        factor, kept = (each.to(phi.dtype) for each in products)
         sound = torch.isfinite(factor.diagonal()).all() & torch.isfinite(step.innovations).all()
         if not bool(sound):
+            softmax = self.likelihood == "softmax"
+            name, remedy = ("prior_var", "smaller") if softmax else ("noise_var", "larger")
             raise NumericalError(
                 f"the filter failed in {phi.dtype}: an innovation variance is not positive "
-                f"(noise_var {self.noise_var:.3g}, largest feature {float(phi.abs().max()):.3g}); "
-                "use float64, smaller features, or a larger noise_var"
+                f"({name} {getattr(self, name):.3g}, largest feature {float(phi.abs().max()):.3g});"
+                f" use float64, smaller features, or a {remedy} {name}"
             )
 
         def update() -> None:
@@ -324,8 +359,19 @@ class KalmanHead(nn.Module):
             graph = graphs[key] = Captured(self, *key)
         return graph
 
+    def _run(
+        self, chunk: Chunk, labels: Tensor, gamma: Tensor, seen: Tensor
+    ) -> tuple[Step, Tensor, Tensor]:
+        """The step, factor and products of a chunk with known coefficients gamma (b,), float64."""
+        if self.likelihood == "softmax":
+            return run_softmax(chunk, labels, gamma, seen, self.prior_var)
+        phi = chunk.features
+        targets = nn.functional.one_hot(labels, self.n_classes).to(phi.dtype)
+        noise_var = torch.full_like(phi[:, 0], self.noise_var)
+        return run_chunk(chunk, targets, gamma.to(phi.dtype), noise_var, self.prior_var)
+
     def _rounds(
-        self, chunk: Chunk, targets: Tensor, labels: Tensor, noise_var: Tensor, seen: Tensor
+        self, chunk: Chunk, labels: Tensor, seen: Tensor
     ) -> tuple[Tensor, Step, Tensor, Tensor]:
         """The delta after the chunk, the step, and the factor and products that `update_` needs.
 
@@ -334,15 +380,13 @@ class KalmanHead(nn.Module):
         rows at once. After n rounds the first n are exact. The dependence is weak, so a few rounds
         suffice.
         """
-        moves = torch.ones_like(noise_var, dtype=torch.bool)
+        moves = torch.ones_like(labels, dtype=torch.bool)
         if self.transition == "chunk":
             moves[:-1] = False
-        deltas = self.delta.expand(len(noise_var)).clone()
-        for _ in range(len(noise_var) + 1):
+        deltas = self.delta.expand(len(labels)).clone()
+        for _ in range(len(labels) + 1):
             gamma = torch.where(moves, torch.exp(-0.5 * deltas), torch.ones_like(deltas))
-            step, factor, kept = run_chunk(
-                chunk, targets, gamma.to(noise_var.dtype), noise_var, self.prior_var
-            )
+            step, factor, kept = self._run(chunk, labels, gamma, seen)
             if self.gamma_lr == 0.0:
                 break
             before = torch.cat([self.delta[None], deltas[:-1]])
@@ -388,20 +432,28 @@ class KalmanHead(nn.Module):
 
     def _made_with(self) -> Tensor:
         """The settings that the posterior depends on, as numbers."""
-        values = [getattr(self, name) for name in _MADE_WITH]
-        numbers = [float(value == "chunk" if isinstance(value, str) else value) for value in values]
+        values = {name: getattr(self, name) for name in _MADE_WITH}
+        numbers = [
+            float(_WORDS[name].index(value) if name in _WORDS else value)
+            for name, value in values.items()
+        ]
         return torch.tensor(numbers, dtype=torch.float64)
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Take over the number of classes of the state; refuse one with other settings."""
         mean, made_with = state.get(prefix + "mean"), state.get(prefix + "made_with")
         if made_with is not None:
+            old = [_OLD[name] for name in _MADE_WITH[len(made_with) :]]
+            made_with = torch.cat([made_with, made_with.new_tensor(old)])
+            state[prefix + "made_with"] = made_with
             pairs = zip(_MADE_WITH, made_with.tolist(), self._made_with().tolist(), strict=True)
-            for name, theirs, ours in pairs:
+            # The likelihood first: the defaults of the variances depend on it.
+            for name, theirs, ours in sorted(pairs, key=lambda pair: pair[0] != "likelihood"):
                 if abs(theirs - ours) > 1e-6 * abs(ours):
+                    one, other = (_shown(name, value) for value in (theirs, ours))
                     raise InvalidInput(
-                        f"the state comes from a head with {name} {theirs:.10g}, this head has "
-                        f"{ours:.10g}; make it with the same setting: KalmanHead({name}=...)"
+                        f"the state comes from a head with {name} {one}, this head has {other}; "
+                        f"make it with the same setting: KalmanHead({name}=...)"
                     )
         if mean is not None and mean.ndim == 2 and mean.shape[1] != self.n_classes:
             self.mean = self.mean.new_zeros(len(self.mean), mean.shape[1])
@@ -427,6 +479,12 @@ class KalmanHead(nn.Module):
         new = torch.zeros(len(self.mean), n_classes, dtype=self.mean.dtype, device=self.mean.device)
         self.mean = torch.cat([self.mean, new], 1)
         self.seen = torch.cat([self.seen, torch.zeros_like(self.seen[:1]).expand(n_classes)])
+
+
+def _shown(name: str, value: float) -> str:
+    """A number of `_made_with`, as a reader knows it."""
+    words = _WORDS.get(name, ())
+    return repr(words[int(value)]) if 0 <= value < len(words) else f"{value:.10g}"
 
 
 def seen_before(seen: Tensor, labels: Tensor) -> Tensor:

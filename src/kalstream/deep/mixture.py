@@ -38,7 +38,7 @@ class MixtureHead(nn.Module):
         Share of the weight that is distributed evenly after each row, with any transition.
         (`core.Mixture` does so when it forgets: with transition="chunk", once per chunk.)
     **options
-        Options of `KalmanHead`, except gamma and gamma_lr.
+        Options of `KalmanHead`, except gamma and gamma_lr; ``likelihood="softmax"`` is one.
 
     Attributes
     ----------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from operator import is_
@@ -29,7 +30,7 @@ from kalstream.estimators._learning import (
 )
 from kalstream.estimators._model import Filter, Model
 from kalstream.estimators._representation import Representation
-from kalstream.estimators._settings import Settings, Task, policy_of, variance_of
+from kalstream.estimators._settings import Settings, Task, variance_of
 from kalstream.estimators._sharing import Shared, interruptible
 from kalstream.estimators._time import gaps_ahead, gaps_before, read_unit
 from kalstream.estimators._watch import Drift
@@ -44,10 +45,12 @@ class KalmanEstimator(BaseEstimator, ABC):
     # Parameters that settings are made from; those of a task are added by the subclass.
     _SETTINGS: ClassVar[tuple[str, ...]] = (
         *("forgetting", "calibration", "noise_var", "prior_var"),
-        *("transition", "dtype", "time_unit"),
+        *("transition", "dtype", "time_unit", "order"),
     )
     # What noise_var="auto" stands for.
     _NOISE_VAR: ClassVar[float]
+    # Half-life, in rows, of the scaling of columns.
+    _SCALE_HALF_LIFE: ClassVar[float] = math.inf
 
     # ---- settings -------------------------------------------------------------------------
 
@@ -62,11 +65,12 @@ class KalmanEstimator(BaseEstimator, ABC):
         return kept[1]
 
     def _made_settings(self) -> Settings:
+        policy = self._policy()
         return Settings(
             self.forgetting,
-            self._adapted(policy_of(self.forgetting, self.calibration)),
+            policy,
             variance_of("noise_var", self.noise_var, self._NOISE_VAR),
-            variance_of("prior_var", self.prior_var, 1.0),
+            variance_of("prior_var", self.prior_var, policy.usual_prior_var),
             self.transition,
             check.float_dtype(self.dtype),
             read_unit(self.time_unit),
@@ -77,9 +81,9 @@ class KalmanEstimator(BaseEstimator, ABC):
     def _task(self) -> Task:
         """Classification or regression, with its settings."""
 
-    def _adapted(self, policy: Policy) -> Policy:
-        """The policy as the task needs it."""
-        return policy
+    @abstractmethod
+    def _policy(self) -> Policy:
+        """The policy that the parameters ask for, as the task needs it."""
 
     # ---- learning -------------------------------------------------------------------------
 
@@ -134,7 +138,8 @@ class KalmanEstimator(BaseEstimator, ABC):
 
     def _new_model(self, fitted: dict[str, Any]) -> Model:
         shape = self.features, self.n_components, self.random_state, self.intercept
-        representation = Representation.of(*shape, fitted["n_features_in_"])
+        columns = fitted["n_features_in_"]
+        representation = Representation.of(*shape, columns, self._SCALE_HALF_LIFE)
         return new_model(representation, fitted, read_seed(self.random_state), self._settings)
 
     def add_columns(self, n_columns: int) -> Self:
@@ -222,9 +227,12 @@ class KalmanEstimator(BaseEstimator, ABC):
 
     @property
     def half_life_weights_(self) -> dict[float, float]:
-        """Posterior over half-lives: {half-life: probability}."""
+        """Posterior over half-lives: {half-life: probability}, shortest first."""
         state = self._state(self._model)
-        return dict(zip(state.half_lives, state.half_life_weights.tolist(), strict=True))
+        weights = dict.fromkeys(sorted(state.half_lives), 0.0)
+        for half_life, weight in zip(state.half_lives, state.half_life_weights, strict=True):
+            weights[half_life] += float(weight)
+        return weights
 
     @property
     def calibration_(self) -> float:
@@ -239,7 +247,10 @@ class KalmanEstimator(BaseEstimator, ABC):
     def _filters(self, model: Model) -> tuple[Filter, ...]:
         state = self._state(model)
         weights = state.half_life_weights.tolist()
-        each = state.half_lives, state.gammas, weights, state.posteriors
+        policy = self._settings.policy
+        policy.check_state(state)  # parameters may have changed since it was learned
+        kinds = policy.likelihoods, policy.orders
+        each = state.half_lives, state.gammas, weights, state.posteriors, *kinds
         return tuple(Filter(*parts) for parts in zip(*each, strict=True))
 
     @property
@@ -265,6 +276,7 @@ class KalmanEstimator(BaseEstimator, ABC):
 
     def _health(self, model: Model) -> Health:
         state, step = self._state(model), model.last_step
+        self._settings.policy.check_state(state)
         last = None if step is None else step.filters()[state.heaviest]
         return health(state.posteriors[state.heaviest], last)
 
@@ -274,13 +286,15 @@ class KalmanEstimator(BaseEstimator, ABC):
 
         J filters of m features and K outputs take 8 J (m^2 + m K) bytes. A buffer of
         r = min(64, max(8, m // 4)) pending rows takes 8 J r (m + K), and the scales of the filters
-        40 J. In float32 the first two are half as large. Learning needs the first amount twice,
+        40 J. In float32 the first two are half as large. A filter of order p has p m weights and
+        derivatives in place of m, and at least 32 pending rows, which take 8 bytes per number.
+        Learning needs the first amount twice,
         since the model before stays readable until the model after is ready.
         """
         return self._state(self._model).nbytes
 
     def drift(self) -> Drift:
-        """Drift alarm: whether the posterior over half-lives has moved towards shorter ones.
+        """Drift alarm: whether shorter half-lives have begun to predict better than usual.
 
         You may call it after every row; see `Drift`.
 
@@ -397,7 +411,7 @@ class KalmanEstimator(BaseEstimator, ABC):
         --------
         >>> from kalstream import KalmanClassifier
         >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
-        >>> bool(model.uncertainty([[1.0]])[0] < 0.1)
+        >>> bool(model.uncertainty([[1.0]])[0] < 0.9)
         True
         """
         model = self._model

@@ -104,7 +104,7 @@ class Classification:
         """The model after its stacks have learned."""
         if not (self.stacking and settings.policy.combines):
             return model if model.targets.stack is None else _with_stacks(model, None, None)
-        labels = _learned_labels(chunk, step, settings)
+        labels = _learned_labels(chunk)
         stack, ordered = _grown(model.targets.stack, step).learn(step, *labels)[0], None
         if self.recent_labels and model.targets.ordered is not None:
             ordered, _ = _grown(model.targets.ordered, step).learn(step, *labels)
@@ -121,7 +121,7 @@ class Classification:
         plain = self._plain(before, step) if known else self.nothing_known(len(chunk))
         if not (self.stacking and settings.policy.combines):
             return self.learn(model, chunk, step, settings), plain
-        labels = _learned_labels(chunk, step, settings)
+        labels = _learned_labels(chunk)
         stack = _grown(model.targets.stack, step)
         if not self.recent_labels:
             stack, corrected = stack.learn(step, *labels, plain=plain)
@@ -192,10 +192,11 @@ def without_class(model: Model, label: Any, settings: Settings) -> Model:
     return model.but(targets=targets, state=state_of(model, settings).keep_outputs(kept))
 
 
-def _learned_labels(chunk: Chunk, step: Any, settings: Settings) -> tuple[Array, Array]:
+def _learned_labels(chunk: Chunk) -> tuple[Array, Array]:
     """Codes (b,) of the labels that were learned, -1 for other rows, and weights (b,)."""
-    weight = settings.noise_var / step.noise_var
-    return np.where(weight > 0.0, chunk.targets.labels, -1), weight
+    labels = chunk.targets.labels
+    weight = np.ones(len(chunk)) if chunk.weight is None else chunk.weight
+    return np.where(weight > 0.0, labels, -1), weight
 
 
 def _with_stacks(model: Model, stack: Stack | None, ordered: Stack | None) -> Model:

@@ -84,7 +84,8 @@ def _learn_piece(
         prior_var=settings.prior_var,
     )
     belief = policy.belief(step, chunk.gap, settings.transition, model.watch.now)
-    watch = model.watch.after(*belief)
+    evidence = policy.evidence(step) if policy.compares else None
+    watch = model.watch.after(policy.watched, *belief, evidence)
     model = model.but(state=state, watch=watch, last_step=step.bank.tail(_LAST_ROWS))
     if not predict:
         return task.learn(model, chunk, step, settings), None
@@ -96,10 +97,12 @@ def _passed(model: Model, phi: Array, settings: Settings) -> Model:
 
     The prior does not change with time.
     """
-    belief = np.repeat(settings.policy.first_belief()[None], len(phi), axis=0)
+    policy = settings.policy
+    belief = np.repeat(policy.first_belief()[None], len(phi), axis=0)
     prior = settings.prior_var * np.einsum("bm,bm->b", phi, phi)
     variance = np.repeat(prior.astype(np.float64)[:, None], belief.shape[1], axis=1)
-    return model.but(watch=model.watch.after(belief, variance))
+    nothing = np.full(belief.shape, np.nan) if policy.compares else None
+    return model.but(watch=model.watch.after(policy.watched, belief, variance, nothing))
 
 
 def _state_with_room(
@@ -122,9 +125,16 @@ def state_of(model: Model, settings: Settings) -> PolicyState:
     state = model.state
     if state is None or not isinstance(state, settings.policy.state_type):
         raise InvalidInput(
-            f"forgetting was changed to {settings.forgetting!r} after learning began; restore the "
-            "old value, or call reset() to start again"
+            f"forgetting (now {settings.forgetting!r}) or order was changed after learning began; "
+            "restore the old value, or call reset() to start again"
         )
+    try:
+        settings.policy.check_state(state)
+    except InvalidInput as error:
+        raise InvalidInput(
+            "forgetting, likelihood, order or calibration was changed after learning began; "
+            f"restore the old value, or call reset() to start again ({error})"
+        ) from None
     return state
 
 

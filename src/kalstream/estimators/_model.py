@@ -21,6 +21,10 @@ class Filter:
     weight : float
         Probability that it is the right one.
     posterior : Posterior
+    likelihood : "onehot", "softmax" or "softmax-label"
+        How it observes labels; see `kalstream.core.step_chunk`.
+    order : int
+        Order of the motion of its weights.
 
     Examples
     --------
@@ -34,6 +38,8 @@ class Filter:
     gamma: float
     weight: float
     posterior: Posterior
+    likelihood: str = "onehot"
+    order: int = 1
 
 
 @dataclass(frozen=True)

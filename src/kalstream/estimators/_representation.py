@@ -39,9 +39,18 @@ class Representation:
 
     @classmethod
     def of(
-        cls, features: Any, n_components: int, random_state: Any, intercept: bool, n_columns: int
+        cls,
+        features: Any,
+        n_components: int,
+        random_state: Any,
+        intercept: bool,
+        n_columns: int,
+        half_life: float,
     ) -> Representation:
-        """The representation that the parameters of an estimator ask for."""
+        """The representation that the parameters of an estimator ask for.
+
+        ``half_life`` is that of the scaling by "scaled" and "fourier".
+        """
         if not isinstance(intercept, bool | np.bool_):
             raise InvalidInput(f"intercept must be True or False, got {intercept!r}")
         root = math.sqrt(n_columns)
@@ -54,8 +63,10 @@ class Representation:
             if features == "raw":
                 return cls(None, root, intercept)
             if features == "scaled":
-                return cls(OnlineScaler(), root, intercept)
-            waves = RandomFourierFeatures(n_components=n_components, random_state=random_state)
+                return cls(OnlineScaler(half_life=half_life), root, intercept)
+            waves = RandomFourierFeatures(
+                n_components=n_components, random_state=random_state, half_life=half_life
+            )
             return cls(waves, 1.0, intercept)
         if not (hasattr(features, "transform") and hasattr(features, "partial_fit")):
             raise InvalidInput(

@@ -20,12 +20,13 @@ from kalstream.errors import CheckpointError
 from kalstream.estimators import checkpoint
 from kalstream.estimators._base import KalmanEstimator
 from kalstream.estimators._classification import Classes
+from kalstream.estimators._learning import state_of
 from kalstream.estimators._model import Model
 from kalstream.estimators._regression import Values
 from kalstream.estimators._representation import Representation
 from kalstream.estimators._sharing import Shared
 from kalstream.estimators._soundness import Foreign, need, need_array
-from kalstream.estimators._watch import Watch
+from kalstream.estimators._watch import AGE, N_BETS, N, Watch
 from kalstream.estimators.classifier import KalmanClassifier
 from kalstream.estimators.labels import Labels
 from kalstream.features import OnlineScaler, RandomFourierFeatures
@@ -39,6 +40,8 @@ def save(estimator: KalmanEstimator, path: str | PathLike[str]) -> None:
     """See `KalmanEstimator.save`."""
     params = {name: _plain(value) for name, value in estimator.get_params(deep=False).items()}
     model = estimator._model
+    if model.state is not None:
+        state_of(model, estimator._settings)  # a file of other parameters could not be read
     tree = {
         "params": params,
         "model": replace(model, representation=_portable(model.representation)),
@@ -156,21 +159,22 @@ def _check_watch(model: Model) -> None:
     need(isinstance(watch, Watch), "watch", "a Watch")
     shape = np.shape(watch.now)
     need(len(shape) == 1 and shape[0] > 0, "watch", "of one dimension and not empty")
-    for name in ("now", "usual", "levels"):
+    for name in ("now", "usual", "levels", "gains"):
         need_array(f"watch.{name}", getattr(watch, name), shape)
-    need_array("watch.numbers", watch.numbers, (7,))
-    need(watch.numbers[0] >= 0.0, "watch.numbers", "counted from 0")
+    need_array("watch.odds", watch.odds, (*shape, N_BETS))
+    need_array("watch.numbers", watch.numbers, (8,))
+    need(watch.numbers[[N, AGE]].min() >= 0.0, "watch.numbers", "counted from 0")
+    need(min(watch.gains.min(), watch.odds.min()) >= 0.0, "watch.gains", "at least 0")
     need(isinstance(step, BankStep) or step is None, "last_step", "a step")
     if step is None:
         return
     for name in ("logit_mean", "logit_var", "gamma", "noise_var", "nis"):
         need(isinstance(getattr(step, name), np.ndarray), f"last_step.{name}", "an array")
-    rows = step.noise_var.shape
-    need(len(rows) == 1, "last_step.noise_var", "of one dimension")
+    need(step.gamma.ndim == 2, "last_step.gamma", "of two dimensions")
     if state is None:
         raise ValueError("last_step must be None without a state")
-    batch = (len(state.half_lives), *rows)
-    for name in ("logit_var", "gamma", "nis"):
+    batch = (len(state.half_lives), step.gamma.shape[1])
+    for name in ("logit_var", "gamma", "noise_var", "nis"):
         shape = getattr(step, name).shape
         need(shape == batch, f"last_step.{name}", f"of {batch[0]} filters and {batch[1]} rows")
     shape = step.logit_mean.shape

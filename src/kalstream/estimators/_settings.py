@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,7 @@ from kalstream.core.calibration import Calibration
 from kalstream.core.fixed import Fixed
 from kalstream.core.learned import Learned
 from kalstream.core.mixture import Mixture
+from kalstream.core.motion_reference import check_order
 from kalstream.core.policy import Policy
 from kalstream.errors import InvalidInput
 
@@ -21,6 +24,29 @@ if TYPE_CHECKING:
     from kalstream.estimators._model import Model
 
 Array = NDArray[Any]
+
+
+# The filters of forgetting="mixture", for each likelihood; benchmarks/choose.py chose them.
+_BANKS: Final = {
+    "onehot": Mixture(predictive="probit"),
+    "softmax": Mixture(
+        half_lives=(30.0, 1e3, 1e4, 1e5, math.inf, math.inf),
+        likelihood=("softmax", "softmax-label", "softmax", "softmax-label", "softmax", "softmax"),
+        prior_scale=(3e3, 3e3, 30.0, 3e4, 3.0, 3e3),
+        calibrations=(1.0,),
+        predictive="probit",
+    ),
+    "auto": Mixture(
+        half_lives=(30.0, 1e3, 1e4, 1e5, math.inf, math.inf, 300.0),
+        likelihood=(
+            *("softmax", "softmax-label", "softmax", "softmax-label", "softmax", "softmax"),
+            "onehot",
+        ),
+        prior_scale=(3e3, 3e3, 30.0, 3e4, 3.0, 3e3, 1.0),
+        calibrations=((1.0,),) * 6 + ((15.0,),),
+        predictive="probit",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +126,23 @@ class Task(Protocol):
         ...
 
 
-def policy_of(forgetting: Any, calibration: Any) -> Policy:
-    """The policy that the parameters ``forgetting`` and ``calibration`` ask for."""
+def policy_of(
+    forgetting: Any, calibration: Any, likelihood: Any = "auto", order: Any = 1
+) -> Policy:
+    """The policy that the parameters of these names ask for."""
+    check.choice("likelihood", likelihood, tuple(_BANKS))
+    orders = _orders(order)
     if isinstance(forgetting, Policy):
+        if orders != (1,):
+            raise InvalidInput(
+                f"order={order!r} cannot be combined with a policy object; give the order to "
+                f"{type(forgetting).__name__}(...), and leave order=1"
+            )
+        if likelihood != "auto":
+            raise InvalidInput(
+                f"likelihood={likelihood!r} cannot be combined with a policy object; give the "
+                f'likelihood to {type(forgetting).__name__}(...), and leave likelihood="auto"'
+            )
         for cls in (type(forgetting), forgetting.state_type):
             if not hasattr(cls, "tag"):
                 raise InvalidInput(
@@ -121,30 +161,77 @@ def policy_of(forgetting: Any, calibration: Any) -> Policy:
             f"of numbers; got {calibration!r}"
         )
     if isinstance(forgetting, str) and forgetting == "mixture":
-        return _mixture(calibration)
-    alpha = Calibration() if isinstance(calibration, str) else calibration
+        return _with_orders(_mixture(calibration, likelihood), orders)
+    if len(orders) > 1:
+        raise InvalidInput(
+            f"order={order!r} with forgetting={forgetting!r}: one filter has one order; give one, "
+            'or forgetting="mixture"'
+        )
+    one = "onehot" if likelihood == "onehot" else "softmax"
+    alpha = calibration
+    if isinstance(calibration, str):  # logits of the softmax have the right size by themselves
+        alpha = Calibration() if one == "onehot" else 1.0
     if isinstance(forgetting, str) and forgetting == "learned":
+        if orders != (1,):
+            raise InvalidInput(
+                f'order={order!r} with forgetting="learned": gamma is learned by a gradient that '
+                'only order 1 has; use forgetting="mixture" or a gamma, or order=1'
+            )
         # Through calibrated logits the gradient overshoots at any useful rate.
-        return Learned(calibration=alpha, calibrated=False)
+        return Learned(calibration=alpha, calibrated=False, likelihood=one)
     if isinstance(forgetting, float | int | np.number) and not isinstance(forgetting, bool):
-        return Fixed(float(forgetting), calibration=alpha)
+        return Fixed(float(forgetting), alpha, one, orders[0])
     raise InvalidInput(
         f'forgetting must be "mixture", "learned", a gamma in [0, 1] or a policy object, '
         f"got {forgetting!r}"
     )
 
 
-def _mixture(calibration: Any) -> Mixture:
+def _mixture(calibration: Any, likelihood: str) -> Mixture:
     if isinstance(calibration, Calibration):
         raise InvalidInput(
             "calibration=Calibration(...) works with one filter only; for a mixture give a list "
             "of numbers, or one number to fix it"
         )
+    bank = _BANKS[likelihood]
     if isinstance(calibration, str):
-        return Mixture(predictive="probit")
+        return bank
     one = isinstance(calibration, float | int | np.number)
     one = one or (isinstance(calibration, np.ndarray) and calibration.ndim == 0)
-    return Mixture(calibrations=[calibration] if one else calibration, predictive="probit")
+    return replace(bank, calibrations=[calibration] if one else calibration)
+
+
+def _orders(order: Any) -> tuple[int, ...]:
+    """The orders of motion that the parameter asks for, each once."""
+    if not isinstance(order, Sequence) or isinstance(order, str):
+        return (check_order(order),)
+    orders = tuple(check_order(each) for each in order)
+    if not orders or len(set(orders)) < len(orders):
+        raise InvalidInput(f"order={order!r}: give 1, 2 or 3, or several of these, each once")
+    return orders
+
+
+def _with_orders(bank: Mixture, orders: tuple[int, ...]) -> Mixture:
+    """A mixture that has every half-life with each order.
+
+    An infinite half-life comes once, with order 1: there weights do not move, whatever the order.
+    """
+    if orders == (1,):
+        return bank
+    moving = [j for j, value in enumerate(bank.half_lives) if value < math.inf]
+    still = [j for j in range(bank.n_filters) if j not in moving]
+    filters = [(j, order) for order in orders for j in moving] + [(j, 1) for j in still]
+    calibrations: Any = bank.calibrations
+    if isinstance(calibrations[0], Sequence):
+        calibrations = [calibrations[j] for j, _ in filters]
+    return replace(
+        bank,
+        half_lives=[bank.half_lives[j] for j, _ in filters],
+        calibrations=calibrations,
+        likelihood=[bank.likelihoods[j] for j, _ in filters],
+        prior_scale=[bank.prior_scales[j] for j, _ in filters],
+        order=[order for _, order in filters],
+    )
 
 
 def variance_of(name: str, value: Any, auto: float) -> float:

@@ -11,6 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kalstream.core.bank import Bank, BankArrays
+from kalstream.core.checks import LARGEST_VARIANCE
+from kalstream.core.motion import MotionBank, Pending
+from kalstream.core.motion_reference import ORDERS
+from kalstream.core.orders import MixedBank
 from kalstream.core.state import Base, Posterior, Stored
 from kalstream.features import OnlineScaler, RandomFourierFeatures
 
@@ -41,19 +45,26 @@ def need_array(part: str, array: Any, shape: tuple[int, ...], dtype: Any = np.fl
     need(array.dtype.kind != "f" or np.isfinite(array).all(), part, "finite")
 
 
-def _check_filters(part: str, arrays: Any, rows: Any, coefficients: Any, scales: Any) -> None:
-    """Mean (..., m, K), cov (..., m, m), pending rows and scales (..., 5) of the same filters."""
+def _check_arrays(part: str, arrays: Any, scales: Any, n_scales: int) -> None:
+    """Mean (..., m, K), cov (..., m, m) and scales (..., n) of the same filters."""
     mean = arrays.mean
     need(isinstance(mean, np.ndarray) and mean.size, f"{part}.mean", "an array with elements")
-    *batch, m, n_outputs = mean.shape
+    *batch, m, _ = mean.shape
     need(mean.dtype in (np.float32, np.float64), f"{part}.mean", "float32 or float64")
     need_array(f"{part}.mean", mean, mean.shape, mean.dtype)
     need(np.abs(mean).max() <= _LARGEST_MEAN, f"{part}.mean", f"at most {_LARGEST_MEAN:g}")
     need_array(f"{part}.cov", arrays.cov, (*batch, m, m), mean.dtype)
     variances = np.einsum("...ii->...i", arrays.cov)
     need((variances >= 0.0).all(), f"{part}.cov", "without negative variances")
-    need_array(f"{part}.scales", scales, (*batch, 5))
+    need_array(f"{part}.scales", scales, (*batch, n_scales))
     need((scales >= 0.0).all(), f"{part}.scales", "at least 0")
+
+
+def _check_filters(part: str, arrays: Any, rows: Any, coefficients: Any, scales: Any) -> None:
+    """Mean (..., m, K), cov (..., m, m), pending rows and scales (..., 5) of the same filters."""
+    _check_arrays(part, arrays, scales, 5)
+    mean = arrays.mean
+    *batch, m, n_outputs = mean.shape
     # Forgetting only lowers the scales of the mean and of the covariance.
     need((scales[..., :2] <= 1.0 + 1e-9).all(), f"{part}.scales", "at most 1 for mean and cov")
     if rows is None and coefficients is None:
@@ -80,6 +91,52 @@ def _check_bank(bank: Bank) -> None:
     order = bank.arrays.mean.flags.c_contiguous and bank.arrays.cov.flags.c_contiguous
     need(order, "Bank.stored", "in C order")
     _check_filters("Bank", bank.arrays, bank.rows, bank.coefficients, bank.scales)
+
+
+def _check_motion(bank: MotionBank) -> None:
+    need(isinstance(bank.stored, BankArrays), "MotionBank.stored", "BankArrays")
+    arrays, order, pending = bank.arrays, bank.order, bank.pending
+    need(np.ndim(arrays.mean) == 3, "MotionBank.mean", "of three dimensions")
+    in_order = arrays.mean.flags.c_contiguous and arrays.cov.flags.c_contiguous
+    need(in_order, "MotionBank.stored", "in C order")
+    _check_arrays("MotionBank", arrays, bank.scales, 2)
+    need(type(order) is int and order in ORDERS, "MotionBank.order", "1, 2 or 3")
+    n_filters, size, n_outputs = arrays.mean.shape
+    need(size % order == 0, "MotionBank.mean", f"of {order} components")
+    for name, most in (("half_lives", math.inf), ("prior_vars", LARGEST_VARIANCE)):
+        values = getattr(bank, name)
+        fits = isinstance(values, tuple) and len(values) == n_filters
+        fits = fits and all(type(value) is float and 0.0 < value <= most for value in values)
+        need(fits, f"MotionBank.{name}", f"{n_filters} floats above 0")
+    elapsed = bank.elapsed
+    need(type(elapsed) is float and 0.0 <= elapsed < math.inf, "MotionBank.elapsed", "at least 0")
+    if pending is None:
+        return
+    need(isinstance(pending, Pending), "MotionBank.pending", "Pending or None")
+    n = len(np.atleast_1d(pending.ages))
+    shapes = {
+        "ages": (n,),
+        "features": (n, size // order),
+        "gains": (n_filters, n, size),
+        "factor": (n_filters, n, n),
+        "innovations": (n_filters, n, n_outputs),
+        "noise": (n_filters, n, order),
+    }
+    for name, shape in shapes.items():
+        array = getattr(pending, name)
+        need_array(f"Pending.{name}", array, shape)
+        need(array.flags.c_contiguous, f"Pending.{name}", "in C order")
+    need(n > 0 and (pending.ages >= 0.0).all(), "Pending.ages", "at least 0")
+    diagonals = np.einsum("jii->ji", pending.factor)
+    need((diagonals > 0.0).all(), "Pending.factor", "above 0 on its diagonal")
+
+
+def _check_mixed(bank: MixedBank) -> None:
+    parts, orders = bank.banks, bank.orders
+    fits = isinstance(parts, tuple) and all(isinstance(each, Bank | MotionBank) for each in parts)
+    need(fits and len(parts) > 0, "MixedBank.banks", "banks")
+    fits = isinstance(orders, tuple) and all(type(o) is int and o in ORDERS for o in orders)
+    need(fits and len(orders) > 0, "MixedBank.orders", "1, 2 or 3 for each filter")
 
 
 def _check_scaler(scaler: OnlineScaler) -> None:
@@ -120,10 +177,13 @@ def _check_foreign(saved: Foreign) -> None:
 
 
 # Compiled code does not look whether arrays are as long as it takes them to be. What a dataclass
-# checks when it is made (`FilterState`, `MixtureState`, `Stack`, policies) is not checked again.
+# checks when it is made (`FilterState`, `MixtureState`, `MovingState`, `Stack`, policies) is not
+# checked again.
 CHECKS: dict[type, Callable[[Any], None]] = {
     Stored: _check_stored,
     Bank: _check_bank,
+    MotionBank: _check_motion,
+    MixedBank: _check_mixed,
     Posterior: lambda p: need(isinstance(p.stored, Stored), "Posterior.stored", "a Stored"),
     Foreign: _check_foreign,
     OnlineScaler: _check_scaler,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,25 +14,36 @@ from kalstream.core.medians import weighted_median
 Array = NDArray[Any]
 
 # Where each number stands in `Watch.numbers`.
-N, DISTANCE, ON, BEGAN, PEAK, ALARMS, RECENT = range(7)
+N, CONFIDENCE, ON, BEGAN, PEAK, ALARMS, RECENT, AGE = range(8)
 
-# The usual posterior over half-lives is an average over about this many rows.
-_SLOW: Final = 1000.0
+# What is usual is an average over about this many rows, and so many rows are expected between two
+# changes.
+SLOW: Final = 1000.0
 # The usual variance is a geometric average over about this many rows.
-_VARIANCE: Final = 200.0
-# No alarm before this many rows: the averages would mean little.
-_WARM_UP: Final = 200.0
-# An alarm begins when the confidence passes the first threshold, or when its average over about
-# _RECENT rows passes the second. It ends when both are below the third. A sudden change passes 0.9.
-# A slow change stays at 0.5 to 0.8 for hundreds of rows; without a change the confidence exceeds
-# 0.5 for about ten rows at a time.
-_ALARM: Final = (0.9, 0.45, 0.25)
-_RECENT: Final = 50.0
+VARIANCE: Final = 200.0
+# No alarm before this many rows with targets: the averages would mean little.
+WARM_UP: Final = 200.0
+# A row, which may be an outlier, counts at most as twenty to one for either side. Odds grow to at
+# most 1e5 to one, so that they also fall again.
+BOUNDS: Final = 20.0, 1e5, SLOW
+# Share of the odds that is put on every row: all of it wins soonest after a sudden change, small
+# shares win from a slow change, where single rows say little. The odds are their average.
+BETS: Final = 1.0, 0.5, 0.2
+N_BETS: Final = len(BETS)
+# Thresholds of the confidence, and of its average over about so many rows: an alarm begins above
+# the first or when the average passes the second, and ends when both are below the third. While it
+# is on, what is usual is relearned as if it were as old as the last number says, in rows.
+# A bet is fair if the ratios of likelihoods are as usual: then odds of A to one come once in A
+# rows at most, on average. 0.75 stands for 3000 to one.
+EVIDENCE: Final = 0.75, math.inf, 0.25, 200.0, 600.0
+# The same for policies that report beliefs only. A sudden change passes 0.9; a slow one stays at
+# 0.5 to 0.8 for hundreds of rows.
+BELIEF: Final = 0.9, 0.45, 0.25, 50.0, math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Whether the posterior over half-lives has moved towards shorter ones.
+    """Whether shorter half-lives have begun to predict better than the usual ones.
 
     It is true while the alarm is on: ``if model.drift(): ...``.
 
@@ -40,9 +52,9 @@ class Drift:
     detected : bool
         Whether the alarm is on.
     confidence : float in [0, 1]
-        How much of the posterior has moved: the largest difference, over h, between the current
-        and the usual probability that the half-life is at most h. An alarm begins above 0.9, or
-        when the average over about 50 rows passes 0.45. It ends when both are below 0.25.
+        Probability of a change, from how well each half-life predicted the targets, if one change
+        in a thousand rows is expected. An alarm begins above 0.75. It ends when the confidence and
+        its average over about 200 rows are below 0.25.
     since : int or None
         Number of the row (counted from 0) at which the last alarm began.
     peak : float
@@ -50,7 +62,15 @@ class Drift:
     alarms : int
         Number of alarms so far.
     half_life, usual_half_life : float
-        Medians of the current posterior, and of its average over about a thousand rows.
+        Medians of the current posterior, and of its average over about a thousand rows (since an
+        alarm began, over about 200).
+
+    Notes
+    -----
+    With a single filter, as with ``forgetting="learned"``, there is nothing to compare. The
+    confidence is then how much of the belief has moved to the shorter side of some half-life,
+    compared with its average over about a thousand rows. An alarm begins above 0.9, or when the
+    average over about 50 rows passes 0.45.
 
     Examples
     --------
@@ -73,49 +93,64 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Running averages. Never changed.
+    """Running averages and the evidence for a change. Never changed.
 
     Attributes
     ----------
-    now, usual : (J,)
-        Posterior over half-lives, shortest first: after the last row, and on average.
-    levels : (J,)
-        Logarithm of each filter's usual variance of the outputs, before a row is learned.
-    numbers : (7,)
-        Indexed by N, DISTANCE, ON, BEGAN, PEAK, ALARMS and RECENT.
+    now, usual : (W,)
+        Belief in the watched half-lives, shortest first: after the last row, and on average.
+    levels : (W,)
+        Logarithm of the usual variance of the outputs at each, before a row is learned.
+    gains : (W,)
+        How much better the shorter half-lives predict than each half-life, as a ratio of
+        likelihoods, on average. Where filters have the same half-life, the first stands for all.
+    odds : (W, B)
+        Odds for a change, of each bet that the ratio has become larger than usual.
+    numbers : (8,)
+        Indexed by N, CONFIDENCE, ON, BEGAN, PEAK, ALARMS, RECENT and AGE.
     """
 
     now: Array
     usual: Array
     levels: Array
+    gains: Array
+    odds: Array
     numbers: Array
 
     @classmethod
-    def start(cls, n_filters: int) -> Watch:
+    def start(cls, n_watched: int) -> Watch:
         """Nothing seen yet."""
-        numbers = np.zeros(7)
+        numbers = np.zeros(8)
         numbers[BEGAN] = -1.0
-        nothing = np.zeros(n_filters)
-        return cls(nothing, nothing, nothing, numbers)
+        nothing, odds = np.zeros(n_watched), np.zeros((n_watched, N_BETS))
+        return cls(nothing, nothing, nothing, np.ones(n_watched), odds, numbers)
 
-    def after(self, weights: Array, variance: Array) -> Watch:
-        """The watch after rows with half-life weights and variances (b, J)."""
+    def after(
+        self, half_lives: Array, belief: Array, variance: Array, evidence: Array | None
+    ) -> Watch:
+        """The watch after rows, from what a policy says of the half-lives (W,) that it watches.
+
+        Belief, variance and evidence are (b, W), as in `Policy`.
+        """
         from kalstream.estimators._watch_kernel import watch_rows
 
         kept = self
-        if weights.shape[1] != len(self.usual):  # another policy, before anything was learned
-            kept = Watch.start(weights.shape[1])
-        usual, levels, numbers = kept.usual.copy(), kept.levels.copy(), kept.numbers.copy()
-        constants = _SLOW, _WARM_UP, *_ALARM, _RECENT, _VARIANCE
-        watch_rows(weights, variance, *constants, usual, levels, numbers)
-        return Watch(weights[-1].copy(), usual, levels, numbers)
+        if belief.shape[1] != len(self.usual):  # another policy, before anything was learned
+            kept = Watch.start(belief.shape[1])
+        if evidence is None:
+            evidence = np.empty((0, belief.shape[1]))
+        parts = kept.usual, kept.levels, kept.gains, kept.odds, kept.numbers
+        usual, levels, gains, odds, numbers = (part.copy() for part in parts)
+        rows = half_lives, belief, variance, evidence
+        watch_rows(*rows, usual, levels, gains, odds, numbers)
+        return Watch(belief[-1].copy(), usual, levels, gains, odds, numbers)
 
     def drift(self, half_lives: Array) -> Drift:
         """Report, given the half-lives (J,), shortest first."""
         numbers = self.numbers.tolist()
         return Drift(
             bool(numbers[ON]),
-            numbers[DISTANCE],
+            numbers[CONFIDENCE],
             int(numbers[BEGAN]) if numbers[BEGAN] >= 0.0 else None,
             numbers[PEAK],
             int(numbers[ALARMS]),

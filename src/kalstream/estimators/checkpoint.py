@@ -51,6 +51,8 @@ from kalstream import __version__
 from kalstream._files import write_whole
 from kalstream.core.bank import Bank, BankArrays
 from kalstream.core.calibration import Alpha, Calibration
+from kalstream.core.motion import MotionBank, Pending
+from kalstream.core.orders import MixedBank
 from kalstream.core.policy import TAGGED
 from kalstream.core.stacking import Stack
 from kalstream.core.state import BankStep, Base, Posterior, Stored
@@ -93,6 +95,9 @@ TAGGED.update(
         "_Base": Base,
         "Bank": Bank,
         "_Stack": BankArrays,
+        "MotionBank": MotionBank,
+        "Pending": Pending,
+        "MixedBank": MixedBank,
         "BankStep": BankStep,
         "Stack": Stack,
         "Model": Model,
@@ -117,7 +122,7 @@ TAGGED.update(
 # `fitted` is a tree of its own in the file.
 _LEFT_OUT: Final = {
     *((Stored, "room"), (Base, "lent"), (Base, "spares")),
-    *((Bank, "room"), (Bank, "memo")),
+    *((Bank, "room"), (Bank, "memo"), (MotionBank, "memo"), (Pending, "room")),
     *((BankArrays, "lent"), (BankArrays, "full"), (BankArrays, "spares")),
     (Model, "fitted"),
 }
@@ -430,7 +435,7 @@ def _parts(value: Any) -> dict[str, Any]:
     """What an object of a registered class is made of."""
     if isinstance(value, Posterior):
         return {"stored": value.stored}
-    if isinstance(value, Bank):
+    if isinstance(value, Bank | MotionBank):
         # Raises if it was given away. What is in the part of cov that is not meant depends on
         # predictions and on memory that was used again; the bytes of a file must not.
         value.arrays.mirrored()

@@ -13,10 +13,12 @@ from sklearn.base import ClassifierMixin
 
 from kalstream.core import checks as check
 from kalstream.core.guard import Health
+from kalstream.core.policy import Policy
 from kalstream.errors import InvalidInput
 from kalstream.estimators._base import KalmanEstimator
 from kalstream.estimators._classification import Classification, declared, without_class
 from kalstream.estimators._model import Model
+from kalstream.estimators._settings import policy_of
 from kalstream.estimators._sharing import interruptible
 from kalstream.estimators.inputs import read_weights
 from kalstream.estimators.labels import read_labels
@@ -39,18 +41,28 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         see `kalstream.core.Policy`.
     features : "raw", "scaled", "fourier" or transformer
         "fourier" scales columns online and adds random Fourier features of them. "scaled" only
-        scales. "raw" only divides columns by sqrt(d); their size should be about 1. A transformer
-        needs ``partial_fit`` and ``transform``.
+        scales. Scaling forgets with a half-life of 2,000 rows. "raw" only divides columns by
+        sqrt(d); their size should be about 1. A transformer needs ``partial_fit`` and
+        ``transform``.
     n_components : int
         Number of Fourier features.
     transition : "example" or "chunk"
         Forget before every row, or once per call of `partial_fit`.
+    likelihood : "auto", "softmax" or "onehot"
+        How filters observe a label: through the softmax, or as a one-hot vector with Gaussian
+        noise, as in the paper. "auto" is the mixture that predicts best on real streams
+        (benchmarks/README.md); for a single filter it is the softmax.
+    order : 1, 2, 3 or several of these
+        Order of the motion of weights: from 2 on they have a velocity, at 3 an acceleration, so
+        that predictions follow a relation that turns smoothly. Of a mixture every half-life has
+        each of the orders, such as (1, 2). The cost of a filter grows with the square of its order.
     noise_var, prior_var : "auto" or float
-        Variance of the noise of a target, and of a weight before any data.
-    predictive : "exact", "probit", "monte-carlo" or "plug-in"
-        How logits become probabilities; see `kalstream.core.class_probabilities`. With a mixture,
-        "exact" uses the probit approximation for the components with the smallest weights,
-        together a tenth of the weight.
+        Variance of the noise of a one-hot target, and of a weight before any data.
+    predictive : "auto", "exact", "probit", "monte-carlo" or "plug-in"
+        How logits become probabilities; see `kalstream.core.class_probabilities`. "auto" is
+        "probit" where filters observe through the softmax, since they learn from these
+        probabilities, and "exact" for one-hot filters. With a mixture, "exact" uses the probit
+        approximation for the components with the smallest weights, together a tenth of the weight.
     calibration : "auto", float, Calibration or sequence of floats
         Factor that multiplies logits: learned ("auto"), one number, or a grid for a mixture.
     class_weight : dict, "balanced" or None
@@ -63,7 +75,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         row are known. `predict_proba` predicts any row, not only the next, and ignores them.
     intercept : bool
     time_unit : float or timedelta
-        Unit of ``time``. Half-lives, 100 to 100,000 by default, are counted in it. With dates a
+        Unit of ``time``. Half-lives, 30 to 100,000 by default, are counted in it. With dates a
         number means seconds; for daily rows give ``timedelta(days=1)``.
     dtype : float64 or float32
         float32 needs half the memory. If rounding errors become too large, it raises
@@ -84,7 +96,9 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
     n_seen_ : int
         Number of rows seen.
     health_ : Health
-        Its ``nis`` is usually above 1, since noise_var is small; calibration corrects for it.
+        Of the heaviest filter. For a one-hot filter ``nis`` is usually above 1, since noise_var is
+        small; calibration corrects for it. A softmax filter that is sure of its labels learns
+        little from a row, so its ``effective_memory`` can exceed the rows seen.
     nbytes_ : int
     n_features_in_, feature_names_in_
         As in scikit-learn.
@@ -96,7 +110,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
 
     Parameters can be changed on a fitted estimator. Those that the model was built from
     (features, n_components, intercept, dtype, random_state) take effect with the next `fit` or
-    `reset`.
+    `reset`. A change of forgetting, likelihood, order or a mixture's calibration needs `reset`.
 
     In `partial_fit` a label of None or NaN lets time pass without learning. A NaN in X is replaced
     by the column's mean so far ("raw": by 0) and does not change the column's scale.
@@ -122,11 +136,13 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
 
     _SETTINGS = (
         *KalmanEstimator._SETTINGS,
-        *("predictive", "class_weight", "stacking", "recent_labels"),
+        *("likelihood", "predictive", "class_weight", "stacking", "recent_labels"),
     )
     # The paper's 1/K depends on a K that is not known at the start. This does as well, for 2
     # classes and for 100 (benchmarks/README.md): calibration makes up for the size of the logits.
     _NOISE_VAR = 0.03
+    # benchmarks/choose.py chose it: columns that begin to move after a long time are followed.
+    _SCALE_HALF_LIFE = 2000.0
 
     def __init__(
         self,
@@ -135,9 +151,11 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         *,
         n_components: int = 200,
         transition: str = "example",
+        likelihood: str = "auto",
+        order: Any = 1,
         noise_var: float | str = "auto",
         prior_var: float | str = "auto",
-        predictive: str = "exact",
+        predictive: str = "auto",
         calibration: Any = "auto",
         class_weight: Mapping[Any, float] | str | None = None,
         stacking: bool = True,
@@ -151,6 +169,8 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         self.features = features
         self.n_components = n_components
         self.transition = transition
+        self.likelihood = likelihood
+        self.order = order
         self.noise_var = noise_var
         self.prior_var = prior_var
         self.predictive = predictive
@@ -163,8 +183,15 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         self.dtype = dtype
         self.random_state = random_state
 
+    def _policy(self) -> Policy:
+        return policy_of(self.forgetting, self.calibration, self.likelihood, self.order)
+
     def _task(self) -> Classification:
-        return Classification(self.predictive, self.class_weight, self.stacking, self.recent_labels)
+        predictive = self.predictive
+        if isinstance(predictive, str) and predictive == "auto":
+            only_onehot = set(self._policy().likelihoods) == {"onehot"}
+            predictive = "exact" if only_onehot else "probit"
+        return Classification(predictive, self.class_weight, self.stacking, self.recent_labels)
 
     def fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None, time: Any = None
@@ -260,7 +287,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         >>> model.predict_then_learn([[1.0], [-1.0], [1.0]], ["up", "down", "up"]).round(2)
         array([[0.  , 0.  ],
                [0.  , 1.  ],
-               [0.02, 0.98]])
+               [0.27, 0.73]])
         """
         return self._learn(X, read_labels(y), sample_weight, time, predict=True)
 
@@ -279,7 +306,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         --------
         >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
         >>> model.predict_proba([[1.0]]).round(2)
-        array([[0.02, 0.98]])
+        array([[0.27, 0.73]])
         """
         return self.probabilities_and_classes(X, time)[0]
 
@@ -313,7 +340,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         --------
         >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
         >>> model.predict_log_proba([[1.0]]).round(2)
-        array([[-4.19, -0.02]])
+        array([[-1.31, -0.32]])
         """
         with np.errstate(divide="ignore"):
             return np.log(self.predict_proba(X, time))
@@ -427,7 +454,9 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         return self
 
     def _health(self, model: Model) -> Health:
-        report = super()._health(model)
+        report, state = super()._health(model), self._state(model)
+        if self._settings.policy.likelihoods[state.heaviest] != "onehot":
+            return report
         # Outputs without a class have no error, and do not count.
         n_classes = len(model.targets.labels.names)
-        return replace(report, nis=report.nis * self._state(model).n_outputs / n_classes)
+        return replace(report, nis=report.nis * state.n_outputs / n_classes)

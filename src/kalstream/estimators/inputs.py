@@ -157,7 +157,8 @@ def _too_large(
 
 def _bytes_of(policy: Policy, n_features: int, n_outputs: int, dtype: Any) -> int:
     """As `KalmanEstimator.nbytes_`, without the buffer of pending rows."""
-    size = policy.n_filters * n_features * (n_features + n_outputs)
+    lengths = [order * n_features for order in policy.orders]
+    size = sum(length * (length + n_outputs) for length in lengths)
     return check.float_dtype(dtype).itemsize * size
 
 

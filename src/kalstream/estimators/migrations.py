@@ -5,6 +5,7 @@ A tree is what `checkpoint` describes: JSON in which arrays are in their places.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from kalstream.estimators._soundness import need
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 
 
 def _everywhere(tree: Any, tag: str, change: Callable[[dict[str, Any]], Any]) -> Any:
@@ -79,9 +80,50 @@ def _normalised(log_weights: Any) -> Any:
     return log_weights if abs(top + total) < 1e-9 else log_weights - top - total
 
 
+def _with_likelihood(tree: Any) -> Any:
+    """Format 5: a classifier says how it observes labels, and each filter has its own noise.
+
+    The scaling before waves has a half-life, and the watch gathers evidence for a change.
+    """
+    classifies = False
+
+    def classes(parts: dict[str, Any]) -> dict[str, Any]:
+        nonlocal classifies
+        classifies = True
+        return {"Classes": parts}
+
+    def step(parts: dict[str, Any]) -> dict[str, Any]:
+        noise, nis = parts["noise_var"], parts["nis"]
+        need(isinstance(nis, np.ndarray) and nis.ndim == 2, "last_step.nis", "of two dimensions")
+        need(np.shape(noise) == nis.shape[1:], "last_step.noise_var", "of as many rows")
+        return {"BankStep": parts | {"noise_var": np.repeat(noise[None], len(nis), axis=0)}}
+
+    def waves(parts: dict[str, Any]) -> dict[str, Any]:
+        return {"RandomFourierFeatures": {"half_life": math.inf} | parts}
+
+    def watch(parts: dict[str, Any]) -> dict[str, Any]:
+        numbers, now = parts["numbers"], parts["now"]
+        need(np.shape(numbers) == (7,), "watch.numbers", "seven numbers")
+        need(isinstance(now, np.ndarray) and now.ndim == 1, "watch.now", "of one dimension")
+        new = {"gains": np.ones_like(now), "odds": np.zeros((len(now), 3))}
+        return {"Watch": parts | new | {"numbers": np.append(numbers, numbers[0])}}
+
+    changes = {"Classes": classes, "BankStep": step, "RandomFourierFeatures": waves}
+    changes["Watch"] = watch
+    for tag, change in changes.items():
+        tree = _everywhere(tree, tag, change)
+    for key, params in tree.get("@dict", ()) if isinstance(tree, dict) else ():
+        if key == "params" and classifies and isinstance(params, dict):
+            # A policy of one's own has a likelihood of its own.
+            own = any(key == "forgetting" and isinstance(v, dict) for key, v in params["@dict"])
+            params["@dict"] = [*params["@dict"], ["likelihood", "auto" if own else "onehot"]]
+    return tree
+
+
 # MIGRATIONS[n] turns a tree of format n into one of format n + 1.
 MIGRATIONS: Final[dict[int, Callable[[Any], Any]]] = {
     1: lambda tree: tree,  # Model.stack is newer, and None if it is not there
     2: lambda tree: _everywhere(tree, "Watch", _with_average),
     3: _by_task,
+    4: _with_likelihood,
 }

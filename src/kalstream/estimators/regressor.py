@@ -17,6 +17,7 @@ from kalstream.errors import InvalidInput
 from kalstream.estimators._base import KalmanEstimator
 from kalstream.estimators._model import Model
 from kalstream.estimators._regression import Regression, shaped
+from kalstream.estimators._settings import policy_of
 from kalstream.estimators.inputs import read_values, read_weights
 
 Array = NDArray[Any]
@@ -27,8 +28,8 @@ class KalmanRegressor(RegressorMixin, KalmanEstimator):
 
     Parameters
     ----------
-    forgetting, features, n_components, transition, calibration, intercept, time_unit, dtype, \
-random_state
+    forgetting, features, n_components, transition, order, calibration, intercept, time_unit, \
+dtype, random_state
         As in `KalmanClassifier`; calibration and predictive are not used in regression.
     noise_var : "auto" or float
         Variance of the noise of a target; "auto" learns it online. With
@@ -67,6 +68,7 @@ random_state
         *,
         n_components: int = 200,
         transition: str = "example",
+        order: Any = 1,
         noise_var: float | str = "auto",
         prior_var: float | str = "auto",
         predictive: str = "exact",
@@ -80,6 +82,7 @@ random_state
         self.features = features
         self.n_components = n_components
         self.transition = transition
+        self.order = order
         self.noise_var = noise_var
         self.prior_var = prior_var
         self.predictive = predictive
@@ -178,7 +181,10 @@ random_state
         limit = check.LARGEST_FLOAT32 if small else check.LARGEST_FLOAT64
         return Regression(isinstance(self.noise_var, str), limit)
 
-    def _adapted(self, policy: Policy) -> Policy:
+    def _policy(self) -> Policy:
+        own = isinstance(self.forgetting, Policy)  # values have no likelihood to choose
+        likelihood = "auto" if own else "onehot"
+        policy = policy_of(self.forgetting, self.calibration, likelihood, self.order)
         return policy.with_noise(known=not isinstance(self.noise_var, str))
 
     def predict(self, X: ArrayLike, return_std: bool = False, time: Any = None) -> Any:

@@ -65,7 +65,8 @@ def select(candidates: Mapping[str, Any], stream: Stream, **protocol: Any) -> Se
     >>> from kalstream import KalmanClassifier
     >>> from kalstream.streams import ArrayStream
     >>> stream = ArrayStream([[1.0], [-1.0]] * 50, ["up", "down"] * 25 + ["down", "up"] * 25)
-    >>> made = {f"gamma {g}": KalmanClassifier(g, "raw") for g in (1.0, 0.9)}
+    >>> how = {"features": "raw", "likelihood": "onehot"}
+    >>> made = {f"gamma {g}": KalmanClassifier(g, **how) for g in (1.0, 0.9)}
     >>> select(made, stream).name
     'gamma 0.9'
     """

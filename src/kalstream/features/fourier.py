@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,8 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
         Append the scaled columns themselves, divided by sqrt(d).
     random_state : int, RandomState, Generator or None
         Seed of the projections, which are drawn once, when the number of columns is known.
+    half_life : float
+        Of the scaling, in rows; see `OnlineScaler`.
 
     Attributes
     ----------
@@ -63,11 +66,13 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
         bandwidth: float | str = "auto",
         linear: bool = True,
         random_state: Any = None,
+        half_life: float = math.inf,
     ) -> None:
         self.n_components = n_components
         self.bandwidth = bandwidth
         self.linear = linear
         self.random_state = random_state
+        self.half_life = half_life
 
     def fit(self, X: ArrayLike, y: Any = None) -> RandomFourierFeatures:
         """Start again, then learn the scale of the rows of X (b, d)."""
@@ -132,7 +137,8 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
         """
         check.count("n_components", self.n_components)
         check.flag("linear", self.linear)
-        scaler = OnlineScaler()
+        scaler = OnlineScaler(half_life=self.half_life)
+        scaler._check_settings()
         rows: Array = read_rows(scaler, X, reset=True)
         n_columns = rows.shape[1]
         bandwidth, source = self._bandwidth(n_columns), _source(self.random_state)

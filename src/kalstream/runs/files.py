@@ -23,7 +23,7 @@ from kalstream._json import loads
 from kalstream.errors import InvalidInput
 from kalstream.runs.options import Options, checked
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 LOCK: Final = ".lock"
 CONFIG: Final = "config.json"
 CHECKPOINT: Final = "checkpoint"  # a folder, which holds the models and
@@ -160,9 +160,19 @@ def _with_names(content: dict[str, Any]) -> dict[str, Any]:
     return {**content, "evaluation": renamed}
 
 
+def _with_likelihood(content: dict[str, Any]) -> dict[str, Any]:
+    """Format 4: classifiers observed labels as one-hot vectors before there was a choice."""
+    options, learner = content.get("options"), content.get("learner")
+    if not (isinstance(options, dict) and isinstance(learner, dict)):
+        return content
+    word = "onehot" if learner.get("name") == "KalmanClassifier" else "auto"
+    return {**content, "options": {"likelihood": word, **options}}
+
+
 _MIGRATIONS: Final[dict[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     1: _with_ids,
     2: _with_names,
+    3: _with_likelihood,
 }
 
 

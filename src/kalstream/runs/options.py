@@ -67,6 +67,15 @@ def _as_forgetting(value: str) -> str:
     return value
 
 
+def _as_motion(value: str) -> str:
+    orders = value.split(",")
+    if not (set(orders) <= {"1", "2", "3"} and len(set(orders)) == len(orders)):
+        raise InvalidOption(
+            f"--motion is {quoted(value)}; give 1, 2 or 3, or several, such as 1,2, each once"
+        )
+    return value
+
+
 def _as_learner(value: str) -> str:
     if value and not all(value.partition(":")[::2]):
         raise InvalidOption(f"--learner is {quoted(value)}; name it as package.module:factory")
@@ -126,6 +135,12 @@ class Options(BaseModel):
     order: Literal["as-is", "shuffled", "tasks"] = option("as-is", "Order of an embedding file.")
     forgetting: Annotated[str, AfterValidator(_as_forgetting)] = option(
         "mixture", "mixture, learned, or a gamma from 0 to 1 (1 forgets nothing)."
+    )
+    likelihood: Literal["auto", "softmax", "onehot"] = option(
+        "auto", "How filters observe labels: through the softmax, as one-hot vectors, or both."
+    )
+    motion: Annotated[str, AfterValidator(_as_motion)] = option(
+        "1", "Order of the motion of weights: 1, 2 or 3, or several, such as 1,2."
     )
     features: Literal["fourier", "scaled", "raw"] = option(
         "fourier", "Features that are computed from a row for the filter."
@@ -196,6 +211,8 @@ def as_typed(message: str) -> str:
         return f"{typed(match[1])} {','.join(values)}"
 
     names = "|".join(Options.model_fields)
+    # The estimators' order of motion; the command's --order is that of rows.
+    message = re.sub(r"\border=\(?([0-9](?:, ?[0-9])*)\)?", r"--motion \1", message)
     message = message.replace("resume=False", "--overwrite")
     return re.sub(rf"""\b({names})=(\[[^\]]*\]|"[^"]*"|'[^']*')""", replace, message)
 

@@ -63,10 +63,20 @@ def make_learner(options: Options, stream: Stream) -> Any:
         return _imported(options.learner, options.seed)
     from kalstream.estimators import KalmanClassifier, KalmanRegressor
 
-    kind = KalmanRegressor if stream.task == REGRESSION else KalmanClassifier
-    timing: dict[str, Any] = {"time_unit": time_unit_of(options, stream)} if stream.timed else {}
+    more: dict[str, Any] = {"time_unit": time_unit_of(options, stream)} if stream.timed else {}
+    more["random_state"] = options.seed
+    orders = tuple(map(int, options.motion.split(",")))
+    more["order"] = orders[0] if len(orders) == 1 else orders
     forgetting = _number_or_name(options.forgetting)
-    return kind(forgetting, options.features, random_state=options.seed, **timing)
+    if stream.task == REGRESSION:
+        if options.likelihood != "auto":
+            raise InvalidOption(
+                f"--likelihood is {options.likelihood}, but the target is a number and has no "
+                "classes; leave --likelihood out, or say --task classification"
+            )
+        return KalmanRegressor(forgetting, options.features, **more)
+    more["likelihood"] = options.likelihood
+    return KalmanClassifier(forgetting, options.features, **more)
 
 
 def time_unit_of(options: Options, stream: Stream) -> float:

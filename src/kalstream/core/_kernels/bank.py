@@ -119,8 +119,12 @@ def scan_bank(
     labels: Labels,
     dense: Floats,
     noise_var: Floats,
+    weight: Floats,
+    classes: Labels,
+    n_seen: Labels,
     gammas: Floats,
-    prior_var: float,
+    prior_vars: Floats,
+    likelihoods: Labels,
     cov: Floats,
     scales: Floats,
     epsilon: float,
@@ -133,6 +137,7 @@ def scan_bank(
     times_cov, times_mean : (J, n, m), (J, n, K)
         Of `bank.Bank.products`.
     gammas : (J, n)
+    prior_vars, likelihoods : (J,)
     cov, scales : (J, m, m), (J, 5)
         Of the bank.
 
@@ -142,7 +147,7 @@ def scan_bank(
         Rows that every filter could scan. If fewer than n, no other result is valid.
     unsound : int
         A filter whose innovations need `guard.check_innovations`, or -1.
-    logit_mean, logit_var, nis : (J, n, K), (J, n), (J, n)
+    logit_mean, logit_var, noise_var, nis : (J, n, K), (J, n), (J, n), (J, n)
     gains, innovations : (J, n learned, m), (J, n learned, K)
     scales : (J, 5)
     least : float
@@ -152,7 +157,7 @@ def scan_bank(
     n_outputs = times_mean.shape[2]
     learned = np.flatnonzero(noise_var < np.inf)
     mean, var = np.empty((n_filters, n, n_outputs)), np.empty((n_filters, n))
-    nis = np.empty((n_filters, n))
+    noise, nis = np.empty((n_filters, n)), np.empty((n_filters, n))
     gains = np.empty((n_filters, learned.shape[0], m))
     innovations = np.empty((n_filters, learned.shape[0], n_outputs))
     after = scales.copy()
@@ -163,6 +168,7 @@ def scan_bank(
     variances = np.empty(m)
     done, unsound = n, -1
     for j in range(n_filters):
+        prior_var = prior_vars[j]
         products_with(times_cov[j], features, gram_cov)
         scan = scan_fixed(
             gram_cov,
@@ -171,24 +177,26 @@ def scan_bank(
             labels,
             dense,
             noise_var,
+            weight,
+            classes,
+            n_seen,
             gammas[j],
             prior_var,
             False,
+            likelihoods[j],
         )
         done = min(done, scan[0])
-        mean[j], var[j], nis[j] = scan[2], scan[3], scan[9]
-        kept, lost, reach = scan[6], scan[7], scan[8]
+        mean[j], var[j], noise[j], nis[j] = scan[2], scan[3], scan[4], scan[10]
+        kept, lost, reach = scan[7], scan[8], scan[9]
         for k in range(m):
             variances[k] = scales[j, 1] * cov[j, k, k] + scales[j, 2]
-        if not rows_are_sound(
-            var[j], noise_var, features, variances, epsilon, scales[j, 4], limits
-        ):
+        if not rows_are_sound(var[j], noise[j], features, variances, epsilon, scales[j, 4], limits):
             unsound = j
         for a in range(learned.shape[0]):
             gains[j, a] = times_cov[j, learned[a]]
-            innovations[j, a] = scan[5][learned[a]]
+            innovations[j, a] = scan[6][learned[a]]
             for b in range(learned.shape[0]):
-                system[a, b] = scan[4][learned[a], learned[b]]
+                system[a, b] = scan[5][learned[a], learned[b]]
         target_covariance(gains[j], phi, kept[learned], prior_var * lost[learned])
         solve_lower(system, gains[j])
         for a in range(learned.shape[0]):
@@ -198,7 +206,7 @@ def scan_bank(
         if done < n:  # the caller repeats the call with fewer rows
             break
     least = min(after[:, 0].min(), after[:, 1].min())
-    return done, unsound, mean, var, nis, gains, innovations, after, least
+    return done, unsound, mean, var, noise, nis, gains, innovations, after, least
 
 
 @jit

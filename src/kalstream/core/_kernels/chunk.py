@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from kalstream.core.jit import Floats, Labels, jit
-from kalstream.core.softmax_integral import LARGEST_LOGIT, label_terms
+from kalstream.core.jit import Flags, Floats, Labels, jit
+from kalstream.core.softmax_integral import LARGEST_LOGIT, LEAST_CURVATURE, label_terms
 
 # gram_cov (b, b), gram_eye (b, b) and base_mean (b, K) of a chunk; see `chunk.Grams`.
 Grams = tuple[Floats, Floats, Floats]
@@ -27,6 +27,8 @@ AlphaRule = tuple[float, float, float, float]
 # A block ends before a row that has less than this part of its variance left. The rest is a
 # difference and would have lost as many digits (core/README.md, "Rounding").
 _LOSSY = 1e-2
+# Likelihoods by number: places in `chunk.LIKELIHOODS`.
+ONEHOT, SOFTMAX, SOFTMAX_LABEL = range(3)
 
 
 @jit
@@ -207,17 +209,168 @@ def write_residual(i: int, labels: Labels, dense: Floats, mean: Floats, residual
 
 
 @jit
-def mean_squares(innovations: Floats, noise_var: Floats) -> Floats:
-    """Normalised innovation squared of each row (b,), NaN where nothing was learned."""
-    n, n_outputs = innovations.shape
-    nis = np.full(n, np.nan)
+def arrivals(labels: Labels, noise_var: Floats, seen: Flags) -> tuple[Labels, Labels]:
+    """Classes in the order of their arrival (K,), and how many had come before each row (b + 1,).
+
+    ``seen`` (K,) says which had come before the chunk. The last number counts those after it. A row
+    that is not learned, whose noise variance is inf, brings no class.
+    """
+    n = labels.shape[0]
+    known, classes = seen.copy(), np.zeros(seen.shape[0], np.int64)
+    count, n_seen = 0, np.empty(n + 1, np.int64)
+    for k in range(seen.shape[0]):
+        if seen[k]:
+            classes[count] = k
+            count += 1
+    n_seen[0] = count
     for i in range(n):
-        if noise_var[i] < np.inf:
-            total = 0.0
-            for k in range(n_outputs):
-                total += innovations[i, k] * innovations[i, k]
-            nis[i] = total / n_outputs
-    return nis
+        if noise_var[i] < np.inf and not known[labels[i]]:
+            known[labels[i]] = True
+            classes[count] = labels[i]
+            count += 1
+        n_seen[i + 1] = count
+    return classes, n_seen
+
+
+@jit
+def write_error(
+    mean: Floats,
+    shift: float,
+    along: Floats,
+    shrink: float,
+    label: int,
+    classes: Labels,
+    error: Floats,
+) -> tuple[float, float]:
+    """One-hot label minus softmax(shrink (mean + shift along)), into error (K,).
+
+    One class alone is compared with one of logit 0, which has no place in error. Returns the sum of
+    p (1 - p), and the variance of ``along`` under p.
+    """
+    alone = classes.shape[0] == 1
+    top, total = 0.0 if alone else -np.inf, 0.0
+    for k in classes:
+        top = max(top, mean[k] + shift * along[k])
+    if alone:
+        total = np.exp(-shrink * top)
+    for k in classes:
+        error[k] = np.exp(shrink * (mean[k] + shift * along[k] - top))
+        total += error[k]
+    spread, first, second = 0.0, 0.0, 0.0
+    for k in classes:
+        p = error[k] / total
+        spread += p * (1.0 - p)
+        first += p * along[k]
+        second += p * along[k] * along[k]
+        error[k] = (1.0 if k == label else 0.0) - p
+    return 2.0 * spread if alone else spread, second - first * first
+
+
+@jit
+def curvature_of(
+    spread: float, error: float, n_classes: int, shrink: float, likelihood: int
+) -> float:
+    """Curvature of a label's log-probability, from the sum of p (1 - p) and the label's error."""
+    if likelihood == SOFTMAX_LABEL:
+        curvature = 2.0 * error * (1.0 - error)
+    else:  # the mean of the eigenvalues that are not zero of diag(p) - p p'
+        curvature = spread / max(n_classes - 1, 1)
+    # A floor below the shrinkage: above it, wide logits of large columns would count too much.
+    return shrink * shrink * max(curvature, LEAST_CURVATURE)
+
+
+@jit
+def settled(
+    mean: Floats,
+    var: float,
+    label: int,
+    classes: Labels,
+    weight: float,
+    shrink: float,
+    error: Floats,
+    work: Floats,
+) -> float:
+    """Where a heavy row ends: a with a = weight shrink (e(mean + a var error) . error) / |error|^2.
+
+    That is the most probable point along ``error`` (K,), the error e at the mean. Newton's method
+    in a bracket; the right side falls with a.
+    """
+    norm = 0.0
+    for k in classes:
+        norm += error[k] * error[k]
+    most = weight * shrink
+    low, high, here = 0.0, most, most
+    for _ in range(200):
+        _, variance = write_error(mean, here * var, error, shrink, label, classes, work)
+        inner = 0.0
+        for k in classes:
+            inner += work[k] * error[k]
+        gap = most * inner / norm - here
+        if gap > 0.0:
+            low = here
+        else:
+            high = here
+        before = here
+        here += gap / (1.0 + most * var * shrink * variance / norm)
+        if not low < here < high:
+            here = 0.5 * (low + high)
+        if abs(here - before) <= 1e-15 * most or abs(here - before) <= 1e-14 * here:
+            break
+    write_error(mean, here * var, error, shrink, label, classes, work)
+    return here
+
+
+@jit
+def linearise_softmax(
+    mean: Floats,
+    var: float,
+    label: int,
+    classes: Labels,
+    weight: float,
+    likelihood: int,
+    residual: Floats,
+) -> tuple[float, float]:
+    """Observe a label through the softmax, linearised where the row stands.
+
+    The Gaussian that stands for the likelihood has the noise variance that is returned, and a
+    target that differs from mean (K,) by residual (K,), which is written. ``classes`` are those
+    that have come, the label among them (core/README.md, "The softmax filter"). While there is one
+    class, it is compared with one that has not come, whose logit is 0. A row of weight above 1 is
+    linearised where it ends. Also returns the squared error of the probabilities over its
+    expectation.
+    """
+    n_classes, var = classes.shape[0], max(var, 0.0)
+    shrink = 1.0 / np.sqrt(1.0 + np.pi / 8.0 * var)
+    residual[:] = 0.0
+    spread, _ = write_error(mean, 0.0, residual, shrink, label, classes, residual)
+    squares = 0.0
+    for k in classes:
+        squares += residual[k] * residual[k]
+    nis = (2.0 if n_classes == 1 else 1.0) * squares / max(spread, LEAST_CURVATURE)
+    curvature = curvature_of(spread, residual[label], n_classes, shrink, likelihood)
+    move = shrink / curvature
+    if weight > 1.0 and squares > 0.0:
+        work = np.empty(mean.shape[0])
+        end = settled(mean, var, label, classes, weight, shrink, residual, work)
+        spread = 0.0
+        for k in classes:
+            p = (1.0 if k == label else 0.0) - work[k]
+            spread += p * (1.0 - p)
+        spread = 2.0 * spread if n_classes == 1 else spread
+        curvature = curvature_of(spread, work[label], n_classes, shrink, likelihood)
+        move = end * (var + 1.0 / (curvature * weight))
+    for k in classes:
+        residual[k] *= move
+    return 1.0 / (curvature * weight), nis
+
+
+@jit
+def mean_square(innovation: Floats) -> float:
+    """Normalised innovation squared of a row, averaged over outputs."""
+    total = 0.0
+    for k in range(innovation.shape[0]):
+        total += innovation[k] * innovation[k]
+    return total / innovation.shape[0]
 
 
 @jit
@@ -228,12 +381,20 @@ def scan_fixed(
     labels: Labels,
     dense: Floats,
     noise_var: Floats,
+    weight: Floats,
+    classes: Labels,
+    n_seen: Labels,
     gamma: Floats,
     prior_var: float,
     keep_mean: bool,
+    likelihood: int,
 ) -> tuple[Any, ...]:
-    """Scan with known coefficients gamma (b,); returns the fields of `chunk.Scan`."""
+    """Scan with known coefficients gamma (b,); returns the fields of `chunk.Scan`.
+
+    Through a softmax the noise variance of a label follows from the row's own moments.
+    """
     n, n_outputs = base_mean.shape
+    noises, nis = noise_var.copy(), np.full(n, np.nan)
     logit_mean, logit_var = np.empty((n, n_outputs)), np.empty(n)
     cross, system = np.zeros((n, n)), np.zeros((n, n))
     innovations, reach = np.zeros((n, n_outputs)), np.zeros(n)
@@ -256,12 +417,19 @@ def scan_fixed(
         kept_now, lost_now = forget_rows(i, g, kept_now, lost_now, reach)
         kept[i], lost[i] = kept_now, lost_now
         if noise_var[i] < np.inf:
-            write_residual(i, labels, dense, mean, residual)
-            sd = np.sqrt(var + noise_var[i])
+            if likelihood != ONEHOT:
+                known = classes[: n_seen[i + 1]]
+                noises[i], nis[i] = linearise_softmax(
+                    mean, var, labels[i], known, weight[i], likelihood, residual
+                )
+            else:
+                write_residual(i, labels, dense, mean, residual)
+            sd = np.sqrt(var + noises[i])
             kept2, spread = kept_now * kept_now, prior_var * lost_now
             learn_row(i, grams, past, kept2, spread, sd, residual)
-    nis = mean_squares(innovations, noise_var)
-    return done, gamma, logit_mean, logit_var, system, innovations, kept, lost, reach, nis
+            if likelihood == ONEHOT:
+                nis[i] = mean_square(innovations[i])
+    return done, gamma, logit_mean, logit_var, noises, system, innovations, kept, lost, reach, nis
 
 
 @jit
@@ -301,12 +469,6 @@ def gaussian_slope(
 def moved_delta(delta: float, move: float) -> float:
     """Delta plus a step. A NaN step (an infinite rate times a gradient of 0) is ignored."""
     return delta if np.isnan(move) else delta + move
-
-
-@jit
-def contains(label: int, classes: Labels) -> bool:
-    """Whether a label is one of the classes."""
-    return bool(np.any(classes == label))
 
 
 @jit
@@ -372,9 +534,12 @@ def scan_learned(
     dense: Floats,
     noise_var: Floats,
     weight: Floats,
+    classes: Labels,
+    n_seen: Labels,
     gap: Floats,
     prior_var: float,
     keep_mean: bool,
+    likelihood: int,
     gamma: float,
     delta: float,
     rate: float,
@@ -383,8 +548,6 @@ def scan_learned(
     log_alpha_var: float,
     alpha_rule: AlphaRule,
     calibrated: bool,
-    active: Labels,
-    n_active: int,
     ell: Floats,
     slope: Floats,
     work: Floats,
@@ -393,12 +556,13 @@ def scan_learned(
 
     The order within a row is that of Algorithm 1 of the paper: predict with the old delta, move
     delta, then forget and learn with the new delta. With rate 0 delta is not used, and need not
-    be finite: gamma is the coefficient. ``active`` (K,) starts with the ``n_active`` classes seen
-    so far. Only these enter the softmax. A new label is added behind them, in place.
+    be finite: gamma is the coefficient. ``classes`` and ``n_seen`` are those of `arrivals`: only
+    classes that have come enter the softmax.
 
-    Returns the fields of `chunk.Scan`, alphas (b,), delta, log_alpha, log_alpha_var, n_active.
+    Returns the fields of `chunk.Scan`, alphas (b,), delta, log_alpha, log_alpha_var.
     """
     n, n_outputs = base_mean.shape
+    noises, nis = noise_var.copy(), np.full(n, np.nan)
     logit_mean, logit_var = np.empty((n, n_outputs)), np.empty(n)
     gammas, alphas = np.empty(n), np.empty(n)
     cross, system = np.zeros((n, n)), np.zeros((n, n))
@@ -430,10 +594,7 @@ def scan_learned(
                 by_delta = gaussian_slope(
                     residual, predicted, predicted_var, noise, keep_mean, var_slope
                 )
-            elif not contains(labels[i], active[:n_active]):
-                active[n_active] = labels[i]
-                n_active += 1
-            elif n_active > 1:
+            elif n_seen[i + 1] == n_seen[i] and n_seen[i] > 1:
                 by_delta, by_log_alpha = label_slopes(
                     predicted,
                     alphas[i],
@@ -443,7 +604,7 @@ def scan_learned(
                     keep_mean,
                     rate > 0.0 and gap[i] > 0.0,
                     calibrated,
-                    active[:n_active],
+                    classes[: n_seen[i]],
                     scaled,
                     (ell, slope, work),
                 )
@@ -463,11 +624,49 @@ def scan_learned(
         if noise_var[i] < np.inf:
             for k in range(n_outputs):
                 mean[k] *= mean_g
-            write_residual(i, labels, dense, mean, residual)
             var = g * g * var + (1.0 - g) * (1.0 + g) * prior_here
-            sd = np.sqrt(var + noise_var[i])
+            if likelihood != ONEHOT:
+                known = classes[: n_seen[i + 1]]
+                noises[i], nis[i] = linearise_softmax(
+                    mean, var, labels[i], known, weight[i], likelihood, residual
+                )
+            else:
+                write_residual(i, labels, dense, mean, residual)
+            sd = np.sqrt(var + noises[i])
             kept2, spread = kept_now * kept_now, prior_var * lost_now
             learn_row(i, grams, past, kept2, spread, sd, residual)
-    nis = mean_squares(innovations, noise_var)
-    scan = (done, gammas, logit_mean, logit_var, system, innovations, kept, lost, reach, nis)
-    return scan, alphas, delta, log_alpha, log_alpha_var, n_active
+            if likelihood == ONEHOT:
+                nis[i] = mean_square(innovations[i])
+    moments = done, gammas, logit_mean, logit_var, noises
+    rest = system, innovations, kept, lost, reach, nis
+    return moments + rest, alphas, delta, log_alpha, log_alpha_var
+
+
+@jit
+def scan_joint(
+    factor: Floats, mean: Floats, labels: Labels, seen: Flags, least_var: float
+) -> tuple[Floats, Floats]:
+    """Observe labels through the softmax, given the joint moments of the rows of a chunk.
+
+    factor (b, b) is the joint covariance of the outputs and becomes its Cholesky factor, noise
+    included. mean (b, K) becomes that of each row given the labels before it. seen (b, K) are the
+    classes that came before each row. Returns innovations (b, K) and the variances (b,). A variance
+    below ``least_var`` times the noise variance gives NaN from there on.
+    """
+    n, n_outputs = mean.shape
+    innovations, variances, residual = np.zeros((n, n_outputs)), np.empty(n), np.empty(n_outputs)
+    for i in range(n):
+        classes = np.flatnonzero(seen[i] | (np.arange(n_outputs) == labels[i]))
+        var = variances[i] = factor[i, i]
+        noise_var, _ = linearise_softmax(mean[i], var, labels[i], classes, 1.0, SOFTMAX, residual)
+        sd = np.sqrt(var + noise_var) if var >= least_var * noise_var else np.nan
+        innovations[i] = residual / sd
+        factor[i, i], factor[i, i + 1 :] = sd, 0.0
+        for later in range(i + 1, n):
+            share = factor[later, i] / sd
+            factor[later, i] = share
+            for j in range(i + 1, later + 1):
+                factor[later, j] -= share * factor[j, i]
+            for k in classes:
+                mean[later, k] += share * innovations[i, k]
+    return innovations, variances

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from kalstream.core._kernels.chunk import calibrated_terms, contains
+from kalstream.core._kernels.chunk import calibrated_terms
 from kalstream.core.jit import Floats, Labels, jit
 from kalstream.core.scale import KEEP_SCALE
 from kalstream.core.softmax_integral import LARGEST_LOGIT, probabilities
@@ -25,18 +25,18 @@ def mix(
     dense: Floats,
     noise_var: Floats,
     weight: Floats,
+    classes: Labels,
+    n_seen: Labels,
     switch: Floats,
     calibrations: Floats,
     exact: bool,
     learn_scale: bool,
     log_weights: Floats,
     spread: Floats,
-    active: Labels,
-    n_active: int,
     ell: Floats,
     slope: Floats,
     work: Floats,
-) -> tuple[Floats, Floats, Floats, int]:
+) -> tuple[Floats, Floats, Floats, Floats]:
     """Bayes' rule with a fixed share of switching over J filters and C calibrations.
 
     Parameters
@@ -48,13 +48,15 @@ def mix(
     noise_var, weight, switch : (b,)
         Noise variance over the weight, inf where nothing is learned; sample weight; probability
         of switching before the row.
-    calibrations : (C,)
+    classes, n_seen : (K,), (b + 1,)
+        Of `chunk.arrivals`.
+    calibrations : (J, C)
     exact, learn_scale : bool
         As in `mixture.Mixture`.
     log_weights, spread : (J, C), (J, 2), changed in place
         Spread holds degrees of freedom and sum of squares.
-    active, n_active, ell, slope, work
-        As in `chunk.scan_learned`.
+    ell, slope, work
+        Of `softmax_integral`.
 
     Returns
     -------
@@ -64,12 +66,14 @@ def mix(
         The unit of each filter's variances, before each row's target was seen.
     log_prob : (b,)
         Log predictive of the mixture; NaN for rows that do not change the weights.
-    n_active : int
+    evidence : (b, J)
+        Log of each filter's likelihood, to the power of the sample weight and averaged over the
+        calibrations; NaN for the same rows.
     """
     n_filters, n, n_outputs = means.shape
-    n_calibrations = calibrations.shape[0]
+    n_calibrations = calibrations.shape[1]
     weights, log_prob = np.empty((n, n_filters, n_calibrations)), np.full(n, np.nan)
-    scale = np.ones((n, n_filters))
+    scale, evidence = np.ones((n, n_filters)), np.full((n, n_filters), np.nan)
     log_liks = np.empty((n_filters, n_calibrations))
     scaled = np.empty(n_outputs)
     for i in range(n):
@@ -84,10 +88,9 @@ def mix(
                 unit = max(variances[j, i], 0.0) + noise_var[i] * weight[i]
                 learn_spread(dense[i], means[j, i], unit, weight[i], spread[j])
             continue
-        if labels.shape[0] and not contains(labels[i], active[:n_active]):
-            active[n_active] = labels[i]
-            n_active += 1
+        if labels.shape[0] and n_seen[i + 1] > n_seen[i]:  # nobody gave it a probability
             continue
+        active = classes[: n_seen[i]] if labels.shape[0] else classes
         for j in range(n_filters):
             mean, var = means[j, i], max(variances[j, i], 0.0)
             total = var + noise_var[i] * weight[i]
@@ -100,22 +103,21 @@ def mix(
                     log_lik = calibrated_terms(
                         mean,
                         var,
-                        calibrations[c],
+                        calibrations[j, c],
                         labels[i],
-                        active[:n_active],
+                        active,
                         scaled,
                         (ell, slope, work),
                     )[0]
                 else:
-                    log_lik = probit_log_prob(
-                        mean, var, calibrations[c], labels[i], active[:n_active]
-                    )
+                    log_lik = probit_log_prob(mean, var, calibrations[j, c], labels[i], active)
                 log_liks[j, c] = max(log_lik, _LEAST_LOG)
             if learn_scale:
                 learn_spread(dense[i], mean, total, weight[i], spread[j])
         log_prob[i] = log_sum_exp(log_weights + log_liks)
+        weigh_filters(weights[i], weight[i], log_liks, evidence[i])
         learn_weights(log_weights, weight[i], log_liks)
-    return weights, scale, log_prob, n_active
+    return weights, scale, log_prob, evidence
 
 
 @jit
@@ -146,6 +148,18 @@ def learn_weights(log_weights: Floats, power: float, log_liks: Floats) -> None:
 
 
 @jit
+def weigh_filters(weights: Floats, power: float, log_liks: Floats, out: Floats) -> None:
+    """Log of each filter's average likelihood (J,), into out, from weights (J, C) before it."""
+    for j in range(weights.shape[0]):
+        top, whole, total = log_liks[j].max(), 0.0, 0.0
+        for c in range(weights.shape[1]):
+            whole += weights[j, c]
+            total += weights[j, c] * np.exp(power * (log_liks[j, c] - top))
+        # The weights of a filter can all be 0 if there is no switching.
+        out[j] = power * top + (np.log(total / whole) if total > 0.0 else 0.0)
+
+
+@jit
 def gaussian_log_density(target: Floats, mean: Floats, var: float) -> float:
     """Log density of a target (K,), eq. (6)."""
     log_density = -0.5 * target.shape[0] * np.log(2.0 * np.pi * var)
@@ -161,7 +175,7 @@ def predict_rows(
     features: Floats,
     gamma: Floats,
     gap: Floats,
-    prior_var: float,
+    prior_vars: Floats,
     keep_mean: bool,
     share: float,
     log_weights: Floats,
@@ -173,11 +187,11 @@ def predict_rows(
     times_cov, times_mean : (J, b, m), (J, b, K)
         Features (b, m) times the filters' covariances and means.
     gamma : (J, 1)
-    gap : (b,)
+    gap, prior_vars : (b,), (J,)
 
     Returns
     -------
-    logit_mean, logit_var, gammas, noise_var, nis : (J, b, K), (J, b), (J, b), (b,), (J, b)
+    logit_mean, logit_var, gammas, noise_var, nis : (J, b, K), and four of (J, b)
         As in `state.BankStep`.
     weights, log_prob : (b, J, C), (b,)
     """
@@ -194,13 +208,14 @@ def predict_rows(
             g, spread = gamma[j, 0] ** gap[i], 0.0
             for k in range(m):
                 spread += features[i, k] * times_cov[j, i, k]
-            var[j, i] = g * g * max(spread, 0.0) + (1.0 - g) * (1.0 + g) * prior_var * norm
+            prior = prior_vars[j] * norm
+            var[j, i] = g * g * max(spread, 0.0) + (1.0 - g) * (1.0 + g) * prior
             for k in range(times_mean.shape[2]):
                 mean[j, i, k] = times_mean[j, i, k] * (1.0 if keep_mean else g)
             gammas[j, i] = g
             for c in range(log_weights.shape[1]):
                 weights[i, j, c] = (1.0 - switch) * np.exp(log_weights[j, c]) + switch / n_all
-    noise_var, nis = np.full(n, np.inf), np.full((n_filters, n), np.nan)
+    noise_var, nis = np.full((n_filters, n), np.inf), np.full((n_filters, n), np.nan)
     return mean, var, gammas, noise_var, nis, weights, np.full(n, np.nan)
 
 
@@ -258,7 +273,7 @@ def mixed_probabilities(
     weights are negative or sum to 0. -1 if no row is bad.
     """
     n_filters, n, n_outputs = means.shape
-    n_all = n_filters * calibrations.shape[0]
+    n_all = calibrations.size
     out, one = np.zeros((n, n_outputs)), np.empty((1, n_outputs))
     mean, std = np.empty((1, n_outputs)), np.empty(1)
     for i in range(n):
@@ -280,8 +295,8 @@ def mixed_probabilities(
                 if not abs(means[j, i, k]) < LARGEST_LOGIT:
                     return out, i
                 top, low = max(top, means[j, i, k]), min(low, means[j, i, k])
-            for c in range(calibrations.shape[0]):
-                weight, alpha = weights[i, j, c], calibrations[c]
+            for c in range(calibrations.shape[1]):
+                weight, alpha = weights[i, j, c], calibrations[j, c]
                 spread = alpha * np.sqrt(max(variances[j, i], 0.0))
                 if not (spread < LARGEST_LOGIT and alpha * (top - low) < LARGEST_LOGIT):
                     return out, i
@@ -348,8 +363,8 @@ def probit_log_prob(mean: Floats, var: float, alpha: float, label: int, active: 
 
 
 @jit
-def watched_rows(weights: Floats, logit_var: Floats, order: Labels) -> tuple[Floats, Floats]:
-    """Half-life weights and variances (b, J) in this order.
+def watched_rows(weights: Floats, variances: Floats, order: Labels) -> tuple[Floats, Floats]:
+    """Weights and variances of the filters (b, J) in another order (J,).
 
     From the weights (b, J, C) of a mixture and its variances (J, b).
     """
@@ -359,5 +374,5 @@ def watched_rows(weights: Floats, logit_var: Floats, order: Labels) -> tuple[Flo
         for j in range(n_filters):
             for c in range(n_calibrations):
                 shares[i, j] += weights[i, order[j], c]
-            variance[i, j] = logit_var[order[j], i]
+            variance[i, j] = variances[order[j], i]
     return shares, variance

@@ -33,11 +33,11 @@ def describe_filters(
 ) -> bool:
     """Describe one row: class log-probabilities of the mixture, calibrated logits of each filter.
 
-    From means (J, K), variances (J,) and weights (J, C), into the first 1 + J columns of out (A, D)
-    for the A active classes. Returns whether all of these are finite.
+    From means (J, K), variances (J,), weights and calibrations (J, C), into the first 1 + J columns
+    of out (A, D) for the A active classes. Returns whether all of these are finite.
     """
     size = 0.0
-    n_filters, n_calibrations, n_active = means.shape[0], calibrations.shape[0], len(active)
+    n_filters, n_calibrations, n_active = means.shape[0], calibrations.shape[1], len(active)
     each = np.empty(n_active)
     out[:, 0] = 0.0
     for j in range(n_filters):
@@ -47,8 +47,9 @@ def describe_filters(
         mass, mean_log = 0.0, 0.0
         for c in range(n_calibrations):
             mass += weights[j, c]
-            mean_log += weights[j, c] * np.log(calibrations[c])
-            alpha = probit_factor(calibrations[c], calibrations[c] * calibrations[c] * var)
+            alpha = calibrations[j, c]
+            mean_log += weights[j, c] * np.log(alpha)
+            alpha = probit_factor(alpha, alpha * alpha * var)
             total = 0.0
             for a in range(n_active):
                 each[a] = np.exp(alpha * (means[j, active[a]] - top))
@@ -234,7 +235,7 @@ def learn_rows(
 
     Parameters
     ----------
-    means, variances, weights, calibrations : (J, b, K), (J, b), (b, J, C), (C,)
+    means, variances, weights, calibrations : (J, b, K), (J, b), (b, J, C), (J, C)
     plain : (b, K') or (0, 0)
         Probabilities of the mixture to correct; (0, 0) to learn only.
     labels : (b,)

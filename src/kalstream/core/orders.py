@@ -1,0 +1,205 @@
+"""Filters of several orders of motion on the same features, side by side.
+
+Those of order 1 are in a `Bank`, those of each higher order in a `MotionBank`. To a mixture they
+look like one bank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kalstream.core import checks as check
+from kalstream.core.bank import Bank, How, run_bank
+from kalstream.core.chunk import Rows
+from kalstream.core.motion import MotionBank, predict_motion, refuse_keep_mean, run_motion
+from kalstream.core.recursion import init
+from kalstream.core.state import BankStep, Posterior
+from kalstream.errors import InvalidInput
+
+Array = NDArray[Any]
+
+
+@final
+@dataclass(slots=True)
+class MixedBank:
+    """J filters, of which some have an order above 1. Immutable to the caller, as `Bank`.
+
+    Attributes
+    ----------
+    banks : one Bank or MotionBank for each order
+        The lowest order comes first.
+    orders : J numbers
+        Order of each filter.
+    """
+
+    banks: tuple[Bank | MotionBank, ...]
+    orders: tuple[int, ...]
+
+    @property
+    def n_filters(self) -> int:
+        """Number of filters, J."""
+        return len(self.orders)
+
+    @property
+    def n_features(self) -> int:
+        """Number of features, m."""
+        return self.banks[0].n_features
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of outputs, K."""
+        return self.banks[0].n_outputs
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float64, or float32 by choice."""
+        return self.banks[0].dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays that are kept from row to row."""
+        return sum(bank.nbytes for bank in self.banks)
+
+    def posterior(self, j: int) -> Posterior:
+        """Weights of filter j."""
+        for bank, members in zip(self.banks, _members(self.orders), strict=True):
+            if j in members:
+                return bank.posterior(int(np.searchsorted(members, j)))
+        raise IndexError(f"there are {self.n_filters} filters, and none is number {j}")
+
+    def add_outputs(self, n_outputs: int) -> MixedBank:
+        """Grow by outputs never seen, exactly; see `state.add_outputs`."""
+        return MixedBank(tuple(bank.add_outputs(n_outputs) for bank in self.banks), self.orders)
+
+    def keep_outputs(self, columns: Array) -> MixedBank:
+        """The bank with these outputs only (K',), in this order: exact, outputs are independent."""
+        return MixedBank(tuple(bank.keep_outputs(columns) for bank in self.banks), self.orders)
+
+    def add_features(self, n_features: int, prior_vars: Array) -> MixedBank:
+        """Add features that were 0 in all rows so far; each filter has a prior variance (J,)."""
+        each = zip(self.banks, _members(self.orders), strict=True)
+        grown = tuple(bank.add_features(n_features, prior_vars[own]) for bank, own in each)
+        return MixedBank(grown, self.orders)
+
+    def check(self, half_lives: tuple[float, ...]) -> None:
+        """Raise an error unless the banks are of these orders and half-lives (J,)."""
+        members = _members(self.orders)
+        sizes = {(bank.n_features, bank.n_outputs, bank.dtype) for bank in self.banks}
+        fits = len(self.banks) == len(members) and len(sizes) == 1
+        for bank, own in zip(self.banks, members, strict=False):
+            order = self.orders[own[0]]
+            fits = fits and bank.n_filters == len(own)
+            if isinstance(bank, MotionBank):
+                lives = tuple(half_lives[j] for j in own if j < len(half_lives))
+                fits = fits and bank.order == order and bank.half_lives == lives
+            else:
+                fits = fits and order == 1
+        if not fits:
+            raise InvalidInput(
+                f"the banks of the state are not those of filters with orders {self.orders} and "
+                f"half-lives {half_lives}; take a state from start or step_chunk"
+            )
+
+
+def start_bank(
+    n_features: int,
+    n_outputs: int,
+    *,
+    orders: tuple[int, ...],
+    half_lives: tuple[float, ...],
+    prior_vars: Array,
+    dtype: Any,
+) -> Bank | MixedBank:
+    """Filters before any data: orders, half-lives and prior variances are of each (J,)."""
+    banks: list[Bank | MotionBank] = []
+    for own in _members(orders):
+        order, variances = orders[own[0]], prior_vars[own].tolist()
+        if order == 1:
+            size = n_features, n_outputs
+            each = [init(*size, prior_var=value, dtype=dtype) for value in variances]
+            banks.append(Bank.of(each))
+            continue
+        lives = [half_lives[j] for j in own]
+        settings = {"order": order, "half_lives": lives, "prior_vars": variances, "dtype": dtype}
+        banks.append(MotionBank.start(n_features, n_outputs, **settings))
+    if max(orders) == 1 and isinstance(banks[0], Bank):
+        return banks[0]
+    return MixedBank(tuple(banks), orders)
+
+
+def run_filters(
+    bank: Bank | MixedBank, rows: Rows, how: How, donate: bool
+) -> tuple[Bank | MixedBank, BankStep]:
+    """Advance all filters over all rows; the bank that was given is untouched if anything fails."""
+    if isinstance(bank, Bank):
+        return run_bank(bank, rows, how, donate)
+    check.flag("donate", donate)
+    refuse_keep_mean(rows.keep_mean, max(bank.orders))
+    after: list[Bank | MotionBank] = []
+    steps: list[BankStep] = []
+    for part, own in zip(bank.banks, _members(bank.orders), strict=True):
+        mine = How(how.gammas[own], how.prior_vars[own], how.likelihoods[own])
+        # Not donated: if a later bank fails, this one must be as it was.
+        if isinstance(part, Bank):
+            one, step = run_bank(part, rows, mine, False)
+            after.append(one)
+        else:
+            other, step = run_motion(part, rows, mine, False)
+            after.append(other)
+        steps.append(step)
+    if donate:
+        for part in bank.banks:
+            part.stored = None
+    return MixedBank(tuple(after), bank.orders), _side_by_side(steps, bank.orders)
+
+
+def predict_filters(
+    bank: MixedBank, features: Array, gap: Array, gammas: Array, prior_vars: Array, keep_mean: bool
+) -> BankStep:
+    """Step of rows (b, m), each as if it were the next one, gap (b,) after the last.
+
+    gammas (J, 1) and prior_vars (J,) are of the filters. The bank is not touched.
+    """
+    from kalstream.core._kernels.mixture import predict_rows
+
+    refuse_keep_mean(keep_mean, max(bank.orders))
+    steps = []
+    for part, own in zip(bank.banks, _members(bank.orders), strict=True):
+        if isinstance(part, Bank):
+            moments = part.foreseen(features)
+            settings = gammas[own], gap, prior_vars[own], False, 0.0, np.zeros((len(own), 1))
+            steps.append(BankStep(*predict_rows(*moments, features, *settings)[:5]))
+            continue
+        mean, var = predict_motion(part, features, gap, prior_vars[own])
+        unknown = np.full(var.shape, np.inf), np.full(var.shape, np.nan)
+        steps.append(BankStep(mean, var, gammas[own] ** gap, *unknown))
+    return _side_by_side(steps, bank.orders)
+
+
+def _side_by_side(steps: list[BankStep], orders: tuple[int, ...]) -> BankStep:
+    """The step of all filters, from those of the banks."""
+    if len(steps) == 1:
+        return steps[0]
+    places = _places(orders)
+    parts = [
+        np.concatenate([getattr(step, field.name) for step in steps]) for field in fields(BankStep)
+    ]
+    return BankStep(*(parts if places is None else [part[places] for part in parts]))
+
+
+@lru_cache
+def _members(orders: tuple[int, ...]) -> tuple[Array, ...]:
+    """Indices of the filters of each order, the lowest first; not to be changed."""
+    return tuple(np.flatnonzero(np.equal(orders, order)) for order in sorted(set(orders)))
+
+
+@lru_cache
+def _places(orders: tuple[int, ...]) -> Array | None:
+    """Where each filter (J,) is when the banks are side by side; None if the order is the same."""
+    places = np.argsort(np.concatenate(_members(orders)))
+    return None if (np.diff(places) == 1).all() else places
