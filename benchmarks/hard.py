@@ -11,6 +11,7 @@ import numpy as np
 from page import alone, machine, table, write_section
 
 from kalstream import KalmanClassifier, streams
+from kalstream.errors import NumericalError
 
 SEEDS = (0, 1, 2)
 LIKELIHOODS = ("onehot", "auto")
@@ -96,14 +97,17 @@ CASES: dict[str, tuple[Callable[[int], Stream], str]] = {
 
 @alone
 def measure(name: str, likelihood: str, seed: int) -> tuple[float, float]:
-    """Accuracy and log-loss of rows predicted one by one; NaN if a probability is not finite."""
+    """Accuracy and log-loss of rows predicted one by one; NaN if the filters refuse a row."""
     make, features = CASES[name]
     rows, labels = make(seed)
     model = KalmanClassifier(features=features, likelihood=likelihood, random_state=seed)
     size = 50  # rows of a call; each row is predicted before it is learned
     hits, losses = [], []
     for i in range(0, len(rows), size):
-        p = model.predict_then_learn(rows[i : i + size], labels[i : i + size].tolist())
+        try:
+            p = model.predict_then_learn(rows[i : i + size], labels[i : i + size].tolist())
+        except NumericalError:
+            return np.nan, np.nan
         codes = np.searchsorted(model.classes_, labels[i : i + size])
         mine = p[np.arange(len(p)), codes]
         known = (mine > 0.0) | ~np.isfinite(mine)  # the first row of a class has no probability
@@ -123,6 +127,8 @@ def main() -> None:
             spread = scores[:, 1].std(ddof=1)
             accuracy, loss = scores.mean(axis=0)
             cells.append(f"{accuracy:.4f} / {loss:.4f} ± {spread:.4f}")
+            if np.isnan(loss):
+                cells[-1] = "`NumericalError`"
             print(name, likelihood, cells[-1], flush=True)
         lines.append([name.strip(), *cells])
     body = [
@@ -131,7 +137,8 @@ def main() -> None:
         table(["stream", *(f'`likelihood="{word}"`' for word in LIKELIHOODS)], lines),
         "Accuracy / log-loss, each row predicted before it is learned; means over seeds 0, 1, 2 "
         "and the standard deviation of the log-loss over them. A wrong label is drawn from all "
-        "classes. The log-loss of pure chance is that of the second half; the entropy is "
+        "classes. `NumericalError`: float64 cannot hold the covariance of such columns, and the "
+        "filter says so. The log-loss of pure chance is that of the second half; the entropy is "
         f"{np.log(2.0):.4f}.",
     ]
     write_section("hard", "\n\n".join(body))
