@@ -227,6 +227,24 @@ def test_curvature_is_the_mean_eigenvalue(k, var, seed):
     assert_close(curvature, max(eigenvalues[1:].mean(), 1e-6 * shrink**2))
 
 
+@given(
+    st.integers(1, 5),
+    st.floats(-8.0, 8.0),
+    st.sampled_from([1e-6, 0.1, 3.0, 10.0, 300.0, 1e5]),
+    st.sampled_from([1.1, 5.0, 50.0, 1e4]),
+    SOFTMAX,
+    st.integers(0, 2**32),
+)
+def test_a_heavy_row_ends_where_it_is_most_probable(k, size, var, weight, likelihood, seed):
+    """The compiled search for that point, against the reference's."""
+    mean = size * np.random.default_rng(seed).standard_normal((1, k))
+    posterior = Posterior(mean, [[var]])
+    expected, _ = update_softmax(posterior, [1.0], 0, sample_weight=weight, likelihood=likelihood)
+    settings = {"gamma": 1.0, "noise_var": 1.0, "prior_var": 1.0, "likelihood": likelihood}
+    actual, _ = step_chunk(posterior, [[1.0]], [0], sample_weight=weight, **settings)
+    assert_same_posterior(actual, expected, rtol=1e-8)
+
+
 def test_dropping_a_class_keeps_the_columns_of_the_others():
     rng = np.random.default_rng(0)
     features, labels = rng.standard_normal((50, 2)), rng.integers(0, 3, 50)

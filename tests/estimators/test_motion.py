@@ -169,7 +169,7 @@ def test_a_parameter_like_others() -> None:
             clone(model).set_params(order=(1, 2)).partial_fit(ROWS, LABELS).set_params(
                 order=change
             ).predict(ROWS)
-    with pytest.raises(InvalidInput, match=r"began, or order; restore.*reset"):
+    with pytest.raises(InvalidInput, match=r"or order was changed after .*reset"):
         KalmanClassifier(0.9, "raw").partial_fit(ROWS, LABELS).set_params(order=2).predict(ROWS)
 
 

@@ -299,7 +299,7 @@ def settled(
     for k in classes:
         norm += error[k] * error[k]
     most = weight * shrink
-    low, high, here = 0.0, most, most
+    low, high, here, last = 0.0, most, most, np.inf
     for _ in range(200):
         _, variance = write_error(mean, here * var, error, shrink, label, classes, work)
         inner = 0.0
@@ -312,8 +312,10 @@ def settled(
             high = here
         before = here
         here += gap / (1.0 + most * var * shrink * variance / norm)
-        if not low < here < high:
+        # Where the softmax is flat on both sides, Newton's steps would jump to and fro.
+        if not low < here < high or abs(here - before) > 0.5 * last:
             here = 0.5 * (low + high)
+        last = abs(here - before)
         if abs(here - before) <= 1e-15 * most or abs(here - before) <= 1e-14 * here:
             break
     write_error(mean, here * var, error, shrink, label, classes, work)
