@@ -96,6 +96,11 @@ class Calibration:
         """Whether alpha moves at all."""
         return self.spread > 0.0
 
+    @property
+    def rule(self) -> tuple[float, float, float, float]:
+        """What compiled loops learn alpha by: log init, prior variance, gamma and bound."""
+        return math.log(self.init), self.spread**2, self.gamma, BOUND * self.spread
+
     def start(self) -> Alpha:
         """Alpha before any data."""
         return Alpha(math.log(self.init), self.spread**2)

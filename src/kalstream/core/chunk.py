@@ -192,7 +192,7 @@ class Rows:
         keep = check.flag("keep_mean", keep_mean)
         classes = n_seen = _NO_CLASSES
         if read.labels is not None:
-            from kalstream.core._kernels.chunk import arrivals
+            from kalstream.core._kernels.observing import arrivals
 
             seen = getattr(state, "seen", None)
             seen = np.ones(n_outputs, bool) if seen is None else seen

@@ -32,6 +32,7 @@ from kalstream.core.motion_reference import (
 from kalstream.core.state import (
     DEFERRED_ROWS,
     BankStep,
+    Claims,
     Posterior,
     _add_product,
     _subtract_square,
@@ -100,17 +101,15 @@ class Pending:
         return Pending(self.ages, *rest, innovations, dense(self.noise))
 
 
-class MotionRoom:
-    """Buffers for pending rows; written once, front to back, so that states can share a prefix.
+class MotionRoom(Claims):
+    """Buffers for pending rows.
 
     Attributes
     ----------
     buffers : features, gains, factor, innovations and noise of `Pending`
-    claims : {int: object}
-        Who continues the state of so many rows.
     """
 
-    __slots__ = ("buffers", "claims")
+    __slots__ = ("buffers",)
 
     def __init__(self, capacity: int, shape: tuple[int, int, int], order: int) -> None:
         n_filters, size, n_outputs = shape
@@ -121,17 +120,12 @@ class MotionRoom:
             np.zeros((n_filters, capacity, n_outputs)),
             np.zeros((n_filters, capacity, order)),
         )
-        self.claims: dict[int, object] = {}
+        super().__init__()
 
     @property
     def capacity(self) -> int:
         """Most rows that it can hold."""
         return len(self.buffers[0])
-
-    def claim(self, start: int) -> bool:
-        """Reserve the rows behind the first ``start``, unless somebody has done so before."""
-        mine = object()
-        return self.claims.setdefault(start, mine) is mine
 
     def pending(self, ages: Array) -> Pending:
         """The first rows as `Pending`, with ages (r,)."""
@@ -139,13 +133,6 @@ class MotionRoom:
         features, gains, factor, innovations, noise = self.buffers
         parts = features[:n], gains[:, :n], factor[:, :n, :n], innovations[:, :n], noise[:, :n]
         return Pending(ages, *parts, self)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _no_room, ()  # a copy of a state writes into room of its own
-
-
-def _no_room() -> None:
-    return None
 
 
 @final

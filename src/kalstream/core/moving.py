@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -11,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kalstream.core import checks as check
 from kalstream.core.bank import How
-from kalstream.core.calibration import BOUND, Alpha, Calibration
+from kalstream.core.calibration import Alpha, Calibration
 from kalstream.core.chunk import Rows
 from kalstream.core.motion import MotionBank, predict_motion, refuse_keep_mean, run_motion
 from kalstream.core.policy import PolicyState, check_seen, gamma_of
@@ -137,9 +136,7 @@ def step_moving(
         from kalstream.core._kernels.motion import learn_alphas
         from kalstream.core.softmax_integral import table, workspace
 
-        centre, reach = math.log(calibration.init), BOUND * calibration.spread
-        rule = centre, calibration.spread**2, calibration.gamma, reach
-        known = alpha.log_mean, alpha.log_var, rule
+        known = alpha.log_mean, alpha.log_var, calibration.rule
         observed = rows.observed()
         alphas, *learned = learn_alphas(
             moments.logit_mean[0],

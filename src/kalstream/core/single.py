@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kalstream.core import checks as check
 from kalstream.core._threads import OneThread
-from kalstream.core.calibration import BOUND, Alpha, Calibration
+from kalstream.core.calibration import Alpha, Calibration
 from kalstream.core.chunk import LIKELIHOODS, Grams, Rows, Scan, fixed_scan, run
 from kalstream.core.policy import Policy, PolicyState, check_seen, half_life
 from kalstream.core.recursion import init
@@ -286,12 +286,7 @@ class _Scanner:
         self.rows, self.lr, self.calibrated, self.likelihood = rows, lr, calibrated, likelihood
         self.delta, self.alpha = state.delta, state.alpha
         self.seen, self.word = rows.seen(state.seen), state.likelihood
-        self.alpha_rule = (
-            math.log(calibration.init),
-            calibration.spread**2,
-            calibration.gamma,
-            BOUND * calibration.spread,
-        )
+        self.alpha_rule = calibration.rule
         self.plain = lr == 0.0 and (rows.targets.labels is None or not calibration.learns)
         self.alphas: list[Array] = []
 

@@ -435,23 +435,15 @@ class Stored:
         )
 
 
-class Room:
-    """Room for pending rows; written once, front to back, so that states can share a prefix.
+class Claims:
+    """Who continues the state of so many rows: buffers are written once, front to back.
 
-    Attributes
-    ----------
-    rows, coefficients : (..., capacity, m), (..., capacity, K)
-    claims : {int: object}
-        Who continues the state of so many rows.
+    So states can share a prefix.
     """
 
-    __slots__ = ("claims", "coefficients", "rows")
+    __slots__ = ("claims",)
 
-    def __init__(
-        self, batch: tuple[int, ...], capacity: int, shape: tuple[int, ...], dtype: Any
-    ) -> None:
-        self.rows = np.empty((*batch, capacity, shape[0]), dtype)
-        self.coefficients = np.empty((*batch, capacity, shape[1]), dtype)
+    def __init__(self) -> None:
         self.claims: dict[int, object] = {}
 
     def claim(self, start: int) -> bool:
@@ -464,6 +456,24 @@ class Room:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _no_room, ()  # a copy of a state writes into room of its own
+
+
+class Room(Claims):
+    """Room for pending rows.
+
+    Attributes
+    ----------
+    rows, coefficients : (..., capacity, m), (..., capacity, K)
+    """
+
+    __slots__ = ("coefficients", "rows")
+
+    def __init__(
+        self, batch: tuple[int, ...], capacity: int, shape: tuple[int, ...], dtype: Any
+    ) -> None:
+        self.rows = np.empty((*batch, capacity, shape[0]), dtype)
+        self.coefficients = np.empty((*batch, capacity, shape[1]), dtype)
+        super().__init__()
 
 
 def _no_room() -> None:

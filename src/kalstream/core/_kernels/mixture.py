@@ -49,7 +49,7 @@ def mix(
         Noise variance over the weight, inf where nothing is learned; sample weight; probability
         of switching before the row.
     classes, n_seen : (K,), (b + 1,)
-        Of `chunk.arrivals`.
+        Of `observing.arrivals`.
     calibrations : (J, C)
     exact, learn_scale : bool
         As in `mixture.Mixture`.

@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 
 from kalstream.core._kernels.chunk import (
-    ONEHOT,
     AlphaRule,
     label_slopes,
     learn_alpha,
-    linearise_softmax,
     mean_square,
     solve_lower,
-    write_residual,
 )
+from kalstream.core._kernels.observing import ONEHOT, observe
 from kalstream.core.jit import Floats, Labels, jit
 
 # ages (r,), features (r, m), gains (r, p m), factor (r, r), innovations (r, K) and noise (r, p) of
@@ -291,6 +289,7 @@ def scan_motion(
     gain, cross, residual = np.empty(size), np.empty(ages.shape[0]), np.empty(n_outputs)
     aged, own = np.empty(ages.shape[0]), np.empty((order, order))
     spread = np.empty((order, size // order))
+    observed = labels, dense, noise_var, weight, classes, n_seen
     done, unsound, learned = n, -1, n_past
     for j in range(n_filters):
         past = aged, others, gains[j], factor[j], innovations[j], noise[j]
@@ -322,19 +321,9 @@ def scan_motion(
             for row in range(learned):
                 aged[row] += gap[i]
             if noise_var[i] < np.inf:
-                if likelihoods[j] != ONEHOT:
-                    noise_vars[j, i], nis[j, i] = linearise_softmax(
-                        mean[j, i],
-                        var[j, i],
-                        labels[i],
-                        classes[: n_seen[i + 1]],
-                        weight[i],
-                        likelihoods[j],
-                        residual,
-                    )
-                else:
-                    write_residual(i, labels, dense, mean[j, i], residual)
-                    noise_vars[j, i] = noise_var[i]
+                noise_vars[j, i], nis[j, i] = observe(
+                    i, mean[j, i], var[j, i], observed, likelihoods[j], residual
+                )
                 others[learned] = features[i]
                 append_row(
                     learned,
