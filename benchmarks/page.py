@@ -45,18 +45,18 @@ def _wrapped_line(line: str) -> str:
     return fill(line, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def write_section(name: str, body: str) -> None:
-    """Replace or add one section of the page, and print it."""
+def write_section(name: str, body: str, page_file: Path = PAGE) -> None:
+    """Replace or add one section of a page, and print it."""
     body = wrapped(body)
     print(body)
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    page = PAGE.read_text()
+    page = page_file.read_text()
     if begin in page:
         before, rest = page.split(begin)
         after = rest.split(end)[1]
     else:
         before, after = page.rstrip() + "\n\n", "\n"
-    PAGE.write_text(f"{before}{begin}\n\n{body}\n\n{end}{after}")
+    page_file.write_text(f"{before}{begin}\n\n{body}\n\n{end}{after}")
 
 
 @contextmanager

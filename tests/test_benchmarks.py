@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,9 @@ import calibrated
 import detect
 import methods
 import write_page
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import delays
 
 
 def labelled(n: int, seed: int) -> tuple[Any, Any]:
@@ -168,3 +173,133 @@ def test_where_a_peer_is_faster() -> None:
         "**MB per model with 64 columns.** other: 1.0. kalstream: 2.0",
         "**Seconds to import and learn ten rows.** kalstream: 2.0; other: 1.5",
     ]
+
+
+# ---- delays -------------------------------------------------------------------------------------
+
+
+class Counts:
+    """Frequencies of the labels, each count half a label larger, as `delays.majority`."""
+
+    def __init__(self) -> None:
+        self.rows, self.labels = [], []
+
+    def partial_fit(self, X: Any, y: Any) -> None:
+        self.rows += list(X)
+        self.labels += list(y)
+        self.classes_, counts = np.unique(self.labels, return_counts=True)
+        self.share = (counts + 0.5) / (counts + 0.5).sum()
+
+    def predict_proba(self, X: Any) -> Any:
+        return np.tile(self.share, (len(X), 1))
+
+    def predict(self, X: Any) -> Any:
+        return self.classes_[self.predict_proba(X).argmax(axis=1)]
+
+
+class Refitted(Counts):
+    """Logistic regression, fitted again at some numbers of labels, as `delays.refitted`."""
+
+    def __init__(self, at: list[int]) -> None:
+        super().__init__()
+        self.at, self.model = at, None
+
+    def partial_fit(self, X: Any, y: Any) -> None:
+        super().partial_fit(X, y)
+        if len(self.labels) in self.at:
+            self.model = delays._logistic(np.array(self.rows), np.array(self.labels))
+
+    def predict_proba(self, X: Any) -> Any:
+        p = super().predict_proba(X)
+        if self.model is not None:
+            fitted = np.isin(self.classes_, self.model.classes_)
+            p[:, fitted] = p[:, fitted].sum() * self.model.predict_proba(X)
+        return p
+
+
+class NoChange(Counts):
+    """The label that came last, as `delays.no_change`."""
+
+    def __init__(self, delay: int) -> None:
+        super().__init__()
+        self.delay = delay
+
+    def predict_proba(self, X: Any) -> Any:
+        step, labels = self.delay + 1, self.labels
+        said = list(zip(labels, labels[step:], strict=False))
+        again = (sum(a == b for a, b in said) + 0.5) / (len(said) + 1)
+        last = self.classes_ == labels[-1]
+        if last.all():
+            return np.ones((1, 1))
+        others = np.where(last, 0.0, self.share)
+        return np.where(last, again, (1.0 - again) * others / others.sum())[None]
+
+
+def late_stream() -> delays.Table:
+    """Three classes, the third of which comes late; a missing value."""
+    X, y = labelled(260, 1)
+    y[:150][y[:150] == 2] = 1
+    X[5, 0] = np.nan
+    return delays.Table("late", X, np.array(["c", "a", "b"])[y])
+
+
+@pytest.mark.parametrize("delay", [0, 1, 30])
+@pytest.mark.parametrize("method", ["majority", "no_change", "logistic", "forest"])
+def test_one_pass_for_all_delays_equals_late_labels(method: str, delay: int) -> None:
+    stream = late_stream()
+    both = [0, delay] if delay else [0]
+    if method == "forest":
+        forest = pytest.importorskip("river.forest")
+        learner, make = forest.ARFClassifier(n_models=10, seed=1), delays.forest
+    elif method == "logistic":
+        learner = Refitted(delays.fits(stream)[:-1])
+        make = functools.partial(delays.refitted, delays._logistic)
+    else:
+        learner = Counts() if method == "majority" else NoChange(delay)
+        make = getattr(delays, method)
+    source = ArrayStream(stream.rows, stream.codes)
+    run = Evaluation(learner, source, delay=delay)
+    parts = [record.scored for record in run.records()]
+    log_prob = np.concatenate([part.log_prob for part in parts])
+    right = np.concatenate([part.codes == part.predicted for part in parts])
+    made = delays.scored(stream, delay, make(stream, both)[delay], 0.0)
+    expected = delays.cell(log_prob, right, 0.0)
+    assert made["n"] == expected["n"] == 259 - delay
+    assert made["accuracy"] == expected["accuracy"]
+    assert made["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-9)
+    np.testing.assert_allclose(made["blocks"], expected["blocks"], atol=2e-4)
+
+
+def test_where_kalstream_is_behind() -> None:
+    def made(method: str, delay: int, accuracy: float, loss: float) -> dict[str, Any]:
+        wave = 0.1 * np.sin(np.arange(40.0))
+        blocks = (loss + (wave if method == "kalstream" else -wave)).tolist()
+        scores = {"accuracy": accuracy, "log_loss": loss, "log_loss_floored": loss}
+        return (
+            {"stream": "rain", "delay": delay, "method": method, "n": 4000}
+            | scores
+            | {"blocks": blocks}
+        )
+
+    cells = [
+        made("kalstream", 0, 0.90, 0.20),
+        made("majority", 0, 0.91, 0.19),  # within noise, but not in accuracy
+        made("ARF, 10 trees", 0, 0.90, 0.30),
+        made("kalstream", 500, 0.90, 0.60),
+        made("majority", 500, 0.90, 0.40),
+        made("ARF, 10 trees", 500, 0.90, 0.50),
+    ]
+    first, second = delays.verdict(delays.indexed({"cells": cells}))
+    assert "1 of 2 cells (rain at 500)" in first
+    assert first.endswith("in 1 (rain at 0).")
+    assert "ahead in log-loss in 1 of 2 cells, and at every delay on 0 of 1 streams" in second
+
+
+def test_the_pages_of_delays_agree_with_the_result_file() -> None:
+    results = json.loads(delays.RESULTS.read_text(encoding="utf-8"))
+    for page, text in (
+        (delays.DOCS, delays.docs_of(results)),
+        (delays.PAGE, delays.section_of(results)),
+    ):
+        kept = page.read_text(encoding="utf-8").split("<!-- delays: begin -->")[1]
+        assert kept.split("<!-- delays: end -->")[0].strip() == delays.wrapped(text).strip()

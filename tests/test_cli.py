@@ -153,9 +153,11 @@ def test_standard_input(run_cli: Any, tmp_path: Path) -> None:
     out, err = process.communicate(rows, timeout=300)
     assert process.returncode == 0, err
     assert "300 rows" in out
-    status, _, err = run_cli("run", "--resume", "-o", tmp_path / "r")
-    assert status == 1
-    assert "standard input, which cannot be read again" in err
+    process = start("run", "--resume", "-o", "r", cwd=tmp_path, stdin=subprocess.PIPE)
+    out, err = process.communicate(rows, timeout=300)
+    assert process.returncode == 0, err
+    assert "the rows of standard input follow row 300" in out
+    assert "600 rows" in out
 
 
 def test_images_are_embedded_and_learned(run_cli: Any, tmp_path: Path) -> None:
@@ -251,7 +253,7 @@ def test_a_stop_while_waiting_for_standard_input(number: int, tmp_path: Path) ->
     process.send_signal(number)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 128 + number, err
-    assert "--resume" not in err
+    assert "resume with: ... | kalstream run --resume --out run" in err
     end = lines_of(tmp_path / "run")[-1]
     assert (end["row"], end["reason"]) == (50, "interrupted")
     assert (tmp_path / "run/report.html").exists()
@@ -755,6 +757,11 @@ def test_what_is_read_is_not_written_over(run_cli: Any, tmp_path: Path) -> None:
         ("--seed", "-1"),
         ("--checkpoint-every", "nan"),
         ("--resume",),
+        ("--from", "runs/a"),
+        ("--extend", "runs/a"),
+        ("--extend", "runs/a", "elec2", "--out", "b"),
+        ("--extend", "runs/a", "elec2", "--resume"),
+        ("--extend", "runs/a", "elec2", "--overwrite"),
     ],
     ids=str,
 )
@@ -777,7 +784,8 @@ def test_the_table_of_options_in_the_docs() -> None:
         default = "" if field.default in (None, [], "") else str(field.default)
         default = "" if field.default is False else default
         assert shown.pop(typed(name)) == (declared(name)["short"], default), name
-    assert set(shown) == {"--out", "--checkpoint-every", "--resume", "--overwrite"}
+    own = {"--out", "--checkpoint-every", "--resume", "--overwrite", "--extend", "--live"}
+    assert set(shown) == own
 
 
 def test_a_missing_package_is_named_with_its_extra(

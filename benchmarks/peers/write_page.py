@@ -245,10 +245,12 @@ def calibration_section(quality: Quality) -> list[str]:
         "## Calibration",
         table(names, lines),
         "The numbers are means over streams, seed 0. For the calibrated columns, the probabilities "
-        "of a method are raised to a power that is learned online. kalstream does the same inside "
-        "its filters. Probabilities that were already calibrated get worse. "
-        '"kalstream, not calibrated" is its plain mixture without calibration. Before the power is '
-        "taken, probabilities below 1e-6 become 1e-6. This alone helps methods that give a class "
+        "of a method are raised to a power that is learned online. The default of kalstream has no "
+        "such power: logits of its six softmax filters have the right size by themselves, and "
+        "those of its one-hot filter are multiplied by 15. "
+        '"kalstream, not calibrated" is its plain mixture without this factor. The log-loss of '
+        "probabilities that were already calibrated gets worse. Before the power is taken, "
+        "probabilities below 1e-6 become 1e-6. This alone helps methods that give a class "
         "the probability 0 before it comes.",
         "![reliability](benchmarks/reliability.png)",
     ]
@@ -374,8 +376,9 @@ def speed_section(results: dict[str, Any]) -> list[str]:
         "## Speed",
         "![time of a row](benchmarks/speed.png)",
         "Each row is predicted and learned. kalstream uses raw columns here, so the number of "
-        "features equals the number of columns. Points are missing where a method took more than "
-        "20 s for the first rows.",
+        "features equals the number of columns. Times are processor times. Points are missing "
+        "where a method took more than 40 s on a machine that had other work too. kalstream with "
+        "4,096 columns was given more.",
         table(["exponent of the growth of time with", *curves], grown),
         "Fitted to the upper half of each method's own points: 1 is linear, 2 quadratic.",
         table(["64 columns, 100 classes", "a row", "model"], sizes),
@@ -393,7 +396,7 @@ def text_of(results: dict[str, Any], quality: Quality) -> str:
         "`make bench-peers` makes this page from the result files in "
         "[`benchmarks/peers/results`](../benchmarks/peers/results). Each row is predicted before "
         "it is learned, one row at a time. "
-        f"{versions}; {about['machine']}; {about['processes']} processes.",
+        f"{versions}; {about['machine']}.",
         Path(__file__).with_name("words.md").read_text(encoding="utf-8").strip(),
         *wins_section(
             quality,

@@ -76,7 +76,11 @@ def answers(model: Any, rows: list[dict[Any, Any]]) -> np.ndarray:
 
 
 def plain_answers(estimator: Any, X: np.ndarray) -> np.ndarray:
-    return getattr(estimator, "predict_proba", estimator.predict)(X)
+    """Predictions of rows, of which each could be the next; of labels with recent ones."""
+    if not hasattr(estimator, "predict_proba") or estimator.transition == "chunk":
+        return getattr(estimator, "predict_proba", estimator.predict)(X)
+    rows = [estimator.snapshot().predict_then_learn(X[i : i + 1], [None]) for i in range(len(X))]
+    return np.concatenate(rows)
 
 
 @given(
@@ -528,3 +532,96 @@ def test_features_that_do_not_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(OutOfMemory, match="3 features; a filter over them with 1 outputs"):
         model.learn_one({"a": 1.0, "b": 2.0}, "low")
     assert pickle.dumps(model) == before
+
+
+# ---- predict, then learn -------------------------------------------------------------------------
+
+
+def rows_and_targets(kind: Any, n: int = 120) -> tuple[np.ndarray, list[Any]]:
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((n, 3))
+    score = X @ [1.0, -1.0, 0.5] + np.sin(np.arange(n) / 20.0)
+    return X, score.tolist() if kind is KalmanRegressor else [
+        "up" if s > 0 else "down" for s in score
+    ]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("both", [False, True])
+def test_predict_then_learn_is_that_of_the_estimator(kind: Any, both: bool) -> None:
+    X, y = rows_and_targets(kind)
+    model = kind(features="scaled", seed=0)
+    made = []
+    for row, target in zip(X.tolist(), y, strict=True):
+        x = dict(zip("abc", row, strict=True))
+        if both:  # asking twice changes nothing
+            model.predict_one(x)
+        answer = answers(model, [x])[0]
+        made.append(np.atleast_1d(answer))
+        model.learn_one(dict(x), target)  # pipelines make a dict of their own
+    plain = getattr(estimators, kind.__name__)(features="scaled", random_state=0)
+    expected = plain.predict_then_learn(X, y)
+    expected = expected if kind is KalmanClassifier else expected[0][:, None]
+    np.testing.assert_allclose(np.array(made[6:]), expected[6:], atol=1e-9)
+    assert model.estimator.n_seen_ == len(X)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_late_targets_are_told(kind: Any) -> None:
+    X, y = rows_and_targets(kind)
+    model = kind(features="scaled", seed=0)
+    waiting: list[tuple[dict[str, float], Any]] = []
+    for row, target in zip(X.tolist(), y, strict=True):
+        x = dict(zip("abc", row, strict=True))
+        answers(model, [x])
+        waiting.append((x, target))
+        if len(waiting) > 10:
+            model.learn_one(*waiting.pop(0))
+    counts = model.estimator.waiting_
+    # Labels are seen to be late when the first row is learned that was predicted.
+    assert counts.asked == counts.told + counts.waiting > 90
+    assert counts.waiting == len(model._kept) == 10
+    twin = pickle.loads(pickle.dumps(model))
+    for x, target in waiting:
+        for each in (model, twin):
+            each.learn_one(x, target)
+    assert model.estimator.waiting_.waiting == 0
+    assert model.estimator.n_seen_ == len(X)
+    np.testing.assert_array_equal(answers(model, [x]), answers(twin, [x]))
+
+
+def test_rows_that_are_kept_take_new_features() -> None:
+    model = KalmanClassifier(features="scaled")
+    rng = np.random.default_rng(0)
+    rows = [{"a": float(value)} for value in rng.standard_normal(30)]
+    for x in rows[:3]:
+        model.learn_one(x, "up")
+    for x in rows[3:6]:
+        model.predict_one(x)
+    for x in rows[3:6]:
+        model.learn_one(x, "down")
+    for x in rows[6:9]:  # kept
+        model.predict_one(x)
+    model.learn_one({"a": 1.0, "b": 2.0}, "up")  # never predicted
+    for x in rows[6:9]:
+        model.learn_one(x, "up")
+    assert model.estimator.waiting_.told == 3
+    assert not model._kept
+
+
+def test_memory_of_rows_that_are_never_learned_is_bounded(monkeypatch: Any) -> None:
+    monkeypatch.setattr("kalstream.compat.river._KEPT", 20)
+    model = KalmanClassifier(features="raw")
+    for k in range(3):
+        model.learn_one({"a": float(k)}, "ab"[k % 2])
+    for k in range(100):
+        model.predict_one({"a": float(k)})
+    assert len(model._predicted) == 20
+    assert model.estimator.waiting_.asked == 0
+    model.learn_one({"a": 90.0}, "a")  # predicted before others: labels are late
+    for k in range(100, 200):
+        model.predict_one({"a": float(k)})
+    assert len(model._kept) == model.estimator.waiting_.waiting == 20
+    before = model.estimator.n_seen_
+    model.learn_one({"a": 101.0}, "a")  # no longer kept: learned all the same
+    assert model.estimator.n_seen_ == before + 1

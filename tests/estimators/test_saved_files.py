@@ -33,6 +33,8 @@ def models() -> dict[str, KalmanClassifier | KalmanRegressor]:
         learned.partial_fit(X[i : i + 1], [int(i % 3)], time=[float(i * i)])
     mixture.predict_then_learn(X, labels.tolist())
     learned.partial_fit(X[:1], ["late"], time=[1e4])
+    mixture.ask(X[:5], ids=["a", "b", "c", "d", 5])
+    mixture.tell(["c", 5], ["yes", "no"])
     return {"mixture": mixture, "learned": learned, "fixed": fixed.fit(X, X[:, 0])}
 
 

@@ -162,7 +162,8 @@ def _run(case: Case, labels: list[Any] | None) -> None:
     twins = Twins(case, lambda: clone(template), bytes_of, lambda m: m.__sklearn_is_fitted__())
     run = _Api(case, twins, stream)
     for _ in range(int(case.rng.integers(4, 16))):
-        kind = case.pick(["learn"] * 4 + ["bad"] * 5 + ["predict"] * 2 + ["other"])
+        kinds = ["learn"] * 4 + ["bad"] * 5 + ["late"] * 3 + ["bad_late"] + ["predict"] * 2
+        kind = case.pick([*kinds, "other"])
         getattr(run, kind)()
         run.check()
 
@@ -173,9 +174,16 @@ class _Api:
     def __init__(self, case: Case, twins: Twins, stream: Stream) -> None:
         self.case, self.twins, self.stream = case, twins, stream
         self.n_seen = 0
+        self.waiting: list[Any] = []  # ids of rows that were asked for
+        self.n_asked = 0
         self.classifies = stream.labels is not None
         self.is_float32 = twins.tested.get_params()["dtype"] == "float32"
         self.probe = stream.rows(3)
+
+    @property
+    def started(self) -> bool:
+        """Whether rows were learned or asked for: then the columns are known."""
+        return self.n_seen > 0 or self.n_asked > 0
 
     @property
     def fitted(self) -> bool:
@@ -214,11 +222,44 @@ class _Api:
             stream.clock = clock
             return
         self.n_seen = n + (0 if method == "fit" else self.n_seen)
+        if method == "fit":
+            self.waiting, self.n_asked = [], 0
         stream.taken(given["time"])
         if method == "predict_then_learn":
             self.check_predictions(value, n)
         if first is not None:
             self.check_loop(first, method, X, y, given)
+
+    def late(self) -> None:
+        """Ask for rows, and tell some of the targets in any order."""
+        case, stream, n = self.case, self.stream, self.stream.size()
+        ids = None
+        if case.chance(0.5):
+            ids = [f"row {self.n_asked + i}" for i in range(n)]
+        time = stream.time(n)
+        value, error = self.twins.good("ask", stream.rows(n), ids=ids, may=self.may, time=time)
+        if error is not None:
+            return
+        counts = self.twins.tested.waiting_
+        self.waiting += ids or range(counts.asked - n, counts.asked)
+        self.n_asked += n
+        stream.taken(time)
+        self.check_predictions(value, n)
+        k = int(case.rng.integers(0, len(self.waiting) + 1))
+        order = case.rng.permutation(len(self.waiting)).tolist()
+        told = [self.waiting[i] for i in order[:k]]
+        if not told:
+            return
+        given = {"sample_weight": stream.weight(k), "unknown": "skip"}
+        _, error = self.twins.good("tell", told, stream.targets(k), may=self.may, **given)
+        if error is None:
+            self.waiting = [self.waiting[i] for i in order[k:]]
+            self.n_seen += self.twins.tested.waiting_.told - counts.told
+
+    def bad_late(self) -> None:
+        y = self.stream.targets(1)
+        ids = self.case.pick([["nobody"], [[]], "text", [None], [1e9], 5])
+        self.twins.bad("tell", ids, y, why="no such id")
 
     def check_predictions(self, value: Any, n: int) -> None:
         """Check results of predict_then_learn: before the first target, 0, or NaN and infinity."""
@@ -273,6 +314,7 @@ class _Api:
         if kind == "reset":
             twins.good("reset")
             self.n_seen, self.stream.clock = 0, 0.0
+            self.waiting, self.n_asked = [], 0
         elif kind == "clone":
             expect(clone(twins.tested).n_seen_ == 0, "a clone has learned something")
         elif kind == "retire" and self.classifies and self.fitted:
@@ -317,7 +359,7 @@ class _Api:
             method = case.pick(names)
             if not self.fitted:
                 return None
-        first = self.n_seen == 0 or method == "fit"
+        first = not self.started or method == "fit"
         X, y = stream.rows(n), stream.targets(n, whole=method == "fit")
         if self.classifies and case.chance(0.3):
             y = [*y[:-1], "a class of a bad call"]
@@ -372,7 +414,7 @@ class _Api:
         table = dict(values.PARAMETERS)
         table |= values.CLASSIFIER_PARAMETERS if self.classifies else {}
         method = case.pick(LEARNING)
-        first = self.n_seen == 0 or method == "fit"
+        first = not self.started or method == "fit"
         table |= values.FRESH_PARAMETERS if first else {}
         if not self.fitted:
             table["dtype"] = values.FRESH_PARAMETERS["dtype"]

@@ -46,6 +46,8 @@ def originals() -> list[tuple[type, bytes]]:
     for model in models:
         model.partial_fit(X, labels, time=np.arange(30.0))
         model.predict_then_learn(X[:3], ["a", "b", "d"], time=[30.0, 31.0, 32.0])
+        model.ask(X[:4], ids=["p", "q", 3, 4], time=[33.0] * 4)
+        model.tell(["q", 3], ["a", "b"])
     waiting = KalmanClassifier(features="raw").partial_fit(X, [None] * 30)
     two = KalmanClassifier(features="scaled", random_state=0).partial_fit(X, [0, 1] * 15)
     numbers = [KalmanRegressor(n_components=3, random_state=0), KalmanRegressor(0.9, "raw")]
@@ -235,6 +237,8 @@ def use(case: Case, model: Any, path: Any) -> None:
         "copy": lambda: copy.deepcopy(model.snapshot()).n_seen_,
         "partial_fit": lambda: model.partial_fit(X, y, **when) and None,
         "predict_then_learn": lambda: model.predict_then_learn(X, y, **when),
+        "ask": lambda: model.ask(X, ids=["x", "y", "z"], **when),
+        "tell": lambda: model.tell(["p", "x", 3], y, unknown="skip") and None,
     }
     names = ("cov_", "filters_", "half_life_weights_", "health_", "gamma_", "nbytes_", "coef_")
     calls |= {name: lambda name=name: getattr(model, name) for name in names}

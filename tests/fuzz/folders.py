@@ -26,13 +26,18 @@ ROWS = 200  # the run is interrupted before its end
 BASES: dict[str, dict[str, Any]] = {
     "labels": {"target": "label", "features": "raw", "predictions": True, "window": 30},
     "late": {"target": "label", "delay": 7, "features": "scaled", "window": 40},
+    "in time": {"target": "label", "time": "when", "delay": "7m", "features": "raw"},
+    "ids": {"target": "label", "id": "when", "features": "raw", "predictions": True},
     "numbers": {"target": "x", "time": "when", "time_unit": "60", "forgetting": "0.99"},
 }
 VALUES = (
     *(None, True, -1, 0, 1, 7, 2**31, 2**63, 10**30, 0.5, -1.5, 1e308, "", "x", "-", "inf"),
     *("\x1b[31m", "../x", [], {}, [[]], [None], {"a": 1}, [1, 2, 3], "nan", "mixture"),
 )
-COMMANDS = ("resume", "resume", "resume", "report", "compare", "predict", "describe", "json")
+COMMANDS = (
+    *("resume", "resume", "resume", "extend", "from", "report", "compare", "predict", "describe"),
+    "json",
+)
 
 
 @functools.cache
@@ -47,6 +52,10 @@ def bases(folder: Path) -> Path:
         label = "new" if i > ROWS // 2 and color == "blue" else ["up", "down"][rng.integers(2)]
         lines.append(f"{rng.normal():.4f},{color},{60 * i},{label if i % 13 else ''}")
     (root / "data.csv").write_text("\n".join(lines) + "\n")
+    later = [line.replace(",", f",{k},", 1) for k, line in enumerate(lines[1:60])]
+    later = [f"{x},{color},{60 * (ROWS + int(k))},{label}"
+             for x, k, color, _, label in (line.split(",") for line in later)]  # fmt: skip
+    (root / "more.csv").write_text("\n".join([lines[0], *later]) + "\n")
     for name, options in BASES.items():
         calls = iter(range(10**6))
         run = Run(root / name, Options(source=str(root / "data.csv"), **options))
@@ -61,7 +70,8 @@ def bases(folder: Path) -> Path:
 def command(*args: str) -> tuple[Any, str]:
     """Exit code and output of a command line."""
     out, err, before = io.StringIO(), io.StringIO(), sys.argv
-    sys.argv = ["kalstream", *args]
+    sys.argv, stdin = ["kalstream", *args], sys.stdin
+    sys.stdin = io.StringIO("")  # a forged run may want to continue on a pipe
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             cli.main()
@@ -69,7 +79,7 @@ def command(*args: str) -> tuple[Any, str]:
     except SystemExit as end:
         return end.code or 0, err.getvalue() or out.getvalue()
     finally:
-        sys.argv = before
+        sys.argv, sys.stdin = before, stdin
 
 
 def case(case: Case) -> None:
@@ -77,7 +87,7 @@ def case(case: Case) -> None:
     base = case.pick(BASES)
     root, folder = bases(case.folder), case.folder / "run"
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(root / base, folder)
+    shutil.copytree(root / case.pick([base, base, f"{base}-resumed"]), folder)
     n = case.pick([1, 1, 1, 2])
     changed = [change(case, folder, base, alone=n == 1) for _ in range(n)]
     for _ in range(2):
@@ -85,6 +95,11 @@ def case(case: Case) -> None:
         page = str(case.folder / "page")
         args = {
             "resume": ["run", "--resume", "--out", str(folder)],
+            "extend": ["run", str(root / "more.csv"), "--extend", str(folder)],
+            "from": [
+                *("run", str(root / "more.csv"), "--from", str(folder), "--overwrite"),
+                *("--out", str(case.folder / "new")),
+            ],
             "report": ["report", str(folder), "--out", page],
             "compare": ["compare", str(root / f"{base}-resumed"), str(folder), "--out", page],
             "predict": ["predict", str(folder), str(root / "data.csv"), "--out", page],
@@ -96,12 +111,12 @@ def case(case: Case) -> None:
         case.note(f"  {code}: {output.strip()[-200:]}")
         if code not in (0, 1, 2) or (code and not output.strip()) or len(output) > LONGEST_MESSAGE:
             raise Finding(f"{name} ends with {code} and {len(output)} characters: {output[:200]!r}")
-        if (code or name != "resume") and content(folder) != before:
+        if (code or name not in ("resume", "extend")) and content(folder) != before:
             files = {k for k, v in {**before, **content(folder)}.items() if before.get(k) != v}
             files |= set(before) - set(content(folder))
             raise Finding(f"{name} ({code}: {output.strip()[-200:]}) has changed {sorted(files)}")
-        if name == "resume" and code == 0:
-            if all(file.startswith("checkpoint/") for file in changed):
+        if name in ("resume", "extend") and code == 0:
+            if name == "resume" and all(file.startswith("checkpoint/") for file in changed):
                 check_end(folder, root / f"{base}-resumed")
             return
 

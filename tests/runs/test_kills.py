@@ -29,6 +29,9 @@ PROTOCOLS = [
     ("--forgetting", "0.99", "--chunk", "10", "--delay", "40"),
     ("--forgetting", "0.99", "--delay", "40"),
     ("--forgetting", "mixture", "--chunk", "10", "--cost", "2.5"),
+    ("--forgetting", "mixture", "--delay", "40"),
+    ("--forgetting", "0.99", "--time", "when", "--delay", "30m"),
+    ("--forgetting", "0.99", "--id", "when"),
 ]
 EVENTS, SECONDS = 150, 0.8  # of a whole run, roughly
 
@@ -85,9 +88,9 @@ def kill_and_resume(runs: Runs, folder: Path, protocol: Any, seed: int, kills: i
     return killed
 
 
-@pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.parametrize("seed", [0, 2, 6, 7, 17])
 def test_kills(runs: Runs, folder: Path, seed: int) -> None:
-    protocol = PROTOCOLS[seed]
+    protocol = PROTOCOLS[seed % len(PROTOCOLS)]
     finished(runs, folder, *BASE, *protocol, "-o", "whole")
     assert kill_and_resume(runs, folder, protocol, seed, kills=4) >= 1
     assert_same(folder)
@@ -120,10 +123,47 @@ def test_kills_of_runs_on_a_pipe(runs: Runs, folder: Path, kills: int) -> None:
         killed += status == -signal.SIGKILL
         if (folder / "run/config.json").exists():
             status, printed = runs.run("run", "--resume", "-o", "run", cwd=folder)
-            assert (status, "cannot be read again" in printed) == (1, True)
+            assert (status, "standard input is empty" in printed) == (1, True)
     assert killed
     finished(runs, folder, *command[1:], **pipe)
     assert_same(folder)
+
+
+@pytest.mark.parametrize("seed", [3, *(pytest.param(k, marks=pytest.mark.slow) for k in range(3))])
+def test_kills_of_extensions_and_of_runs_that_begin_with_a_model(
+    runs: Runs, folder: Path, seed: int
+) -> None:
+    protocol, rng, killed = PROTOCOLS[seed], np.random.default_rng(seed), 0
+    more = table(folder / "more.csv", 400, seed=1)
+    finished(runs, folder, *BASE, *protocol, "-o", "first")
+    for how in ("--extend", "--from"):
+        if how == "--extend":
+            shutil.copytree(folder / "first", folder / "whole")
+            shutil.copytree(folder / "first", folder / "run")
+            begin = [(more.name, "--extend", name) for name in ("whole", "run")]
+        else:
+            settings = (*BASE[-3:], *protocol[2:])
+            begin = [
+                (more.name, "--from", "first", *settings, "-o", name) for name in ("whole", "run")
+            ]
+        finished(runs, folder, *begin[0])
+        # It is killed until it has begun, which config.json says, and then it is resumed.
+        config = (folder / "run/config.json", lambda: (folder / "run/config.json").read_bytes())
+        before = config[1]() if config[0].exists() else b""
+        for _ in range(12):
+            begun = config[0].exists() and config[1]() != before
+            command = ("--resume", "-o", "run") if begun else begin[1]
+            status, printed = runs.run(
+                "run", *command, *OFTEN, cwd=folder, event=int(rng.integers(EVENTS))
+            )
+            assert status in (0, -signal.SIGKILL), printed
+            killed += status != 0
+        begun = config[0].exists() and config[1]() != before
+        finished(runs, folder, *(("--resume", "-o", "run") if begun else begin[1]))
+        assert_same(folder)
+        for name in ("run", "whole"):
+            shutil.rmtree(folder / name)
+    assert killed >= 2
 
 
 @pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])

@@ -1,9 +1,11 @@
 """Runs: the files they write, and stopped runs that end like undisturbed ones."""
 
+import io
 import json
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +160,9 @@ def test_without_a_checkpoint_a_run_starts_over(tmp_path: Path, data: Path) -> N
     assert model_of(tmp_path / "run") == model_of(tmp_path / "whole")
 
 
-def test_runs_that_cannot_be_resumed(tmp_path: Path, data: Path) -> None:
+def test_runs_that_cannot_be_resumed(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(InvalidInput, match=r"holds no run to resume: there is no config\.json"):
         Run.resume(tmp_path / "nothing")
     options = Options(source=str(data), target="label")
@@ -173,7 +177,8 @@ def test_runs_that_cannot_be_resumed(tmp_path: Path, data: Path) -> None:
     config["options"]["source"] = "-"
     del config["sha256"]  # edited on purpose
     (tmp_path / "run/config.json").write_text(json.dumps(config))
-    with pytest.raises(InvalidInput, match="standard input, which cannot be read again"):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    with pytest.raises(InvalidInput, match="standard input is empty"):
         Run.resume(tmp_path / "run")
     (tmp_path / "run/config.json").write_text("{")
     with pytest.raises(InvalidInput, match=r"config\.json is damaged"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -42,6 +44,16 @@ def main() -> None:
     except (KalstreamError, OSError) as error:
         print_error(as_typed(str(error)))
         sys.exit(2 if isinstance(error, InvalidOption) else 1)
+
+
+@contextmanager
+def to_standard_error() -> Iterator[None]:
+    """Print everything to standard error: standard output is for data."""
+    out.stderr = True
+    try:
+        yield
+    finally:
+        out.stderr = False
 
 
 def print_error(message: str) -> None:

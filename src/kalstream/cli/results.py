@@ -83,6 +83,10 @@ def predict(
         Path | None,
         typer.Option("--out", "-o", help="CSV file to write.", show_default="standard output"),
     ] = None,
+    id_column: Annotated[
+        str | None,
+        typer.Option("--id", help="Column of ids to copy; that of the run if it had --id."),
+    ] = None,
 ) -> None:
     """Write class probabilities (or mean and std) and uncertainty of every row as CSV.
 
@@ -93,7 +97,7 @@ def predict(
     from kalstream.runs import predicted_rows
 
     _refuse_to_replace(file, checkpoint, data)
-    rows = predicted_rows(checkpoint, data)
+    rows = predicted_rows(checkpoint, data, id_column)
     if file is None:
         if sys.stdout.isatty():  # files and pipes get the labels unchanged
             rows = ([printable(cell) for cell in row] for row in rows)

@@ -8,13 +8,13 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_origin
 
 import typer
 
-from kalstream.cli.console import app, err, escaped, out
+from kalstream.cli.console import app, err, escaped, out, to_standard_error
 from kalstream.errors import InvalidOption
 from kalstream.runs.files import (
     CHECKPOINT,
@@ -49,10 +49,21 @@ they predict the last value and the mean.
 
   tail -f log.jsonl | kalstream run - --target ok    rows as they arrive
 
+  kalstream run data.csv --target y --delay 500      labels come 500 rows late
+
+  orders | kalstream run - --target paid --task classification --id order --live
+
   kalstream run --resume --out runs/data-1           resume a stopped or killed run
+
+  kalstream run more.csv --extend runs/data-1        add rows to a run that has ended
+
+  kalstream run new.csv --from runs/data-1           a new run that begins with its model
 
   kalstream run data.csv --target y --learner sklearn.naive_bayes:GaussianNB
 """
+
+
+_SIGPIPE: Final = 13  # its name is not known on Windows
 
 
 def _parameters() -> list[inspect.Parameter]:
@@ -106,9 +117,48 @@ def run(  # noqa: D103
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the run in --out.")
     ] = False,
+    extend: Annotated[
+        Path | None,
+        typer.Option(
+            "--extend", metavar="RUN", help="Add the rows of SOURCE to a run that has ended."
+        ),
+    ] = None,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live",
+            help="Write each prediction to standard output as a JSON line as its row comes; all "
+            "else goes to standard error.",
+        ),
+    ] = False,
     **values: Any,
 ) -> None:
+    with to_standard_error() if live else nullcontext():
+        _run(context, folder, checkpoint_every, resume, overwrite, extend, live, values)
+
+
+def _run(
+    context: typer.Context,
+    folder: Path | None,
+    checkpoint_every: float,
+    resume: bool,
+    overwrite: bool,
+    extend: Path | None,
+    live: bool,
+    values: dict[str, Any],
+) -> None:
     options, given = _parsed(context, values)
+    _check_source_is_typed(options, given, extend)
+    if extend is not None:
+        for name, is_typed in (("--resume", resume), ("--overwrite", overwrite), ("--out", folder)):
+            if is_typed:
+                raise InvalidOption(
+                    f"--extend {extend} adds rows to that run, so {name} does not apply; leave "
+                    f"{name} out"
+                )
+        changes = {name: getattr(options, name) for name in given}
+        _go(_extended(extend, changes, checkpoint_every), live)
+        return
     if resume and folder is None:
         raise InvalidOption("--resume needs --out, the folder of the run to resume")
     if resume and overwrite:
@@ -122,7 +172,7 @@ def run(  # noqa: D103
     else:
         job = _new(folder, options, checkpoint_every, overwrite)
     if job is not None:
-        _go(job)
+        _go(job, live)
 
 
 def _parsed(context: typer.Context, values: dict[str, Any]) -> tuple[Options, list[str]]:
@@ -131,7 +181,18 @@ def _parsed(context: typer.Context, values: dict[str, Any]) -> tuple[Options, li
     for name, value in values.items():
         if get_origin(Options.model_fields[name].annotation) is list:
             values[name] = [part for each in value or () for part in each.split(",") if part]
-    return Options.of(**values), given
+    # The fields that are set are those that were typed; `Origin.options` needs to know them.
+    return Options.of(**{name: values[name] for name in given}), given
+
+
+def _check_source_is_typed(options: Options, given: list[str], extend: Path | None) -> None:
+    """Refuse to learn the default stream by accident."""
+    for name, value in (("--from", options.origin), ("--extend", extend)):
+        if value is not None and "source" not in given:
+            raise InvalidOption(
+                f"{name} {value} needs new data; name a file, a folder, or - for standard input: "
+                f"kalstream run new.csv {name} {value}"
+            )
 
 
 def _is_typed(context: typer.Context, name: str) -> bool:
@@ -166,15 +227,33 @@ def _folder_for(folder: Path | None, source: str, overwrite: bool) -> Path:
     return folder
 
 
-def _resumed(folder: Path, changes: dict[str, Any], checkpoint_every: float) -> Run | None:
-    """A run that continues; None if nothing is left to do but perhaps its report."""
-    from kalstream.report import check_results, write_report
-    from kalstream.runs import Run, why_done
+def _extended(folder: Path, changes: dict[str, Any], checkpoint_every: float) -> Run:
+    """A run that continues with new data."""
+    from kalstream.runs import Run
+
+    _check_results(folder)
+    source = changes.pop("source")
+    command = shlex.join(["kalstream", *sys.argv[1:]])
+    return Run.extend(folder, source, changes, command=command, checkpoint_every=checkpoint_every)
+
+
+def _check_results(folder: Path) -> None:
+    """Find damage before anything is learned, not in the report."""
+    from kalstream.report import check_results
 
     progress = read_progress(folder / CHECKPOINT)
-    if progress is not None:  # find damage before anything is learned, not in the report
+    if progress is not None:
         check_results(folder, progress["sizes"][METRICS])
-    job = Run.resume(folder, changes, checkpoint_every=checkpoint_every)
+
+
+def _resumed(folder: Path, changes: dict[str, Any], checkpoint_every: float) -> Run | None:
+    """A run that continues; None if nothing is left to do but perhaps its report."""
+    from kalstream.report import write_report
+    from kalstream.runs import Run, why_done
+
+    _check_results(folder)
+    command = shlex.join(["kalstream", *sys.argv[1:]])
+    job = Run.resume(folder, changes, command=command, checkpoint_every=checkpoint_every)
     if job is None:
         out.print(escaped(why_done(folder, changes)))
         if _report_is_outdated(folder):
@@ -188,17 +267,19 @@ def _report_is_outdated(folder: Path) -> bool:
     return not report.exists() or report.stat().st_mtime_ns < metrics.stat().st_mtime_ns
 
 
-def _go(job: Run) -> None:
+def _go(job: Run, live: bool) -> None:
     """Run to the end, write the report, and exit with the status of the run."""
-    from kalstream.cli.run_output import print_end, print_start, progress
+    from kalstream.cli.run_output import LiveLines, print_end, print_start, progress
     from kalstream.report import write_report
 
     print_start(job)
     with _until_interrupted(job) as signal_number, progress(job) as watch:
-        end = job.go(watch, lambda: signal_number() > 0)
+        lines = LiveLines(watch, job.stream.task) if live else None
+        nobody_reads = lines.closed if lines is not None else lambda: False
+        end = job.go(lines or watch, lambda: signal_number() > 0 or nobody_reads())
     print_end(job, end, write_report(job.folder) if end["row"] else None)
     if end["reason"] == "interrupted":
-        sys.exit(128 + signal_number())
+        sys.exit(128 + (signal_number() or _SIGPIPE))
     if end["reason"] == "error":
         sys.exit(1)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import shlex
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +19,7 @@ from rich.table import Table
 from kalstream.cli.console import err, escaped, out, print_error
 from kalstream.runs import Run
 from kalstream.runs.options import as_typed
+from kalstream.runs.results import prediction_lines
 
 _SECONDS: Final = 5.0  # between lines where there is no terminal
 _SECONDS_ON_TERMINAL: Final = 0.2
@@ -52,7 +56,8 @@ def progress(job: Run) -> Iterator[Any]:
         def print_line(evaluation: Any, record: Any) -> None:
             if time.monotonic() - last[0] >= _SECONDS:
                 last[0] = time.monotonic()
-                print(f"row {evaluation.n_rows:>10,}  {_status(evaluation)}", flush=True)
+                line = f"row {evaluation.n_rows:>10,}  {_status(evaluation)}"
+                print(line, file=out.file, flush=True)
 
         yield print_line
         return
@@ -77,6 +82,31 @@ def progress(job: Run) -> Iterator[Any]:
 
         yield draw
         bar.update(task, completed=job.evaluation.n_rows, status=_status(job.evaluation))
+
+
+class LiveLines:
+    """Writes predictions to standard output as JSON lines, and passes records on to a watch."""
+
+    def __init__(self, watch: Any, task: str) -> None:
+        self.watch, self.task, self._is_closed = watch, task, False
+
+    def __call__(self, evaluation: Any, record: Any) -> None:
+        """Write the predictions of a record."""
+        self.watch(evaluation, record)
+        lines = prediction_lines(record, self.task)
+        for line in lines:
+            del line["target"]
+        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            self._is_closed = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def closed(self) -> bool:
+        """Whether nobody reads standard output any more."""
+        return self._is_closed
 
 
 def _status(evaluation: Any) -> str:
@@ -107,11 +137,14 @@ def print_end(job: Run, end: dict[str, Any], report: Path | None) -> None:
     """Print the metrics, the path of the report, and how to resume a run that was stopped."""
     if report is not None:
         _print_metrics(job, end)
+        _print_waiting(end)
         _print_data_problems(end)
         _print_forgetting(job)
         out.print(f"report: {escaped(report)}")
     if end["reason"] == "interrupted":
-        again = f"; resume with: kalstream run --resume --out {shlex.quote(str(job.folder))}"
+        piped = "... | " if job.options.source == "-" else ""
+        folder = shlex.quote(str(job.folder))
+        again = f"; resume with: {piped}kalstream run --resume --out {folder}"
         err.print(f"stopped{escaped(again) if job.can_be_resumed else ''}")
     if end["reason"] == "error":
         print_error(end["message"])
@@ -137,6 +170,25 @@ def _print_metrics(job: Run, end: dict[str, Any]) -> None:
         f"{_counted(end['row'], 'row')}, {clock['seconds']:.1f} s of predicting and learning"
         f"{speed}, at most {clock['memory_mb']:,.0f} MB"
     )
+
+
+def _print_waiting(end: dict[str, Any]) -> None:
+    """Print what became of rows whose labels come late."""
+    counts = end.get("waiting")
+    if counts is None:
+        return
+    parts = [f"{_counted(counts['told'], 'late label')} of {counts['asked']:,} rows learned"]
+    for name, what in {
+        "waiting": "rows still wait",
+        "expired": "rows given up (--max-waiting)",
+        "repeated": "came again",
+        "corrected": "labels corrected",
+        "too_late": "labels of rows given up",
+        "unknown": "labels of unknown rows",
+    }.items():
+        if counts[name]:
+            parts.append(f"{counts[name]:,} {what}")
+    out.print(", ".join(parts))
 
 
 def _print_data_problems(end: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,22 @@ Columns = dict[Hashable, int]
 _NAN: Final = math.nan
 _LEAVE_OUT: Final = "leave the feature out where its value is unknown, or scale it"
 _TARGET: Final = "pass one finite number, or None where the target is unknown"
+_KEPT: Final = 10_000  # rows that wait for their targets, at most
 _NUMBERS: Final = (float, int, np.floating, np.integer, np.bool_, Decimal, Fraction)
+
+
+class _Last(NamedTuple):
+    """The last row that was predicted: its bytes, the estimator and how far it was, the answer."""
+
+    key: bytes
+    estimator: Any
+    version: tuple[int, int]
+    answer: Any
+
+    def is_same(self, key: bytes, estimator: Any) -> bool:
+        """Whether a row is the last one, and nothing was learned since."""
+        same = key == self.key and estimator is self.estimator
+        return same and _version(estimator) == self.version
 
 
 class _Adapter:
@@ -43,9 +58,23 @@ class _Adapter:
 
     A feature gets a column when it first has a value. `_known` holds the columns and their
     estimator. Both are replaced in one assignment, so that other threads can predict meanwhile.
+
+    A row is predicted by a copy of the estimator, with recent labels. If it is learned next, both
+    are one step of `predict_then_learn`. If a row is learned that was predicted before others,
+    targets are late: from then on the estimator is asked for rows, keeps them, and is told their
+    targets.
     """
 
     _known: tuple[Columns, Any]
+    _is_late = False
+    _kept: dict[int, bytes] | None = None  # rows that the estimator keeps: their ids, first to last
+    _places: dict[bytes, list[int]] | None = None  # the same by the bytes of the row
+    # What predictions leave behind is no part of what was learned, and is not copied.
+    _last: _Last | None = None
+    _predicted: dict[bytes, None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in vars(self).items() if k not in ("_last", "_predicted")}
 
     # ---- what has been learned -------------------------------------------------------------
 
@@ -84,6 +113,76 @@ class _Adapter:
         row = _row(x, columns)
         return (estimator, row) if estimator.__sklearn_is_fitted__() else None
 
+    def _ask(self, x: Mapping[Hashable, Any]) -> tuple[Any, Any] | None:
+        """The prediction of a row, and the labels it is of; as that of the next row.
+
+        None before the first target, and if the estimator learns in chunks.
+        """
+        columns, estimator = self._known
+        row = _row(x, columns)
+        key = row.tobytes()
+        if self._last is not None and self._last.is_same(key, estimator):
+            return self._last.answer
+        answer = self._answer(estimator, row)
+        if answer is not None and self._is_late:
+            self._keep(key, estimator.waiting_.asked - 1)
+        elif answer is not None:
+            if self._predicted is None:
+                self._predicted = {}
+            self._predicted[key] = None
+            if len(self._predicted) > _KEPT:
+                self._predicted.pop(next(iter(self._predicted)), None)
+        self._last = _Last(key, estimator, _version(estimator), answer)
+        return answer
+
+    def _answer(self, estimator: Any, row: Array) -> tuple[Any, Any] | None:
+        if not estimator.__sklearn_is_fitted__() or estimator.transition != "example":
+            return None
+        if self._is_late:
+            return estimator.ask(row), getattr(estimator, "classes_", None)
+        return self._next(estimator, row)
+
+    def _next(self, estimator: Any, row: Array) -> tuple[Any, Any]:
+        """The prediction of the next row, and the labels it is of; the estimator does not change.
+
+        A regressor has no recent labels.
+        """
+        return estimator.predict(row, return_std=True), None
+
+    def _keep(self, key: bytes, row: int) -> None:
+        """Note a row that the estimator keeps; it keeps as many."""
+        self._kept, self._places = self._kept or {}, self._places or {}
+        self._kept[row] = key
+        self._places.setdefault(key, []).append(row)
+        while len(self._kept) > _KEPT:
+            self._let_go(next(iter(self._kept)))
+
+    def _let_go(self, row: int) -> None:
+        assert self._kept is not None
+        assert self._places is not None
+        key = self._kept.pop(row)
+        rows = self._places[key]
+        rows.remove(row)
+        if not rows:
+            del self._places[key]
+
+    def _is_told(self, key: bytes, y: Any, weight: Any, estimator: Any) -> bool:
+        """Tell the estimator the target of a row that it keeps; whether it does."""
+        rows = (self._places or {}).get(key)
+        if not rows:
+            return False
+        before = estimator.waiting_.told
+        estimator.tell(rows[:1], [y], sample_weight=weight, unknown="skip")
+        self._let_go(rows[0])
+        return estimator.waiting_.told > before
+
+    def _widen(self, n_columns: int) -> None:
+        """Rows that are kept lack the features that come now."""
+        if self._kept and n_columns:
+            more = np.full(n_columns, _NAN).tobytes()
+            self._kept = {row: key + more for row, key in self._kept.items()}
+            self._places = {key + more: rows for key, rows in (self._places or {}).items()}
+
     def _ready_many(self, X: Any) -> tuple[Any, Array] | None:
         """The estimator and rows (b, d) to predict; None before the first label."""
         columns, estimator = self._known
@@ -99,15 +198,29 @@ class _Adapter:
         )
         fresh: list[Hashable] = []
         row = _row(x, columns, fresh)
+        key = row.tobytes()
+        if not fresh and self._is_told(key, y, weight, estimator):
+            return
+        learn = "partial_fit"
+        last = self._last
+        is_last = last is not None and last.is_same(key, estimator)
+        is_late = not is_last and key in (self._predicted or ())
+        if is_last and estimator.transition == "example":
+            learn = "predict_then_learn"
+        n_columns = len(columns)
         if fresh:
             columns, estimator = _grown(columns, estimator, fresh)
             row = _row(x, columns)
-        estimator.partial_fit(row, [y], sample_weight=weight)
+        getattr(estimator, learn)(row, [y], sample_weight=weight)
+        if is_late:
+            self._is_late, self._predicted = True, None
+        self._widen(len(columns) - n_columns)
         self._known = columns, estimator
 
     def _learn_rows(self, X: Any, y: Any, w: Any) -> None:
         """Learn the rows of a chunk in their order; after an error nothing has changed."""
         columns, estimator = self._known
+        n_columns = len(columns)
         frame, n = _frame(X), len(X)
         if len(y) != n:
             raise InvalidInput(f"y has {len(y)} targets for the {n} rows of X")
@@ -131,6 +244,7 @@ class _Adapter:
                 y[part],
                 sample_weight=None if weights is None else weights[part],
             )
+        self._widen(len(columns) - n_columns)
         self._known = columns, estimator
 
 
@@ -198,6 +312,11 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
     Memory and time for a row grow with the square of the number of features. If there is no limit
     to the number of features, hash them, for instance with `river.preprocessing.FeatureHasher`.
 
+    A row that is learned next after it was predicted has been predicted with recent labels, as by
+    `kalstream.KalmanClassifier.predict_then_learn`. Once a row is learned that was predicted before
+    others, labels are late: from then on up to 10,000 rows that were predicted are kept until they
+    are learned, and filters are judged by what was said then. Equal rows are the same row.
+
     With ``transition="example"``, `learn_many` gives the same model as `learn_one` row by row.
     Other threads may predict while one learns.
 
@@ -258,6 +377,11 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         self.seed = seed
         self._known = {}, estimators.KalmanClassifier(**_parameters(self))
 
+    def _next(self, estimator: Any, row: Array) -> tuple[Any, Any]:
+        """The prediction of the next row, with recent labels."""
+        copied = estimator.snapshot()
+        return copied.predict_then_learn(row, [None]), copied.classes_
+
     @property
     def _multiclass(self) -> bool:
         return True
@@ -298,11 +422,15 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         dict
             Label to probability; empty before the first label.
         """
-        ready = self._ready(x)
-        if ready is None:
-            return {}
-        estimator, row = ready
-        probabilities, classes = estimator.probabilities_and_classes(row)
+        asked = self._ask(x)
+        if asked is not None and len(asked[1]) == asked[0].shape[1]:
+            probabilities, classes = asked
+        else:  # or another thread has learned a new label
+            ready = self._ready(x)
+            if ready is None:
+                return {}
+            estimator, row = ready
+            probabilities, classes = estimator.probabilities_and_classes(row)
         return dict(zip(classes.tolist(), probabilities[0].tolist(), strict=True))
 
     def predict_one(self, x: Mapping[Hashable, Any]) -> Any:
@@ -344,8 +472,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         pandas = sys.modules["pandas"]
         if ready is None:
             return pandas.DataFrame(index=X.index)
-        estimator, rows = ready
-        probabilities, classes = estimator.probabilities_and_classes(rows)
+        probabilities, classes = self._many(*ready)
         return pandas.DataFrame(probabilities, index=X.index, columns=classes.tolist())
 
     def predict_many(self, X: Any) -> Any:
@@ -364,8 +491,16 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         pandas = sys.modules["pandas"]
         if ready is None:
             return pandas.Series([None] * len(X), index=X.index, dtype=object)
-        estimator, rows = ready
-        return pandas.Series(estimator.predict(rows).tolist(), index=X.index)
+        probabilities, classes = self._many(*ready)
+        return pandas.Series(classes[probabilities.argmax(axis=1)].tolist(), index=X.index)
+
+    def _many(self, estimator: Any, rows: Array) -> tuple[Array, Array]:
+        """Probabilities (b, K) of rows, of which each could be the next, and the labels (K,)."""
+        if estimator.transition != "example":
+            return estimator.probabilities_and_classes(rows)
+        copied = estimator.snapshot()  # another thread may learn
+        made = [self._next(copied, rows[i : i + 1])[0] for i in range(len(rows))]
+        return np.concatenate(made), copied.classes_
 
 
 class KalmanRegressor(_Adapter, base.MiniBatchRegressor):
@@ -472,7 +607,9 @@ class KalmanRegressor(_Adapter, base.MiniBatchRegressor):
         check.flag("with_dist", with_dist)
         ready = self._ready(x)
         mean, std = 0.0, math.inf
-        if ready is not None:
+        if (asked := self._ask(x)) is not None:
+            mean, std = (float(part[0]) for part in asked[0])
+        elif ready is not None:
             estimator, row = ready
             if not with_dist:
                 return float(estimator.predict(row)[0])
@@ -524,7 +661,12 @@ def _parameters(adapter: Any) -> dict[str, Any]:
     """Parameters of the estimator, from those of the adapter."""
     parameters = dict(vars(adapter))
     parameters["random_state"] = parameters.pop("seed")
-    return parameters
+    return {**parameters, "max_waiting": _KEPT}
+
+
+def _version(estimator: Any) -> tuple[int, int]:
+    """How far an estimator has come: rows seen, and asked for."""
+    return estimator.n_seen_, estimator.waiting_.asked
 
 
 def _grown(columns: Columns, estimator: Any, names: Iterable[Hashable]) -> tuple[Columns, Any]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kalstream.core import checks as check
 from kalstream.core._memory import Spares
 from kalstream.core._threads import OneThread
-from kalstream.core.chunk import Rows, block_rows, fixed_scanner, plan
+from kalstream.core.chunk import Aside, Rows, block_rows, fixed_scanner, plan
 from kalstream.core.guard import ROUNDING_LIMITS, check_innovations, rounding_error
 from kalstream.core.state import (
     DEFERRED_ROWS,
@@ -369,6 +369,34 @@ def run_bank(bank: Bank, rows: Rows, how: How, donate: bool) -> tuple[Bank, Bank
     return current, joined_steps(steps)
 
 
+def run_between(
+    bank: Bank, rows: Rows, how: How, features: Array, place: Array
+) -> tuple[Bank, BankStep, Array, Array] | None:
+    """Advance all filters over all rows, and predict other rows (a, m) in between.
+
+    ``place`` (a,) says how many rows come before each of these; it does not decrease. Also returns
+    their means (J, a, K) and variances (J, a), under the posterior of that moment. None if digits
+    would be lost: then the rows have to be passed one after the other.
+    """
+    n, m = rows.features.shape
+    size = block_rows(m)
+    mean = np.empty((bank.n_filters, len(features), bank.n_outputs))
+    var, current = np.empty((bank.n_filters, len(features))), bank
+    steps: list[BankStep] = []
+    for start in range(0, n, size):
+        part = slice(start, min(start + size, n))
+        own = current.stored is not bank.stored
+        here = (place >= part.start) & ((place < part.stop) | (part.stop == n))
+        aside = features[here], place[here] - part.start
+        with OneThread(4.0 * min(n, size) * m * m):
+            current, step, *moments = _many_rows(current, rows, how, part, own, own, aside)
+        if step is None:
+            return None
+        mean[:, here], var[:, here] = moments
+        steps.append(step)
+    return current, joined_steps(steps), mean, var
+
+
 def _few_rows(
     bank: Bank, rows: Rows, how: How, part: slice, may_own: bool, own: bool
 ) -> tuple[Bank, BankStep]:
@@ -413,14 +441,28 @@ def _few_rows(
 
 
 def _many_rows(
-    bank: Bank, rows: Rows, how: How, part: slice, may_own: bool, own: bool
-) -> tuple[Bank, BankStep]:
-    """Advance over a block, filter by filter: the work is in matrix products."""
+    bank: Bank,
+    rows: Rows,
+    how: How,
+    part: slice,
+    may_own: bool,
+    own: bool,
+    between: tuple[Array, Array] | None = None,
+) -> tuple[Any, ...]:
+    """Advance over a block, filter by filter: the work is in matrix products.
+
+    ``between`` has features (a, m) and places (a,) as in `run_between`; then the means and
+    variances of these rows are returned as well, or None in place of the step.
+    """
     given = bank
     bank = bank.folded(own=own)
     own = own or bank.stored is not given.stored
     own_rows = [replace(rows, prior_var=float(prior_var)) for prior_var in how.prior_vars]
-    times_cov, times_mean, _ = bank.remembered(rows.features[part])
+    times_cov, times_mean, asides = *bank.remembered(rows.features[part])[:2], None
+    if between is not None:
+        asides = _asides(bank, *between)
+    wide = rows.features[part].astype(np.float64, copy=False)
+    gram_eye = wide @ wide.T  # the same for all filters
     while True:
         n = part.stop - part.start
         plans = [
@@ -430,13 +472,20 @@ def _many_rows(
                 fixed_scanner(mine, how.gammas[j], int(how.likelihoods[j])),
                 part,
                 False,
-                (times_cov[j, :n].copy(), times_mean[j, :n]),
+                (
+                    times_cov[j, :n].copy(),
+                    times_mean[j, :n],
+                    np.ascontiguousarray(gram_eye[:n, :n]),
+                ),
+                None if asides is None else asides[j],
             )
             for j, mine in enumerate(own_rows)
         ]
         done = min(len(planned.step.gamma) for planned in plans)
         if done == n:
             break
+        if asides is not None:
+            return (bank, None)
         part = slice(part.start, part.start + done)  # all filters stop where one has to
     last = part.stop == len(rows.gap)
     arrays, _ = bank._writable(own or (may_own and last))
@@ -452,7 +501,28 @@ def _many_rows(
         after.append(stored)
     parts = [(p.step.logit_mean, p.step.logit_var, p.step.noise_var, p.step.nis) for p in plans]
     mean, var, noise, nis = (np.stack(each) for each in zip(*parts, strict=True))
-    return Bank(arrays, _scales(after)), BankStep(mean, var, how.gammas[:, part], noise, nis)
+    step = BankStep(mean, var, how.gammas[:, part], noise, nis)
+    after_all = Bank(arrays, _scales(after))
+    if asides is None:
+        return after_all, step
+    others = np.stack([each.mean for each in asides]), np.stack([each.var for each in asides])
+    return after_all, step, *others
+
+
+def _asides(bank: Bank, features: Array, place: Array) -> list[Aside]:
+    """Rows (a, m) to predict between those of a block, for each filter."""
+    arrays, n = bank.arrays, len(features)
+    n_filters, m, n_outputs = arrays.mean.shape
+    wide = features.astype(np.float64, copy=False)
+    squares, asides = np.einsum("am,am->a", wide, wide), []
+    for j in range(n_filters):
+        times_cov, times_mean = np.empty((0, m)), np.empty((0, n_outputs))
+        if n:
+            made = bank._filter(j, arrays).products(features)[:2]
+            times_cov, times_mean = (part.astype(np.float64, copy=False) for part in made)
+        moments = np.empty((n, n_outputs)), np.empty(n)
+        asides.append(Aside(wide, squares, place, times_cov, times_mean, *moments))
+    return asides
 
 
 def _dense(array: Array | None) -> Array | None:

@@ -240,7 +240,7 @@ class Targets:
     def __init__(self, labels: Array | None, dense: Array | None, observed: Array) -> None:
         self.labels, self.dense, self.observed = labels, dense, observed
 
-    def __getitem__(self, rows: slice) -> Targets:
+    def __getitem__(self, rows: slice | Array) -> Targets:
         return Targets(
             None if self.labels is None else self.labels[rows],
             None if self.dense is None else self.dense[rows],

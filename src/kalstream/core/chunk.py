@@ -352,6 +352,43 @@ def block_rows(n_features: int) -> int:
 
 
 @dataclass(slots=True)
+class Aside:
+    """Rows that are predicted between the rows of a block, and not learned.
+
+    Attributes
+    ----------
+    features, squares : (a, m), (a,), float64
+        The features, and the sum of their squares.
+    place : (a,)
+        How many rows of the block come before each; not decreasing.
+    times_cov, times_mean : (a, m), (a, K)
+        Features times covariance and times mean before the block.
+    mean, var : (a, K), (a,)
+        What `predict` writes: moments under the posterior after the rows before.
+    """
+
+    features: Array
+    squares: Array
+    place: Array
+    times_cov: Array
+    times_mean: Array
+    mean: Array
+    var: Array
+
+    def predict(
+        self, scan: Scan, gains: Array, innovations: Array, learned: Array, prior_var: float
+    ) -> None:
+        """Moments from gains (n, m) and innovations (n, K) of the rows that are learned (n,)."""
+        from kalstream.core._kernels.chunk import predict_aside
+
+        base = np.einsum("am,am->a", self.times_cov, self.features)
+        cross = gains @ self.features.T
+        passed = scan.gamma, scan.kept, scan.lost
+        moments = self.times_mean, base, self.squares, cross, innovations
+        predict_aside(self.place, *passed, learned, *moments, prior_var, self.mean, self.var)
+
+
+@dataclass(slots=True)
 class Plan:
     """The change that a block makes to a posterior. Planning may fail, carrying out may not.
 
@@ -382,17 +419,20 @@ def plan(
     scan: Scanner,
     part: slice,
     own: bool,
-    products: tuple[Array, Array] | None = None,
+    products: tuple[Array, Array, Array] | None = None,
+    aside: Aside | None = None,
 ) -> Plan:
     """Plan for as many rows of ``part`` as the scan covers; the length of the step says how many.
 
-    ``products``, if given, are features times covariance and times mean; the first is overwritten.
+    ``products``, if given, are features times covariance, times mean and times features; the first
+    is overwritten. Rows ``aside`` are predicted if the scan covers all rows.
     """
     from kalstream.core._kernels.chunk import rows_are_sound
 
     phi, dtype, prior_var = rows.features[part], rows.features.dtype, rows.prior_var
+    gram_eye = None
     if products is not None:
-        times_cov, times_mean = products
+        times_cov, times_mean, gram_eye = products
     else:
         if stored.rows is not None and len(phi) > DEFERRED_ROWS:
             stored = stored.folded(donate=own)
@@ -404,8 +444,11 @@ def plan(
     if dtype != np.float64:
         times_cov, times_mean = times_cov.astype(np.float64), times_mean.astype(np.float64)
         phi = phi.astype(np.float64)
-    scanned = scan(Grams(times_cov @ phi.T, phi @ phi.T, times_mean), part)
+    if gram_eye is None:
+        gram_eye = phi @ phi.T
+    scanned = scan(Grams(times_cov @ phi.T, gram_eye, times_mean), part)
     if scanned.done < len(phi):
+        aside = None
         scanned, part = scanned.only_done(), slice(part.start, part.start + scanned.done)
         times_cov, phi = times_cov[: scanned.done], phi[: scanned.done]
     rows = rows[part]
@@ -428,6 +471,9 @@ def plan(
         kept, lost = kept[learned], lost[learned]
     # eq. (8), for all rows of the block at once
     gains = _gains(times_cov, phi, kept, prior_var * lost, system)
+    if aside is not None:
+        learned_rows = np.flatnonzero(np.isfinite(rows.noise_var))
+        aside.predict(scanned, gains, innovations, learned_rows, prior_var)
 
     end = float(scanned.kept[-1])
     stored = stored.decayed(

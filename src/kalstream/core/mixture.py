@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kalstream.core import checks as check
-from kalstream.core.bank import Bank, How
+from kalstream.core.bank import Bank, How, joined_steps, run_between
 from kalstream.core.chunk import LIKELIHOODS, Rows
+from kalstream.core.judging import Events, Judged, Kept, runs
 from kalstream.core.medians import weighted_median
 from kalstream.core.motion_reference import check_order
 from kalstream.core.orders import MixedBank, predict_filters, run_filters, start_bank
@@ -27,7 +28,7 @@ from kalstream.core.policy import (
     gamma_of,
 )
 from kalstream.core.predictive import METHODS, class_probabilities
-from kalstream.core.state import BankStep, Posterior
+from kalstream.core.state import DEFERRED_ROWS, BankStep, Posterior
 from kalstream.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -329,6 +330,14 @@ class MixtureStep:
         rest = self.weights, self.log_prob, self.scale, *grids, self.evidence
         return check.trusted(MixtureStep, replace(self.bank, logit_mean=means), *rest)
 
+    def take(self, rows: Array) -> MixtureStep:
+        """Some of the rows (n,), in this order."""
+        grids = self.half_lives, self.calibrations, self.prior_scales
+        parts = self.weights, self.log_prob, self.scale
+        evidence = None if self.evidence is None else self.evidence[rows]
+        each = (np.ascontiguousarray(part[rows]) for part in parts)
+        return check.trusted(MixtureStep, self.bank.take(rows), *each, *grids, evidence)
+
     def class_probabilities(
         self,
         *,
@@ -387,6 +396,7 @@ class Mixture(Policy):
     state_type: ClassVar[type] = MixtureState
     combines: ClassVar[bool] = True
     compares: ClassVar[bool] = True
+    judges: ClassVar[bool] = True
 
     half_lives: Sequence[float] = (1e2, 1e3, 1e4, 1e5, math.inf)
     share: float = 0.001
@@ -497,10 +507,7 @@ class Mixture(Policy):
         from kalstream.core._kernels.mixture import mix
         from kalstream.core.softmax_integral import table, workspace
 
-        prior_vars = _prior_vars(state.prior_scales, rows.prior_var, state.dtype)
-        likelihoods = _codes_of(state.likelihoods, rows.targets.labels is not None)
-        how = How(_gammas_of(self.half_lives) ** rows.gap, prior_vars, likelihoods)
-        bank, moments = run_filters(state.bank, rows, how, donate)
+        bank, moments = run_filters(state.bank, rows, self._how(state, rows), donate)
         log_weights, spread = state.log_weights.copy(), state.spread.copy()
         weights, scale, log_prob, evidence = mix(
             moments.logit_mean,
@@ -579,6 +586,163 @@ class Mixture(Policy):
         products = state.bank.foreseen(phi)
         settings = prior_vars, keep_mean, self.share, log_weights
         return predict_rows(*products, phi, gammas, gap, *settings)
+
+    def step_events(
+        self,
+        state: MixtureState,
+        features: Array,
+        targets: Any,
+        weight: Array,
+        events: Events,
+        *,
+        noise_var: float,
+        prior_var: float,
+    ) -> tuple[MixtureState, BankStep]:
+        """Predict the rows that are asked for (n, m), and learn those whose targets are told.
+
+        Returns the state, which is not judged yet, and the moments of every row at its time.
+        """
+        given: dict[str, Any] = {"noise_var": noise_var, "prior_var": prior_var}
+        if isinstance(state.bank, Bank) and not events.asked.all():
+            many = len(events) - events.asked.sum() > DEFERRED_ROWS and events.asked.any()
+            made = self._between(state, features, targets, weight, events, given) if many else None
+            if made is None:
+                # A row that is only asked for changes nothing if no time passes before it.
+                gap = np.where(events.asked, 0.0, events.gap)
+                given |= {"sample_weight": weight, "time_gap": gap}
+                after, step = self.step_chunk(state, features, targets, **given)
+                made = after, step.bank
+            self._look_ahead(made[1], features, events, state, prior_var)
+            return made
+        after, steps = state, []
+        for part in runs(events.asked):
+            phi, gap = features[part], events.gap[part]
+            if events.asked[part.start]:
+                step = self.predict(after, phi, prior_var=prior_var, time_gap=gap)
+            else:
+                given |= {"sample_weight": weight[part], "time_gap": gap}
+                after, step = self.step_chunk(after, phi, targets[part], **given)
+            steps.append(step.bank)
+        return after, joined_steps(steps)
+
+    def _between(
+        self,
+        state: MixtureState,
+        features: Array,
+        targets: Any,
+        weight: Array,
+        events: Events,
+        given: dict[str, Any],
+    ) -> tuple[MixtureState, BankStep] | None:
+        """Learn the rows that are told in blocks, and predict the others in between."""
+        told, asked = np.flatnonzero(~events.asked), np.flatnonzero(events.asked)
+        own: dict[str, Any] = {"sample_weight": weight[told], "time_gap": events.gap[told]}
+        rows = Rows.read(state, features[told], targets[told], **given, **own)
+        how = self._how(state, rows)
+        assert isinstance(state.bank, Bank)
+        made = run_between(state.bank, rows, how, features[asked], np.searchsorted(told, asked))
+        if made is None:
+            return None
+        bank, step, mean, var = made
+        n_filters, n = len(mean), len(events)
+        moments = np.empty((n_filters, n, mean.shape[2])), np.empty((n_filters, n))
+        moments[0][:, asked], moments[1][:, asked] = mean, var
+        moments[0][:, told], moments[1][:, told] = step.logit_mean, step.logit_var
+        rest = np.ones((n_filters, n)), np.full((n_filters, n), np.inf)
+        nis = np.full((n_filters, n), np.nan)
+        rest[0][:, told], rest[1][:, told], nis[:, told] = step.gamma, step.noise_var, step.nis
+        after = replace(state, bank=bank, seen=rows.seen(state.seen))
+        return after, BankStep(*moments, *rest, nis)
+
+    def _how(self, state: MixtureState, rows: Rows) -> How:
+        """How the filters forget and observe."""
+        prior_vars = _prior_vars(state.prior_scales, rows.prior_var, state.dtype)
+        likelihoods = _codes_of(state.likelihoods, rows.targets.labels is not None)
+        return How(_gammas_of(self.half_lives) ** rows.gap, prior_vars, likelihoods)
+
+    def _look_ahead(
+        self, step: BankStep, features: Array, events: Events, state: MixtureState, prior_var: float
+    ) -> None:
+        """Let the time up to the rows that are asked for pass, in place, eq. (7)."""
+        asked = np.flatnonzero(events.asked)
+        phi = features[asked].astype(np.float64, copy=False)
+        g = _gammas_of(self.half_lives) ** events.gap[asked]
+        prior = _prior_vars(state.prior_scales, prior_var, state.dtype)[:, None]
+        spread = (1.0 - g) * (1.0 + g) * prior * np.einsum("bm,bm->b", phi, phi)
+        step.logit_mean[:, asked] *= g[:, :, None]
+        step.logit_var[:, asked] = g * g * np.maximum(step.logit_var[:, asked], 0.0) + spread
+        step.gamma[:, asked] = g
+
+    def judge(
+        self,
+        before: MixtureState,
+        after: MixtureState,
+        moments: BankStep,
+        targets: check.Targets,
+        weight: Array,
+        events: Events,
+        kept: Kept,
+        *,
+        noise_var: float,
+        n_targets: int,
+        beside: Array,
+    ) -> tuple[MixtureState, MixtureStep, Judged]:
+        """Weigh the filters by what they said about the rows whose targets are told.
+
+        Parameters
+        ----------
+        before, after, moments
+            The states before and after `step_events`, and what it returned.
+        targets, weight : n targets, (n,)
+            Weight 0 where nothing is told.
+        kept : Kept
+            Rows that are asked for are written here.
+        n_targets : int
+            Targets that were learned before.
+        beside : (X,)
+            Evidence of the experts in ``kept``; see `Judged`.
+
+        Returns
+        -------
+        state : MixtureState
+        step : MixtureStep
+            Of all events: the weights are those at the time of the event, and evidence is by what
+            was said.
+        judged : Judged
+        """
+        from kalstream.core._kernels.judging import judge_rows
+        from kalstream.core.softmax_integral import table, workspace
+
+        asked = np.flatnonzero(events.asked)
+        slots = events.slot[asked]
+        kept.means[slots] = moments.logit_mean[:, asked].swapaxes(0, 1)
+        kept.variances[slots] = moments.logit_var[:, asked].T
+        kept.said[slots] = True
+        log_weights, spread = before.log_weights.copy(), before.spread.copy()
+        beside = beside.copy()
+        labels, dense = targets.arrays()
+        weights, shares, scale, log_prob, evidence, rates = judge_rows(
+            *(events.asked, events.slot, events.gap, events.lag),
+            *(labels, dense, noise_var, weight),
+            (moments.logit_mean, moments.logit_var),
+            (
+                *(kept.means, kept.variances, kept.active, kept.experts),
+                *(kept.spread, kept.n_targets, kept.said),
+            ),
+            _grid(before.calibrations, len(before.half_lives)),
+            _gammas_of(self.half_lives)[:, 0],
+            self.share,
+            self.predictive == "exact",
+            self.learn_scale and targets.labels is None,
+            n_targets,
+            *(log_weights, beside, spread),
+            (*table(), workspace()),
+        )
+        grids = before.half_lives, before.calibrations, before.prior_scales
+        learned = log_weights, after.seen, spread, after.likelihoods, after.prior_scales
+        state = check.trusted(MixtureState, after.bank, *grids[:2], *learned)
+        step = check.trusted(MixtureStep, moments, weights, log_prob, scale, *grids, evidence)
+        return state, step, Judged(shares, rates, beside)
 
     def scale(self, state: MixtureState) -> Array:
         """What the variances of each filter are multiples of (J,)."""

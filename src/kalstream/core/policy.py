@@ -27,6 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kalstream.core import checks as check
 from kalstream.core.chunk import Rows
+from kalstream.core.judging import Judged
 from kalstream.core.state import BankStep, Posterior
 from kalstream.errors import InvalidInput
 
@@ -254,6 +255,10 @@ class Policy(_Tagged):
     compares : bool
         Whether `evidence` says how well each watched half-life predicts. If not, the drift alarm
         watches the belief alone.
+    judges : bool
+        Whether filters are judged by what they said when the row came, where targets are late:
+        the policy has `Mixture.step_events` and `Mixture.judge`. If not, late rows are learned and
+        judged one step ahead.
     learns_scale : bool
         Whether each filter of a regression learns the scale of the noise; see `scale`.
     """
@@ -268,6 +273,7 @@ class Policy(_Tagged):
     adapts: ClassVar[bool] = True
     combines: ClassVar[bool] = False
     compares: ClassVar[bool] = False
+    judges: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -416,6 +422,14 @@ class Policy(_Tagged):
         Rows from which nothing was learned are NaN. Only a policy that `compares` needs it.
         """
         raise NotImplementedError(f"{type(self).__name__} compares, and needs the method evidence")
+
+    def step_events(self, state: Any, *rows: Any, **settings: Any) -> tuple[Any, BankStep]:
+        """Predict and learn rows in turn: see `Mixture.step_events`, for a policy that `judges`."""
+        raise NotImplementedError(f"{type(self).__name__} judges, and needs the method step_events")
+
+    def judge(self, before: Any, *rows: Any, **settings: Any) -> tuple[Any, Any, Judged]:
+        """Weigh filters by what they said: see `Mixture.judge`, for a policy that `judges`."""
+        raise NotImplementedError(f"{type(self).__name__} judges, and needs the method judge")
 
     def check_state(self, state: Any) -> None:
         """Raise an error unless the state is one of this policy."""

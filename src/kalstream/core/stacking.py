@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kalstream.core import checks as check
+from kalstream.core.judging import Events, Judged, Kept
 from kalstream.core.mixture import MixtureStep, moments_of
 from kalstream.errors import InvalidInput, NumericalError
 
@@ -112,6 +113,11 @@ class Stack:
         coef = np.zeros(len(prior))
         coef[0] = 1.0
         return cls(counts, recent, np.zeros((n_classes, 2)), -1, coef, np.diag(prior), 0.5)
+
+    @staticmethod
+    def n_terms(n_filters: int) -> int:
+        """Number of terms, D, of a stack of so many filters."""
+        return n_filters + len(HALF_LIVES) + 2
 
     @property
     def n_filters(self) -> int:
@@ -213,6 +219,56 @@ class Stack:
         now = self.belief, self.last
         out, belief, last, bad = learn_rows(
             *moments, plain, labels, weight, *settings, *now, *changing
+        )
+        if bad >= 0:
+            self._blame(bad, moments, plain, labels, weight)
+        after = check.trusted(type(self), *changing[:3], int(last), *changing[3:], float(belief))
+        return after, out
+
+    def judge(
+        self,
+        step: MixtureStep,
+        labels: Array,
+        weight: Array,
+        events: Events,
+        judged: Judged,
+        kept: Kept,
+        *,
+        plain: Array | None = None,
+        ordered: bool = False,
+    ) -> tuple[Self, Array]:
+        """As `learn`, where labels come late: each is judged by what was said about its row.
+
+        Parameters
+        ----------
+        step, events, judged
+            As `Mixture.judge` takes and returns them.
+        labels, weight : (n,)
+            Weight 0 where nothing is told.
+        kept : Kept
+            Rows that are asked for are described here.
+        plain : (n, K), optional
+            Probabilities of the rows that are asked for. Without them nothing is predicted, and
+            the stack that describes rows in ``kept`` is another one.
+        ordered : bool
+            Whether to use the labels that had come before each row.
+        """
+        from kalstream.core._kernels.judging import stack_rows
+
+        moments = self._moments(step)
+        keeps = plain is not None
+        plain = np.empty((len(events), 0)) if plain is None else plain
+        kept_now = self.counts, self.recent, self.stays, self.coef, self.precision
+        counts, recent, stays, coef, precision = (part.copy() for part in kept_now)
+        changing = counts, recent, stays, coef, precision
+        out, belief, last, bad = stack_rows(
+            *(events.asked, events.slot, labels, weight, judged.rates),
+            moments,
+            (judged.shares, kept.experts),
+            plain,
+            *(check.flag("ordered", ordered), keeps, _SHARE, _prior(self.n_filters), _KEEP),
+            *(kept.described, kept.counted, self.belief, self.last),
+            *changing,
         )
         if bad >= 0:
             self._blame(bad, moments, plain, labels, weight)

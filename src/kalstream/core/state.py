@@ -138,6 +138,11 @@ class BankStep:
         parts = self.logit_mean, self.logit_var, self.gamma, self.noise_var, self.nis
         return tuple(Step(*each) for each in zip(*parts, strict=True))
 
+    def take(self, rows: Array) -> BankStep:
+        """Some of the rows (n,), in this order."""
+        every = self.logit_mean, self.logit_var, self.gamma, self.noise_var, self.nis
+        return BankStep(*(np.take(part, rows, axis=1) for part in every))
+
     def tail(self, n_rows: int) -> BankStep:
         """The last rows, without their means if these are many: enough for `guard.health`."""
         n = self.nis.shape[1]

@@ -21,6 +21,7 @@ from kalstream.core.policy import Policy, PolicyState
 from kalstream.core.state import Posterior
 from kalstream.errors import InvalidInput
 from kalstream.estimators._chunk import Chunk
+from kalstream.estimators._late import Asked, exchange, expired, no_rows, read_told
 from kalstream.estimators._learning import (
     learn,
     new_model,
@@ -32,7 +33,8 @@ from kalstream.estimators._model import Filter, Model
 from kalstream.estimators._representation import Representation
 from kalstream.estimators._settings import Settings, Task, variance_of
 from kalstream.estimators._sharing import Shared, interruptible
-from kalstream.estimators._time import gaps_ahead, gaps_before, read_unit
+from kalstream.estimators._time import gaps_ahead, gaps_before, read_unit, times_of
+from kalstream.estimators._waiting import Store, Waiting, read_bounds, read_ids
 from kalstream.estimators._watch import Drift
 from kalstream.estimators.inputs import read_columns, read_path, read_seed, read_weights
 
@@ -142,6 +144,62 @@ class KalmanEstimator(BaseEstimator, ABC):
         representation = Representation.of(*shape, columns, self._SCALE_HALF_LIFE)
         return new_model(representation, fitted, read_seed(self.random_state), self._settings)
 
+    # ---- late targets ---------------------------------------------------------------------
+
+    @interruptible
+    def _exchange(
+        self,
+        X: Any,
+        ids: Any,
+        time: Any,
+        told: tuple[Any, Any, Any, Any] | None,
+        unknown: str = "raise",
+    ) -> Any:
+        """Predict rows and keep them, and learn targets that are told: published in one step.
+
+        ``told`` has the ids, the targets, the weights, and how many of the rows come before each.
+        """
+        settings = self._settings
+        strict = check.choice("unknown", unknown, ("raise", "skip")) == "raise"
+        bounds = read_bounds(self.max_waiting, self.max_age)
+
+        def change(model: Model | None) -> tuple[Model, Any]:
+            if X is None:
+                if model is None or model.store is None:
+                    raise InvalidInput(
+                        f"this {type(self).__name__} was not asked for any row; call ask first"
+                    )
+                asked = no_rows(model.fitted["n_features_in_"])
+            else:
+                rows, fitted = self._columns(X, model)
+                model = self._new_model(fitted) if model is None else model
+                times = times_of(model, time, len(rows))
+                asked = Asked(rows, times, read_ids(model.store or Store(), ids, len(rows)))
+            keys, targets, weight, before = told or ([], self._no_targets(), None, None)
+            weight = read_weights(weight, len(targets))
+            come = read_told(keys, targets, weight, before, len(asked))
+            model, answers = exchange(model, asked, come, settings, strict=strict)
+            return expired(model, *bounds, settings), answers
+
+        shared = self.__dict__.get("_published")
+        if shared is None:
+            model, answers = change(None)
+            shared = self.__dict__.setdefault("_published", made := Shared(model))
+            if shared is made:
+                return answers
+        return shared.update(change)
+
+    @abstractmethod
+    def _no_targets(self) -> Any:
+        """Targets of no row, as `Chunk` takes them."""
+
+    @property
+    def waiting_(self) -> Waiting:
+        """How many rows wait for their targets, and what became of the others."""
+        shared = self.__dict__.get("_published")
+        store = None if shared is None else shared.value.store
+        return Waiting() if store is None else store.counts
+
     def add_columns(self, n_columns: int) -> Self:
         """Grow by columns that were missing (NaN) in all rows so far, behind the others.
 
@@ -156,6 +214,20 @@ class KalmanEstimator(BaseEstimator, ABC):
         settings = self._settings
         self._model  # noqa: B018  (raises if nothing was learned)
         self._published.update(lambda model: (with_columns(model, n_columns, settings), None))
+        return self
+
+    def drop_column_names(self) -> Self:
+        """Forget the names of the columns: from now on rows are arrays, in the same order.
+
+        Examples
+        --------
+        >>> from kalstream import KalmanClassifier
+        >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
+        >>> hasattr(model.drop_column_names(), "feature_names_in_")
+        False
+        """
+        columns = {"n_features_in_": self.n_features_in_}
+        self._published.update(lambda model: (model.but(fitted=columns), None))
         return self
 
     @interruptible
@@ -199,9 +271,12 @@ class KalmanEstimator(BaseEstimator, ABC):
     def _state(self, model: Model) -> PolicyState:
         """The state, unless no target is known or another policy is set."""
         if model.state is None:
+            seen, call = f"seen {model.n_seen} rows, all without a target", "partial_fit"
+            if model.store is not None and model.n_seen == 0:
+                seen, call = f"been asked for {model.came} rows and told no target", "tell"
             raise NotFittedError(
-                f"This {type(self).__name__} instance is not fitted yet: it has seen "
-                f"{model.n_seen} rows, all without a target; call partial_fit with a target first."
+                f"This {type(self).__name__} instance is not fitted yet: it has {seen}; call "
+                f"{call} with a target first."
             )
         return state_of(model, self._settings)
 

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kalstream.core import checks as check
+from kalstream.core.checks import Targets
+from kalstream.core.judging import Events, Judged, Kept
 from kalstream.core.predictive import METHODS
 from kalstream.core.stacking import Stack
 from kalstream.errors import InvalidInput
@@ -93,7 +95,7 @@ class Classification:
         if factor is not None:
             weight = factor if weight is None else weight * factor
         targets = Classes(labels, counts + before, known.stack, known.ordered)
-        coded = check.Targets(codes, None, codes >= 0)
+        coded = Targets(codes, None, codes >= 0)
         return model.but(targets=targets), Chunk(chunk.rows, coded, weight, chunk.gap, chunk.times)
 
     def n_outputs(self, model: Model) -> int:
@@ -145,17 +147,116 @@ class Classification:
             method=self.predictive, light=_LIGHT, random_state=model.seed
         )
 
+    # ---- late labels ----------------------------------------------------------------------
+
+    def n_known(self, chunk: Chunk) -> int:
+        """Rows of a chunk that `read` returned which have a label and a weight."""
+        known = chunk.targets.observed
+        return int(np.count_nonzero(known if chunk.weight is None else known & (chunk.weight > 0)))
+
+    def keeps(self, settings: Settings) -> tuple[bool, int]:
+        """Whether rows are kept as a stack sees them; one expert, the class frequencies."""
+        return self.stacking and settings.policy.combines, 1
+
+    def spread_out(
+        self, chunk: Chunk, tells: Array, n: int, n_outputs: int
+    ) -> tuple[Targets, Array]:
+        """Labels of n events, and their weights (n,); of the events ``tells`` in a chunk."""
+        labels, weight = np.full(n, -1), np.zeros(n)
+        if len(tells):
+            labels[tells], weight[tells] = _learned_labels(chunk)
+            weight[labels < 0] = 0.0
+        return Targets(labels, None, labels >= 0), weight
+
+    def keep(
+        self,
+        before: Model,
+        kept: Kept,
+        targets: Targets,
+        weight: Array,
+        seen: Array,
+        events: Events,
+    ) -> None:
+        """Write the classes seen before each row that is asked for, and their frequencies."""
+        counts = np.zeros(len(seen))
+        counts[: len(before.targets.counts)] = before.targets.counts
+        asked = np.flatnonzero(events.asked)
+        told = np.zeros((len(events) + 1, len(seen)))
+        learned = np.flatnonzero(weight > 0.0)
+        assert targets.labels is not None
+        told[learned + 1, targets.labels[learned]] = 1.0
+        told = np.cumsum(told, axis=0)[asked]
+        active, counts = seen | (told > 0.0), counts + told + 0.5
+        whole = np.sum(counts, axis=1, where=active, keepdims=True)
+        slots = events.slot[asked]
+        kept.active[slots] = active
+        kept.experts[slots, 0] = np.log(counts / np.maximum(whole, 0.5))
+
+    def judge(
+        self,
+        before: Model,
+        model: Model,
+        targets: Targets,
+        weight: Array,
+        step: Any,
+        events: Events,
+        judged: Judged,
+        kept: Kept,
+        settings: Settings,
+    ) -> tuple[Model, Array]:
+        """The model after its stacks were judged, and probabilities (a, K) of rows asked for."""
+        asked = np.flatnonzero(events.asked)
+        width = self.n_outputs(before) if before.state is not None else 0
+        plain = np.zeros((len(events), width))
+        if width and len(asked):
+            shares = judged.shares[asked]
+            log_probabilities = kept.experts[events.slot[asked], :, :width]
+            active = kept.active[events.slot[asked], None, :width]
+            other = np.where(active, np.exp(log_probabilities), 0.0)
+            plain[asked] = self._plain(before, step.take(asked))
+            plain[asked] *= 1.0 - shares.sum(axis=1, keepdims=True)
+            plain[asked] += np.einsum("ax,axk->ak", shares, other)
+        if not (self.stacking and settings.policy.combines):
+            if model.targets.stack is not None:
+                model = _with_stacks(model, None, None)
+            return model, plain[asked]
+        assert targets.labels is not None
+        codes = np.where(weight > 0.0, targets.labels, -1)
+        given = codes, weight, events, judged, kept
+        stack = _grown(model.targets.stack, step)
+        if not self.recent_labels:
+            stack, corrected = stack.judge(step, *given, plain=plain)
+            return _with_stacks(model, stack, None), corrected[asked]
+        # The one that sees recent labels describes rows for both.
+        ordered, corrected = _grown(model.targets.ordered, step).judge(
+            step, *given, plain=plain, ordered=True
+        )
+        stack, _ = stack.judge(step, *given)
+        return _with_stacks(model, stack, ordered), corrected[asked]
+
+    def together(self, parts: list[Array]) -> Array:
+        """Probabilities (a, K) of rows in their order; 0 for classes not known before a row."""
+        whole = np.zeros((sum(map(len, parts)), max((p.shape[1] for p in parts), default=0)))
+        start = 0
+        for part in parts:
+            whole[start : start + len(part), : part.shape[1]] = part
+            start += len(part)
+        return whole
+
+    def answers(self, model: Model, parts: list[Array]) -> Array:
+        """Probabilities (a, K) of all classes, sorted."""
+        made = self.together(parts)
+        whole = np.zeros((len(made), self.n_outputs(model)))
+        whole[:, : made.shape[1]] = made
+        return whole[:, model.targets.labels.order]
+
     def nothing_known(self, n: int) -> Array:
         """No class has a probability (b, 0)."""
         return np.zeros((n, 0))
 
     def joined(self, model: Model, chunk: Chunk, parts: list[Array]) -> Array:
         """Probabilities (b, K) of all classes, sorted; 0 for those not known before a row."""
-        probabilities, start = np.zeros((len(chunk), self.n_outputs(model))), 0
-        for part in parts:
-            probabilities[start : start + len(part), : part.shape[1]] = part
-            start += len(part)
-        return probabilities[:, model.targets.labels.order]
+        return self.answers(model, parts)
 
 
 def declared(model: Model, names: Sequence[Any]) -> Model:
@@ -189,7 +290,10 @@ def without_class(model: Model, label: Any, settings: Settings) -> Model:
         _with_classes(known.stack, kept),
         _with_classes(known.ordered, kept),
     )
-    return model.but(targets=targets, state=state_of(model, settings).keep_outputs(kept))
+    state = state_of(model, settings).keep_outputs(kept)
+    # What was said of rows that wait had a column for the class.
+    store = None if model.store is None else model.store.unsaid()
+    return model.but(targets=targets, state=state, store=store)
 
 
 def _learned_labels(chunk: Chunk) -> tuple[Array, Array]:

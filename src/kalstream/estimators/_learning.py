@@ -22,7 +22,7 @@ Array = NDArray[Any]
 # Up to here the filters have no more outputs than there are classes.
 _MANY_CLASSES: Final = 64
 # So many of the last rows are kept for `health_`.
-_LAST_ROWS: Final = 64
+LAST_ROWS: Final = 64
 
 
 def new_model(
@@ -65,16 +65,35 @@ def _learn_piece(
     before: Model, chunk: Chunk, settings: Settings, predict: bool
 ) -> tuple[Model, Any]:
     """As `learn`, for rows whose targets fit into the model or make room there."""
+    representation, phi = before.representation.advance(chunk.rows)
+    return learn_features(
+        before, before.but(representation=representation), phi, chunk, settings, predict
+    )
+
+
+def learn_features(
+    before: Model, model: Model, phi: Array, chunk: Chunk, settings: Settings, predict: bool
+) -> tuple[Model, Any]:
+    """Learn the features (b, m) of rows whose targets fit into the model or make room there.
+
+    ``model`` is the one before, after its representation has advanced over the rows.
+    """
     policy, task = settings.policy, settings.task
-    model, chunk = task.read(before, chunk)
-    representation, phi = model.representation.advance(chunk.rows)
+    model, chunk = task.read(model, chunk)
     time = None if chunk.times is None else float(chunk.times[-1])
-    model = model.but(representation=representation, n_seen=model.n_seen + len(chunk), time=time)
+    came = model.came + len(chunk)
+    model = model.but(
+        n_seen=model.n_seen + len(chunk),
+        n_targets=model.n_targets + task.n_known(chunk),
+        came=came,
+        last=came - 1,
+        time=time,
+    )
     n_outputs = task.n_outputs(model)
     if n_outputs == 0:
         return _passed(model, phi, settings), task.nothing_known(len(chunk))
     state, step = policy.step_chunk(
-        _state_with_room(model, phi.shape[1], n_outputs, settings),
+        state_with_room(model, phi.shape[1], n_outputs, settings),
         phi,
         chunk.targets,
         transition=settings.transition,
@@ -86,7 +105,7 @@ def _learn_piece(
     belief = policy.belief(step, chunk.gap, settings.transition, model.watch.now)
     evidence = policy.evidence(step) if policy.compares else None
     watch = model.watch.after(policy.watched, *belief, evidence)
-    model = model.but(state=state, watch=watch, last_step=step.bank.tail(_LAST_ROWS))
+    model = model.but(state=state, watch=watch, last_step=step.bank.tail(LAST_ROWS))
     if not predict:
         return task.learn(model, chunk, step, settings), None
     return task.learn_and_predict(before, model, chunk, step, settings)
@@ -105,7 +124,7 @@ def _passed(model: Model, phi: Array, settings: Settings) -> Model:
     return model.but(watch=model.watch.after(policy.watched, belief, variance, nothing))
 
 
-def _state_with_room(
+def state_with_room(
     model: Model, n_features: int, n_outputs: int, settings: Settings
 ) -> PolicyState:
     """The state, new if there is none, with as many outputs as there are targets."""
@@ -115,9 +134,8 @@ def _state_with_room(
         start = partial(policy.start, *size, prior_var=prior_var, dtype=dtype)
         return allocated(start, policy, *size, dtype)
     state = state_of(model, settings)
-    if state.n_outputs < n_outputs:
-        return state.add_outputs(_room_for(n_outputs) - state.n_outputs)
-    return state
+    n_more = outputs_with_room(state, n_outputs) - state.n_outputs
+    return state.add_outputs(n_more) if n_more else state
 
 
 def state_of(model: Model, settings: Settings) -> PolicyState:
@@ -143,9 +161,13 @@ def step_ahead(
 ) -> tuple[Any, Array]:
     """`PolicyStep` of rows (b, d), of which any could be the next, and their features (b, m)."""
     phi = model.representation.transform(rows)
+    return predict_features(model, phi, settings, time_gap), phi
+
+
+def predict_features(model: Model, phi: Array, settings: Settings, time_gap: Any = 1.0) -> Any:
+    """`PolicyStep` of features (b, m), of which any could be those of the next row."""
     state = state_of(model, settings)
-    step = settings.policy.predict(state, phi, prior_var=settings.prior_var, time_gap=time_gap)
-    return step, phi
+    return settings.policy.predict(state, phi, prior_var=settings.prior_var, time_gap=time_gap)
 
 
 def predict_chunk(model: Model, chunk: Chunk, settings: Settings) -> Any:
@@ -170,9 +192,12 @@ def with_columns(model: Model, n_columns: int, settings: Settings) -> Model:
     return model.but(representation=wider, state=state, fitted=fitted)
 
 
-def _room_for(n_outputs: int) -> int:
-    """How many outputs to have: with many classes, room for more, so that growing stays cheap.
+def outputs_with_room(state: PolicyState | None, n_outputs: int) -> int:
+    """How many outputs a state of so many classes has.
 
-    A class that has not come takes no part, so room changes no prediction.
+    With many classes there is room for more, so that growing stays cheap. A class that has not come
+    takes no part, so room changes no prediction.
     """
+    if state is None or state.n_outputs >= n_outputs:
+        return n_outputs if state is None else state.n_outputs
     return n_outputs if n_outputs <= _MANY_CLASSES else n_outputs + n_outputs // 4

@@ -5,10 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kalstream.core.policy import PolicyState
 from kalstream.core.state import BankStep, Posterior
 from kalstream.estimators._representation import Representation
+from kalstream.estimators._waiting import Store
 from kalstream.estimators._watch import Watch
+
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,14 @@ class Model:
         Step of the last rows, for `health_`.
     seed : int
         Seed of sampled predictions.
+    came, last : int
+        Rows that have come, asked for or learned, and the number of the last one learned.
+    n_targets : int
+        Targets that were learned.
+    beside : (X,)
+        Evidence of experts beside the filters; see `core.judging.Judged`.
+    store : Store or None
+        Rows that wait for their targets.
     fitted : dict
         What scikit-learn's contract wants to be known of the columns: n_features_in_ and
         perhaps feature_names_in_.
@@ -74,6 +88,11 @@ class Model:
     watch: Watch
     last_step: BankStep | None
     seed: int
+    came: int = 0
+    last: int = -1
+    n_targets: int = 0
+    beside: Array = field(default_factory=lambda: np.zeros(1))
+    store: Store | None = None
     fitted: dict[str, Any] = field(default_factory=dict)
 
     def but(self, **changes: Any) -> Model:

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kalstream.core import checks as check
+from kalstream.core.checks import Targets
+from kalstream.core.judging import Events, Judged, Kept
 from kalstream.core.scale import KEEP_SCALE
 from kalstream.errors import InvalidInput
 from kalstream.estimators._chunk import Chunk
@@ -162,6 +165,76 @@ class Regression:
             start = piece.stop
         mean, std = (shaped(model, each) for each in joined)
         return mean, std
+
+    # ---- late targets ---------------------------------------------------------------------
+
+    def n_known(self, chunk: Chunk) -> int:
+        """Rows of a chunk that `read` returned which have a target and a weight."""
+        known = ~np.isnan(chunk.targets).any(axis=1)
+        return int(np.count_nonzero(known if chunk.weight is None else known & (chunk.weight > 0)))
+
+    def keeps(self, settings: Settings) -> tuple[bool, int]:
+        """There is no stack, and no expert beside the filters."""
+        return False, 0
+
+    def spread_out(
+        self, chunk: Chunk, tells: Array, n: int, n_outputs: int
+    ) -> tuple[Targets, Array]:
+        """Targets of n events, and their weights (n,); of the events ``tells`` in a chunk."""
+        dense, weight = np.zeros((n, n_outputs)), np.zeros(n)
+        if len(tells):
+            read = check.targets(chunk.targets, len(tells), n_outputs, np.float64)
+            assert read.dense is not None
+            dense[tells] = read.dense
+            weight[tells] = 1.0 if chunk.weight is None else chunk.weight
+            weight[tells[~read.observed]] = 0.0
+        return Targets(None, dense, weight > 0.0), weight
+
+    def keep(
+        self,
+        before: Model,
+        kept: Kept,
+        targets: Targets,
+        weight: Array,
+        seen: Array,
+        events: Events,
+    ) -> None:
+        """Nothing is kept beside the moments."""
+
+    def judge(
+        self,
+        before: Model,
+        model: Model,
+        targets: Targets,
+        weight: Array,
+        step: Any,
+        events: Events,
+        judged: Judged,
+        kept: Kept,
+        settings: Settings,
+    ) -> tuple[Model, tuple[Array, Array]]:
+        """The model, and means and standard deviations (a, K) of the rows asked for."""
+        asked = np.flatnonzero(events.asked)
+        if before.state is None or not len(asked):
+            return model, self.nothing_known(len(asked))
+        return model, self.predict(before, step.take(asked), settings)
+
+    def together(self, parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+        """Means and standard deviations (a, K) of rows in their order."""
+        width = max((part[0].shape[1] for part in parts), default=1)
+        made = np.full((2, sum(len(part[0]) for part in parts), width), np.nan)
+        made[1] = np.inf
+        start = 0
+        for mean, std in parts:
+            here = slice(start, start + len(mean))
+            made[0, here, : mean.shape[1]], made[1, here, : mean.shape[1]] = mean, std
+            start = here.stop
+        return made[0], made[1]
+
+    def answers(self, model: Model, parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+        """Means and standard deviations, (a,) or (a, K) as the targets are."""
+        mean, std = self.together(parts)
+        return shaped(model, mean), shaped(model, std)
 
     def knows_scale(self, model: Model, settings: Settings) -> bool:
         """Whether at least two targets have shown how large the noise is."""

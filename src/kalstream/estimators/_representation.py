@@ -108,6 +108,38 @@ class Representation:
             made = learner.partial_fit(rows).transform(rows)
         return replace(self, transformer=learner), self._features(made)
 
+    def scaled(self, rows: Array) -> tuple[Representation, Array]:
+        """Rows (b, d) as they pass, in the form (b, d') that `features` takes, and what is after.
+
+        It is smaller than the features, so it can be kept until the rows are learned.
+        """
+        if self.transformer is None:
+            return self, rows
+        if type(self.transformer) in _OWN and hasattr(self.transformer, "n_features_in_"):
+            fork = self.transformer._fork()
+            scaler = fork if isinstance(fork, OnlineScaler) else fork.scaler_
+            return Representation(fork, self.size, self.intercept), scaler._advance(rows)
+        learner = copy.deepcopy(self.transformer)
+        if isinstance(learner, RandomFourierFeatures):
+            made = learner.scaled(rows)
+        elif hasattr(learner, "advance"):
+            made = learner.advance(rows)
+        else:
+            made = learner.partial_fit(rows).transform(rows)
+        made = made.toarray() if hasattr(made, "toarray") else np.asarray(made, np.float64)
+        return replace(self, transformer=learner), made
+
+    def width(self, n_columns: int) -> int | None:
+        """Columns of `scaled`; None if only a transformer of another library knows."""
+        own = self.transformer is None or type(self.transformer) in _OWN
+        return n_columns if own else None
+
+    def features(self, scaled: Array) -> Array:
+        """Features (b, m) of rows from `scaled`."""
+        if type(self.transformer) is RandomFourierFeatures:
+            return self.transformer.waves(scaled, int(self.intercept))
+        return self._features(scaled)
+
     def with_columns(self, n_columns: int) -> Representation:
         """The representation with columns that were missing in all rows so far."""
         if self.transformer is None:

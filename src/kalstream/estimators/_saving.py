@@ -26,6 +26,7 @@ from kalstream.estimators._regression import Values
 from kalstream.estimators._representation import Representation
 from kalstream.estimators._sharing import Shared
 from kalstream.estimators._soundness import Foreign, need, need_array
+from kalstream.estimators._waiting import Store
 from kalstream.estimators._watch import AGE, N_BETS, N, Watch
 from kalstream.estimators.classifier import KalmanClassifier
 from kalstream.estimators.labels import Labels
@@ -93,6 +94,7 @@ def _check_model(model: Model, fitted: dict[str, Any], classifies: bool) -> None
     time = model.time
     need(time is None or (type(time) is float and math.isfinite(time)), "time", "finite or None")
     need(type(model.seed) is int and model.seed >= 0, "seed", "an integer of at least 0")
+    _check_late(model)
     n_targets = _check_classes(model) if classifies else _check_values(model)
     _check_watch(model)
     state = model.state
@@ -107,6 +109,16 @@ def _check_model(model: Model, fitted: dict[str, Any], classifies: bool) -> None
         need(0 < n_targets <= state.n_outputs, "state", f"of at least {n_targets} outputs")
     else:
         need(n_targets == state.n_outputs, "offset", f"{state.n_outputs} numbers")
+
+
+def _check_late(model: Model) -> None:
+    """What is known of rows that came and of targets that did not."""
+    for name in ("came", "last", "n_targets"):
+        value = getattr(model, name)
+        need(type(value) is int and value >= -1, name, "an integer of at least -1")
+    need(isinstance(model.beside, np.ndarray) and model.beside.shape == (1,), "beside", "a number")
+    need_array("beside", model.beside, (1,))
+    need(model.store is None or isinstance(model.store, Store), "store", "a Store or None")
 
 
 def _check_policy(estimator: KalmanEstimator, model: Model) -> None:

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from kalstream.core import checks as check
 from kalstream.core.calibration import Calibration
+from kalstream.core.checks import Targets
 from kalstream.core.fixed import Fixed
+from kalstream.core.judging import Events, Judged, Kept
 from kalstream.core.learned import Learned
 from kalstream.core.mixture import Mixture
 from kalstream.core.motion_reference import check_order
@@ -123,6 +125,57 @@ class Task(Protocol):
 
     def joined(self, model: Model, chunk: Chunk, parts: list[Any]) -> Any:
         """One prediction of a chunk, from those of its consecutive pieces."""
+        ...
+
+    # ---- late targets: see `_late` --------------------------------------------------------
+
+    def n_known(self, chunk: Chunk) -> int:
+        """How many rows of a chunk that `read` returned have a target to learn."""
+        ...
+
+    def keeps(self, settings: Settings) -> tuple[bool, int]:
+        """Whether rows are kept as a stack sees them, and how many experts are beside filters."""
+        ...
+
+    def spread_out(
+        self, chunk: Chunk, tells: Array, n: int, n_outputs: int
+    ) -> tuple[Targets, Array]:
+        """Targets of n events, and their weights (n,); of the events ``tells`` in a chunk."""
+        ...
+
+    def keep(
+        self,
+        before: Model,
+        kept: Kept,
+        targets: Targets,
+        weight: Array,
+        seen: Array,
+        events: Events,
+    ) -> None:
+        """Write what is kept of the rows asked for beside the moments of the filters."""
+        ...
+
+    def judge(
+        self,
+        before: Model,
+        model: Model,
+        targets: Targets,
+        weight: Array,
+        step: Any,
+        events: Events,
+        judged: Judged,
+        kept: Kept,
+        settings: Settings,
+    ) -> tuple[Model, Any]:
+        """The model after what stands above the filters was judged, and predictions of rows."""
+        ...
+
+    def together(self, parts: list[Any]) -> Any:
+        """Predictions of consecutive rows as one."""
+        ...
+
+    def answers(self, model: Model, parts: list[Any]) -> Any:
+        """One prediction of all rows asked for, as a caller gets it."""
         ...
 
 

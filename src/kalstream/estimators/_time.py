@@ -102,3 +102,33 @@ def gaps_ahead(model: Model, time: Any, n: int, unit: float) -> Any:
             "rows can be predicted only at or after that time"
         )
     return (times - model.time) / unit
+
+
+def times_of(model: Model, time: Any, n: int) -> Array | None:
+    """Times of n rows to ask for (n,), None without; either all rows have times or none."""
+    earlier = model.n_seen > 0 or model.came > 0
+    had = model.time is not None or (model.store is not None and model.store.has_times)
+    if time is None:
+        if had:
+            raise InvalidInput(
+                "time was given in earlier calls but not in this one; give it in every call or "
+                "in none"
+            )
+        return None
+    if earlier and not had:
+        raise InvalidInput(
+            "time is given in this call but was not in earlier ones; give it in every call or in "
+            "none, or call reset() to start again"
+        )
+    times = reading.times(time, n)
+    known = [] if model.time is None else [model.time]
+    if model.store is not None and model.store.has_times:
+        known.append(model.store.newest)
+    before = np.concatenate([[max(known, default=-np.inf)], times[:-1]])
+    if (times < before).any():
+        row = int(np.argmax(times < before))
+        raise InvalidInput(
+            f"time decreases from {before[row]:.17g} to {times[row]:.17g} at row {row} of X; ask "
+            "for rows in the order in which they came"
+        )
+    return times

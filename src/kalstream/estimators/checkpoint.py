@@ -51,6 +51,7 @@ from kalstream import __version__
 from kalstream._files import write_whole
 from kalstream.core.bank import Bank, BankArrays
 from kalstream.core.calibration import Alpha, Calibration
+from kalstream.core.judging import Kept
 from kalstream.core.motion import MotionBank, Pending
 from kalstream.core.orders import MixedBank
 from kalstream.core.policy import TAGGED
@@ -62,6 +63,7 @@ from kalstream.estimators._model import Model
 from kalstream.estimators._regression import Values
 from kalstream.estimators._representation import Representation
 from kalstream.estimators._soundness import CHECKS, Foreign
+from kalstream.estimators._waiting import Store, Waiting
 from kalstream.estimators._watch import Watch
 from kalstream.estimators.labels import Labels
 from kalstream.estimators.migrations import FORMAT, MIGRATIONS
@@ -106,6 +108,9 @@ TAGGED.update(
         "Representation": Representation,
         "Labels": Labels,
         "Watch": Watch,
+        "Store": Store,
+        "Kept": Kept,
+        "Waiting": Waiting,
         "OnlineScaler": OnlineScaler,
         "RandomFourierFeatures": RandomFourierFeatures,
         "Foreign": Foreign,
@@ -439,6 +444,8 @@ def _parts(value: Any) -> dict[str, Any]:
         # Raises if it was given away. What is in the part of cov that is not meant depends on
         # predictions and on memory that was used again; the bytes of a file must not.
         value.arrays.mirrored()
+    if isinstance(value, Store):
+        return value.packed()
     if isinstance(value, Base):
         return {"mean": value.mean, "cov": np.asfortranarray(np.tril(value.cov))}
     if isinstance(value, Generator):
@@ -484,6 +491,8 @@ def _whole(cls: type, parts: dict[str, Any]) -> Any:
         else:
             made = cls(SeedSequence(**seeds))
         made.state = state
+    elif cls is Store:
+        made = Store.unpacked(**parts)
     elif is_dataclass(cls):
         made = cls(**parts)
     else:

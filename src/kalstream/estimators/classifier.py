@@ -83,9 +83,15 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         can happen after a few thousand rows.
     random_state : int, RandomState, Generator or None
         Seed of the Fourier features and of sampled predictions.
+    max_waiting : int
+        Rows of `ask` that wait for their labels at most; the oldest expire.
+    max_age : float, optional
+        How long a row may wait: so many rows that came after it or, with times, units of time.
 
     Attributes
     ----------
+    waiting_ : Waiting
+        How many rows wait for their labels, and what became of the others.
     classes_ : (K,)
         Labels seen or declared so far, sorted; it grows.
     coef_, intercept_, cov_ : (K, m), (K,), (m, m)
@@ -164,6 +170,8 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         time_unit: Any = 1.0,
         dtype: Any = np.float64,
         random_state: Any = None,
+        max_waiting: int = 100_000,
+        max_age: float | None = None,
     ) -> None:
         self.forgetting = forgetting
         self.features = features
@@ -182,6 +190,8 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         self.time_unit = time_unit
         self.dtype = dtype
         self.random_state = random_state
+        self.max_waiting = max_waiting
+        self.max_age = max_age
 
     def _policy(self) -> Policy:
         return policy_of(self.forgetting, self.calibration, self.likelihood, self.order)
@@ -290,6 +300,113 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
                [0.27, 0.73]])
         """
         return self._learn(X, read_labels(y), sample_weight, time, predict=True)
+
+    # ---- late labels ----------------------------------------------------------------------
+
+    def ask(self, X: ArrayLike, ids: Any = None, time: Any = None) -> Array:
+        """Predict rows whose labels come later, and keep them until `tell` brings the labels.
+
+        Where labels come late, use `ask` and `tell` in place of `predict_proba` and `partial_fit`:
+        half-lives, calibrations, the stack and the drift alarm are then judged by the predictions
+        that were made, and the labels that are known help to predict. Where each label comes before
+        the next row, the result is that of `predict_then_learn`.
+
+        Parameters
+        ----------
+        X : (b, d)
+        ids : b numbers or strings, optional
+            Names of the rows, for `tell`. Without them rows are numbered from 0, in the order in
+            which they were asked for.
+        time : (b,) numbers or dates, optional
+            As in `partial_fit`.
+
+        Returns
+        -------
+        probabilities : (b, K)
+            One column for each of `classes_`; (b, 0) while no label is known.
+
+        Examples
+        --------
+        >>> model = KalmanClassifier(features="raw")
+        >>> model.ask([[1.0], [-1.0]], ids=["a", "b"]).shape
+        (2, 0)
+        >>> model.tell(["a", "b"], ["up", "down"]).ask([[1.0]], ids=["c"]).round(2)
+        array([[0.27, 0.73]])
+        """
+        return self._exchange(X, ids, time, None)
+
+    def tell(
+        self,
+        ids: Any,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        *,
+        unknown: str = "raise",
+    ) -> Self:
+        """Learn the labels of rows that were asked for, in any order.
+
+        A label that is told again counts once. Another label for the same row is a correction,
+        which is learned as well: a filter cannot unlearn. `waiting_` counts both.
+
+        Parameters
+        ----------
+        ids : b numbers or strings
+            As in `ask`.
+        y : (b,)
+            Labels; None for a row whose label will never come.
+        sample_weight : (b,), optional
+        unknown : "raise" or "skip"
+            What to do if an id is of no row that waits. Rows that expired are passed over.
+
+        Examples
+        --------
+        >>> model = KalmanClassifier(features="raw")
+        >>> _ = model.ask([[1.0], [-1.0]])
+        >>> model.tell([1, 0], ["down", "up"]).classes_.tolist()
+        ['down', 'up']
+        """
+        self._exchange(None, None, None, (ids, read_labels(y), sample_weight, None), unknown)
+        return self
+
+    def ask_and_tell(
+        self,
+        X: ArrayLike,
+        told: Any,
+        y: ArrayLike,
+        before: ArrayLike,
+        *,
+        ids: Any = None,
+        sample_weight: ArrayLike | None = None,
+        time: Any = None,
+        unknown: str = "raise",
+    ) -> Array:
+        """`ask` and `tell` in turn, in one call that is several times faster.
+
+        Parameters
+        ----------
+        X, ids, time
+            As in `ask`.
+        told, y, sample_weight, unknown
+            As in `tell`.
+        before : one whole number for each label
+            How many rows of X are asked for before it is told.
+
+        Examples
+        --------
+        Every label comes after the next row:
+
+        >>> model = KalmanClassifier(features="raw")
+        >>> rows, labels = [[1.0], [-1.0], [1.0]], ["up", "down"]
+        >>> model.ask_and_tell(rows, [0, 1], labels, before=[2, 3]).round(2)
+        array([[0., 0.],
+               [0., 0.],
+               [0., 1.]])
+        """
+        told_now = told, read_labels(y), sample_weight, before
+        return self._exchange(X, ids, time, told_now, unknown)
+
+    def _no_targets(self) -> list[Any]:
+        return []
 
     # ---- predicting -----------------------------------------------------------------------
 

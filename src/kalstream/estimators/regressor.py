@@ -29,7 +29,7 @@ class KalmanRegressor(RegressorMixin, KalmanEstimator):
     Parameters
     ----------
     forgetting, features, n_components, transition, order, calibration, intercept, time_unit, \
-dtype, random_state
+dtype, random_state, max_waiting, max_age
         As in `KalmanClassifier`; calibration and predictive are not used in regression.
     noise_var : "auto" or float
         Variance of the noise of a target; "auto" learns it online. With
@@ -77,6 +77,8 @@ dtype, random_state
         time_unit: Any = 1.0,
         dtype: Any = np.float64,
         random_state: Any = None,
+        max_waiting: int = 100_000,
+        max_age: float | None = None,
     ) -> None:
         self.forgetting = forgetting
         self.features = features
@@ -91,6 +93,8 @@ dtype, random_state
         self.time_unit = time_unit
         self.dtype = dtype
         self.random_state = random_state
+        self.max_waiting = max_waiting
+        self.max_age = max_age
 
     def fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None, time: Any = None
@@ -175,6 +179,70 @@ dtype, random_state
         array([nan,  2.,  2.])
         """
         return self._learn(X, read_values(y), sample_weight, time, predict=True)
+
+    def ask(self, X: ArrayLike, ids: Any = None, time: Any = None) -> tuple[Array, Array]:
+        """Predict rows whose targets come later; see `KalmanClassifier.ask`.
+
+        Returns
+        -------
+        mean, std : (b,) or (b, K)
+            As from `predict`; NaN and inf before any target is known.
+
+        Examples
+        --------
+        >>> model = KalmanRegressor(features="raw", noise_var=0.01)
+        >>> _ = model.ask([[1.0], [1.0]])
+        >>> model.tell([0, 1], [2.0, 2.0]).ask([[1.0]])[0].round(2)
+        array([2.])
+        """
+        return self._exchange(X, ids, time, None)
+
+    def tell(
+        self,
+        ids: Any,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        *,
+        unknown: str = "raise",
+    ) -> Self:
+        """Learn the targets of rows that were asked for; see `KalmanClassifier.tell`.
+
+        Examples
+        --------
+        >>> model = KalmanRegressor(features="raw", noise_var=0.01)
+        >>> _ = model.ask([[1.0], [1.0]], ids=["a", "b"])
+        >>> model.tell(["b"], [2.0]).waiting_.waiting
+        1
+        """
+        self._exchange(None, None, None, (ids, read_values(y), sample_weight, None), unknown)
+        return self
+
+    def ask_and_tell(
+        self,
+        X: ArrayLike,
+        told: Any,
+        y: ArrayLike,
+        before: ArrayLike,
+        *,
+        ids: Any = None,
+        sample_weight: ArrayLike | None = None,
+        time: Any = None,
+        unknown: str = "raise",
+    ) -> tuple[Array, Array]:
+        """`ask` and `tell` in turn, in one call; see `KalmanClassifier.ask_and_tell`.
+
+        Examples
+        --------
+        >>> model = KalmanRegressor(features="raw", noise_var=0.01)
+        >>> mean, _ = model.ask_and_tell([[1.0]] * 3, [0, 1], [2.0, 2.0], before=[1, 2])
+        >>> mean.round(2)
+        array([nan,  2.,  2.])
+        """
+        told_now = told, read_values(y), sample_weight, before
+        return self._exchange(X, ids, time, told_now, unknown)
+
+    def _no_targets(self) -> Array:
+        return np.empty(0)
 
     def _task(self) -> Regression:
         small = check.float_dtype(self.dtype) == np.float32

@@ -18,7 +18,18 @@ class ForgettingTracker:
     def __init__(self) -> None:
         self.drifts = True  # until the learner refuses to report drift
         self.n_alarms = 0
+        self.n_before = 0  # rows that the learner had learned before the stream
         self.clear()
+
+    def begin_with(self, adapter: Adapter) -> None:
+        """Count from here on: the learner may have learned before, and raised alarms."""
+        self.n_before = getattr(adapter.learner, "n_seen_", 0)
+        try:
+            drift = adapter.drift()
+        except KalstreamError:
+            self.drifts = False
+            return
+        self.n_alarms = 0 if drift is None else drift.alarms
 
     def clear(self) -> None:
         """Begin a window."""
@@ -48,7 +59,8 @@ class ForgettingTracker:
             return
         if drift is not None and drift.alarms > self.n_alarms:
             self.n_alarms = drift.alarms
-            self.alarms.append({"row": drift.since, "confidence": drift.peak})
+            row = max(0, drift.since - self.n_before)
+            self.alarms.append({"row": row, "confidence": drift.peak})
 
     def line(self) -> dict[str, Any]:
         """Its part of the line of a window."""

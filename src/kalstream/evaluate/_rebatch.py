@@ -1,4 +1,4 @@
-"""Cutting a stream into pieces of given lengths, and joining the answers for several chunks."""
+"""Cutting a stream into pieces of given lengths, joining the answers for several chunks, JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kalstream.errors import KalstreamError
 from kalstream.evaluate.adapters import Answer
 from kalstream.evaluate.metrics import Scored
-from kalstream.streams import Batch, Stream
+from kalstream.streams import REGRESSION, Batch, Stream
 
 Array = NDArray[Any]
 
@@ -39,7 +39,7 @@ def pieces(
             failure, batch = error, None
         if batch is None:
             break
-        waiting = batch if waiting is None or not len(waiting) else _joined_batches(waiting, batch)
+        waiting = batch if waiting is None or not len(waiting) else waiting.joined(batch)
         while limit is None or row < limit:
             whole = stop_of(row)
             stop = whole if limit is None else min(whole, limit)
@@ -55,15 +55,6 @@ def pieces(
         yield waiting, failure is not None
     if failure is not None:
         raise failure
-
-
-def _joined_batches(one: Batch, two: Batch) -> Batch:
-    """Two consecutive batches as one."""
-    times = None
-    if one.times is not None and two.times is not None:
-        times = np.concatenate([one.times, two.times])
-    rows = np.concatenate([one.rows, two.rows])
-    return Batch(one.start, rows, np.concatenate([one.targets, two.targets]), times)
 
 
 def joined(parts: list[tuple[Answer, Scored | None]]) -> tuple[Answer, Scored | None]:
@@ -97,3 +88,36 @@ def _joined_probabilities(answers: list[Answer]) -> Answer:
         part[:, [column[label] for label in answer.labels or ()]] = answer.probabilities
         parts.append(part)
     return Answer(labels=labels, probabilities=np.concatenate(parts))
+
+
+def to_json(batch: Batch) -> dict[str, Any]:
+    """A batch as JSON, for checkpoints; a number that is missing is null."""
+    return {
+        "start": batch.start,
+        "rows": _without_nan(batch.rows),
+        "targets": _without_nan(batch.targets),
+        "times": None if batch.times is None else batch.times.tolist(),
+    }
+
+
+def from_json(content: dict[str, Any], task: str) -> Batch:
+    """The batch that `to_json` wrote."""
+    rows, targets = np.array(content["rows"], np.float64), content["targets"]
+    labels = np.array(targets, np.float64) if task == REGRESSION else _labels(targets)
+    times = None if content["times"] is None else np.array(content["times"], np.float64)
+    lengths = {len(rows), len(labels), len(rows if times is None else times)}
+    if rows.ndim < 2 or len(lengths) > 1:
+        raise ValueError("rows, targets and times must be as many")
+    return Batch(content["start"], rows, labels, times)
+
+
+def _without_nan(values: Array) -> list[Any]:
+    if values.dtype.kind == "f":
+        missing = np.isnan(values)
+        values = values.astype(object)
+        values[missing] = None
+    return values.tolist()
+
+
+def _labels(targets: list[Any]) -> Array:
+    return np.fromiter(targets, object, len(targets))

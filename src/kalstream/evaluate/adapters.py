@@ -11,6 +11,7 @@ A learner needs one of the first two lines. The others are used where a learner 
 ``classes=`` of ``partial_fit``       all labels, at the first call
 ``predict_then_learn``                predict and learn rows one by one in one call; ``partial_fit``
                                       then takes rows without a target, and new labels
+``ask_and_tell`` and ``tell``         keep rows that were predicted until their targets come
 ``half_life_weights_``                {half-life: weight}, for the report on forgetting
 ``drift``                             () -> an object with ``alarms``, ``since`` and ``peak``
 ====================================  ===========================================================
@@ -22,7 +23,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -114,9 +115,12 @@ class Adapter(ABC):
         Whether the learner has learned something.
     in_one_call : bool
         Whether the learner can predict and learn row by row in one call.
+    keeps_rows : bool
+        Whether the learner keeps rows that it has predicted until their targets come.
     """
 
     in_one_call = False
+    keeps_rows = False
 
     def __init__(self, learner: Any, stream: Stream) -> None:
         self.learner, self.task, self.columns = learner, stream.task, stream.columns
@@ -142,6 +146,18 @@ class Adapter(ABC):
 
     def predict_then_learn(self, batch: Batch) -> Answer:
         """`predict` and `learn` each row before the next one; only where `in_one_call`."""
+        raise NotImplementedError
+
+    def ask_and_tell(self, batch: Batch, told: Any, ids: list[Any] | None = None) -> Answer:
+        """Predict rows, and learn targets in between; only where `keeps_rows`.
+
+        ``told`` has ids, targets, and how many of the rows come before each. Without ids rows have
+        the numbers of the stream.
+        """
+        raise NotImplementedError
+
+    def tell(self, told: Any, n_rows: int) -> None:
+        """Learn targets of rows that were asked for, of which there were n_rows."""
         raise NotImplementedError
 
     def half_life_weights(self) -> Mapping[float, float] | None:
@@ -184,6 +200,7 @@ class _PartialFit(Adapter):
         self.is_kalstream = hasattr(learner, "predict_then_learn")
         by_row = getattr(learner, "transition", "example") == "example"
         self.in_one_call = self.is_kalstream and by_row
+        self.keeps_rows = self.in_one_call and hasattr(learner, "ask_and_tell")
         self.classes = classes
         of_learning = inspect.signature(learner.partial_fit).parameters
         self.takes_time = "time" in of_learning
@@ -232,6 +249,33 @@ class _PartialFit(Adapter):
     def predict_then_learn(self, batch: Batch) -> Answer:
         """`predict` and `learn` each row before the next one."""
         made = self.learner.predict_then_learn(batch.rows, batch.targets, **self._times(batch))
+        return self._answer(made)
+
+    def ask_and_tell(self, batch: Batch, told: Any, ids: list[Any] | None = None) -> Answer:
+        """Predict rows, and learn targets in between."""
+        keys, more = told.ids, {"ids": ids, "unknown": "skip", **self._times(batch)}
+        if ids is None:
+            keys = self._numbers(keys, batch.start)
+        elif not len(batch):
+            if keys:
+                self.learner.tell(keys, told.targets, unknown="skip")
+            self.is_fitted = self._has_learned()
+            return replace(self._nothing(0), std=np.empty(0))
+        made = self.learner.ask_and_tell(batch.rows, keys, told.targets, told.before, **more)
+        return self._answer(made)
+
+    def tell(self, told: Any, n_rows: int) -> None:
+        """Learn targets of rows that were asked for, of which there were n_rows."""
+        keys = self._numbers(told.ids, n_rows)
+        self.learner.tell(keys, told.targets, unknown="skip")
+        self.is_fitted = self._has_learned()
+
+    def _numbers(self, rows: list[int], n_rows: int) -> list[int]:
+        """Ids of rows by their numbers, if n_rows were asked for: a learner may know others."""
+        others = self.learner.waiting_.asked - n_rows
+        return [row + others for row in rows] if others else rows
+
+    def _answer(self, made: Any) -> Answer:
         self.is_fitted = self._has_learned()
         if self.task == REGRESSION:
             return Answer(predictions=made[0], std=made[1])

@@ -40,25 +40,26 @@ class NaiveLabels:
         self.sums = {name: [0, 0.0] for name in self.names}  # right, log probability
         self.n_scored = 0
 
-    def score(self, code: int) -> None:
-        """Score a true label."""
+    def score(self, code: int, knowing: NaiveLabels | None = None) -> None:
+        """Score a true label; ``knowing``: what was known when it was predicted, if not now's."""
+        at = self if knowing is None else knowing
         self.n_scored += 1
-        for name, guess in zip(self.names, (self.last, self.top), strict=True):
+        for name, guess in zip(self.names, (at.last, at.top), strict=True):
             self.sums[name][0] += guess == code
-        n, known = self.n, code < len(self.counts)
+        n, known = at.n, code < len(at.counts) and at.counts[code] > 0
         if not known:
             log_prob = -math.log(n + 1.0)
             self.sums["no_change"][1] += log_prob
             self.sums["majority"][1] += log_prob
             return
-        share = self.counts[code] / (n + 1.0)
+        share = at.counts[code] / (n + 1.0)
         self.sums["majority"][1] += math.log(share)
-        others = n - self.counts[self.last]
-        again = (self.repeats + 1.0) / (n + 1.0) if others else 1.0  # n - 1 pairs so far
-        if code == self.last:
+        others = n - at.counts[at.last]
+        again = (at.repeats + 1.0) / (n + 1.0) if others else 1.0  # n - 1 pairs so far
+        if code == at.last:
             p = again * n / (n + 1.0)
         else:
-            p = (1.0 - again) * self.counts[code] / others * n / (n + 1.0)
+            p = (1.0 - again) * at.counts[code] / others * n / (n + 1.0)
         self.sums["no_change"][1] += math.log(p)
 
     def learn(self, code: int) -> None:
@@ -66,7 +67,7 @@ class NaiveLabels:
         self.repeats += code == self.last
         self.last = code
         self.n += 1
-        if code == len(self.counts):
+        while code >= len(self.counts):  # labels that come late come in any order
             self.counts.append(0)
         self.counts[code] += 1
         if self.top < 0 or self.counts[code] > self.counts[self.top]:
@@ -103,12 +104,13 @@ class NaiveValues:
         self.last = self.mean = 0.0
         self.sums = {name: [0.0, 0.0] for name in self.names}  # squares, absolute values
 
-    def score(self, value: float) -> None:
-        """Score a true value."""
-        if not self.n:
+    def score(self, value: float, knowing: NaiveValues | None = None) -> None:
+        """Score a true value; ``knowing``: what was known when it was predicted, if not now's."""
+        at = self if knowing is None else knowing
+        if not at.n:
             return
         self.n_scored += 1
-        for name, guess in zip(self.names, (self.last, self.mean), strict=True):
+        for name, guess in zip(self.names, (at.last, at.mean), strict=True):
             sums, error = self.sums[name], value - guess
             sums[0] += error * error
             sums[1] += abs(error)

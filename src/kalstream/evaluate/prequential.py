@@ -6,7 +6,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import timedelta
 from itertools import chain, takewhile
 from typing import Any, Final
 
@@ -15,7 +16,8 @@ import numpy as np
 from kalstream._json import finite
 from kalstream.errors import InvalidInput
 from kalstream.evaluate._forgetting import ForgettingTracker
-from kalstream.evaluate._rebatch import joined, pieces
+from kalstream.evaluate._late import LateTargets, NamedRows
+from kalstream.evaluate._rebatch import from_json, joined, pieces, to_json
 from kalstream.evaluate.adapters import Answer, adapt
 from kalstream.evaluate.metrics import Scored, Values
 from kalstream.evaluate.trackers import LabelTracker, Tracker, ValueTracker
@@ -23,6 +25,8 @@ from kalstream.streams import REGRESSION, Batch, Stream
 
 # Chunks of a record, by default: rows of one call of `predict_then_learn`.
 TOGETHER: Final = 64
+# With late labels a record has so many times more chunks: a call of `ask_and_tell` costs more.
+_LATE_TOGETHER: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,9 @@ class Record:
         Time of predicting and learning.
     line : dict or None
         The line of the window that ended with these rows, if one did; see `Evaluation.line`.
+    asked : list of int or None
+        If rows have ids: the rows of the batch that were predicted. The others brought labels.
+        ``scored`` then has the rows whose labels came.
     """
 
     batch: Batch
@@ -51,6 +58,7 @@ class Record:
     n_learned: int
     seconds: float
     line: dict[str, Any] | None
+    asked: list[int] | None = None
 
 
 class Evaluation:
@@ -67,8 +75,12 @@ class Evaluation:
     stream : Stream
     chunk : int
         Rows that are predicted before any of their targets is seen, and then learned together.
-    delay : int
-        Late labels: a chunk is learned after this many more rows have been predicted.
+    delay : int or timedelta
+        Late labels: a chunk is learned after this many more rows have been predicted, or after this
+        time has passed (with times that are numbers, a timedelta of 1 s is 1). A learner with
+        `ask_and_tell` keeps the rows until then; others learn rows that wait here. A stream may
+        also say when each label comes (``label_timed``), or have rows that bring the labels of
+        earlier ones (``named``).
     cost : float
         Relative cost of the learner. Every chunk is predicted, and only every cost-th chunk is
         learned, as if the stream did not wait for the learner (Ghunaim et al., 2023).
@@ -105,14 +117,16 @@ class Evaluation:
         stream: Stream,
         *,
         chunk: int = 1,
-        delay: int = 0,
+        delay: int | timedelta = 0,
         cost: float = 1.0,
         window: int = 1000,
         limit: int | None = None,
         classes: list[Any] | None = None,
         together: int = 1,
     ) -> None:
-        whole = {"chunk": chunk, "window": window, "together": together, "delay": delay}
+        whole: dict[str, Any] = {"chunk": chunk, "window": window, "together": together}
+        if not isinstance(delay, timedelta):
+            whole["delay"] = delay
         for name, value in {**whole, "limit": 1 if limit is None else limit}.items():
             least = 0 if name == "delay" else 1
             if not isinstance(value, int | np.integer) or value < least:
@@ -122,7 +136,10 @@ class Evaluation:
         self.adapter, self.stream = adapt(learner, stream, classes), stream
         self.chunk, self.delay, self.cost = chunk, delay, cost
         self.window = -(-window // chunk) * chunk
+        self.late = self._late()
         self.limit, self.together = limit, together
+        if self.late is not None and together > 1:
+            self.together = _LATE_TOGETHER * together
         self.tracker: Tracker = ValueTracker() if stream.task == REGRESSION else LabelTracker()
         self.forgetting = ForgettingTracker()
         self.n_rows = self.n_learned = 0
@@ -143,11 +160,15 @@ class Evaluation:
             Called before the limit, or a row that cannot be read, cuts a record short. A run that
             is resumed later, past the cut, starts from the state of that moment.
         """
-        self.pending.clear()
+        kept = [chunk for chunk in self.pending if not self._can_be_read_again(chunk)]
+        self.pending = deque(kept)
         self._failure = None
         start = self.n_rows
-        # Rows that were predicted and wait for their targets are read again.
-        batches = pieces(self.stream, self.n_learned, self._stop_of, self.chunk, self.limit)
+        # Other rows that were predicted and wait for their targets are read again, unless the
+        # learner has kept them.
+        begin = max(kept[-1].stop if kept else self.n_learned, self.stream.first_row)
+        begin = begin if self.late is None else start
+        batches = pieces(self.stream, begin, self._stop_of, self.chunk, self.limit)
         while (piece := self._await(batches)) is not None:
             batch, is_cut = piece
             if batch.start < start:
@@ -169,11 +190,16 @@ class Evaluation:
 
     def finish(self) -> None:
         """Learn the chunks that still wait for their targets, at the end of the stream."""
+        if isinstance(self.late, LateTargets) and len(self.late):
+            self._tell_the_rest(self.late)
         for chunk in self._due(self.n_rows):
             self.settled = False
             self._learn(chunk)
             self._reveal(chunk)
             self.settled = True
+
+    def _can_be_read_again(self, chunk: Batch) -> bool:
+        return self.stream.repeatable and chunk.start >= self.stream.first_row
 
     def _stop_of(self, row: int) -> int:
         """Where the piece that begins with a row ends: no later than its window."""
@@ -187,9 +213,16 @@ class Evaluation:
         scored: Scored | None
         as_read = batch
         batch, n_infinite = as_read.without_infinities()
-        if self._in_one_call():
+        asked = None
+        if isinstance(self.late, NamedRows):
+            answer, scored, asked = self._named(batch, self.late)
+        elif self.late is not None:
+            batch = self.late.read(batch)
+            answer, scored = self._ask_and_tell(batch, self.late)
+        elif self._in_one_call():
             answer = self._timed(self.adapter.predict_then_learn, batch)
-            scored = self.tracker.score(batch, answer, row_by_row=True)
+            told = batch.targets, np.arange(1, len(batch) + 1)
+            scored = self.tracker.score(batch, answer, told)
             self.n_rows = self.n_learned = batch.stop
         else:
             answer, scored = joined(self._chunk_by_chunk(batch))
@@ -202,7 +235,54 @@ class Evaluation:
             line = self.line()
             self._clear()
         self.settled = True
-        return Record(batch, answer, scored, self.n_learned, self.seconds - before, line)
+        seconds = self.seconds - before
+        return Record(batch, answer, scored, self.n_learned, seconds, line, asked)
+
+    def _ask_and_tell(self, batch: Batch, late: LateTargets) -> tuple[Answer, Scored | None]:
+        """Predict a record, and tell the learner, which keeps the rows, the targets that are due.
+
+        The learner is called before anything else changes, here and below.
+        """
+        self._check_times(batch, late)
+        told, done = late.due(batch)
+        answer = self._timed(lambda batch: self.adapter.ask_and_tell(batch, told), batch)
+        scored: Scored | None = self.tracker.score(batch, answer, (told.targets, told.before))
+        done()
+        late.note_times(batch)
+        self.n_rows, self.n_learned = batch.stop, late.first(batch.stop)
+        return answer, scored
+
+    def _check_times(self, batch: Batch, late: LateTargets | NamedRows) -> None:
+        try:
+            late.check_times(batch)
+        except InvalidInput:
+            self.settled = True  # nothing has changed
+            raise
+
+    def _tell_the_rest(self, late: LateTargets) -> None:
+        told, done = late.rest()
+        self.settled = False
+        begun = self.clock()
+        self.adapter.tell(told, self.n_rows)
+        self.seconds += self.clock() - begun
+        self.tracker.learn(told.targets)
+        done()
+        self.n_learned, self.settled = self.n_rows, True
+
+    def _named(self, batch: Batch, late: NamedRows) -> tuple[Answer, Scored | None, list[int]]:
+        """Predict those rows of a record that are new, and tell the targets that others bring."""
+        self._check_times(batch, late)
+        events = late.sorted_out(batch)
+        rows, told = batch.take(events.asked), events.as_told(batch)
+
+        def ask(rows: Batch) -> Answer:
+            return self.adapter.ask_and_tell(rows, told, events.ids)
+
+        answer = self._timed(ask, rows)
+        scored = late.scored(batch, answer, events, self.tracker)
+        late.note_times(batch)
+        self.n_rows = self.n_learned = batch.stop
+        return answer, scored, events.asked
 
     def _chunk_by_chunk(self, batch: Batch) -> list[tuple[Answer, Scored | None]]:
         """Answer and scores of each chunk, up to the first one at which the learner fails."""
@@ -224,16 +304,63 @@ class Evaluation:
         alone = self.chunk == 1 and self.delay == 0 and self.cost == 1.0
         return alone and self.adapter.in_one_call
 
+    def _late(self) -> LateTargets | NamedRows | None:
+        """What keeps track of targets that come late, if the learner keeps the rows."""
+        stream, delay = self.stream, self.delay
+        in_time = isinstance(delay, timedelta)
+        if in_time or stream.label_timed or stream.named:
+            self._check_late(in_time)
+        if stream.named:
+            return NamedRows(getattr(self.adapter.learner, "max_waiting", 100_000))
+        if isinstance(delay, timedelta):
+            return LateTargets(self.chunk, delay.total_seconds(), timed=True, labelled=False)
+        if stream.label_timed:
+            return LateTargets(self.chunk, 0, timed=True, labelled=True)
+        if delay > 0 and self.cost == 1.0 and self.adapter.keeps_rows:
+            learner, least = self.adapter.learner, delay + self.chunk
+            if getattr(learner, "max_waiting", least) < least:
+                raise InvalidInput(
+                    f"delay is {delay}, and at most {learner.max_waiting} rows of the learner wait "
+                    f"for their labels; make it with max_waiting={least}"
+                )
+            return LateTargets(self.chunk, delay, timed=False, labelled=False)
+        return None
+
+    def _check_late(self, in_time: bool) -> None:
+        """Refuse labels that come at a time, or by ids, where they cannot."""
+        stream = self.stream
+        what = "a delay in time" if in_time else "times of labels"
+        what = "ids of rows" if stream.named else what
+        if isinstance(self.delay, timedelta) and self.delay < timedelta(0):
+            raise InvalidInput(f"delay must not be negative, got {self.delay!r}")
+        if not stream.named and not stream.timed:
+            raise InvalidInput(f"with {what} rows need times; name their column with time=")
+        if stream.named + stream.label_timed + (self.delay != 0) > 1:
+            raise InvalidInput(
+                "labels come by a delay, by label_time or by id; give one of these three"
+            )
+        if stream.named and self.chunk != 1:
+            raise InvalidInput(f"chunk must be 1 where rows have ids, got {self.chunk}")
+        if self.cost != 1.0:
+            raise InvalidInput(f"cost must be 1 with {what}, got {self.cost!r}")
+        if not self.adapter.keeps_rows:
+            raise InvalidInput(
+                f"with {what} the learner must keep rows, and "
+                f"{type(self.adapter.learner).__name__} does not; use a learner with ask_and_tell "
+                'and transition="example", or a delay in rows'
+            )
+
     def _predict_then_learn(self, chunk: Batch) -> tuple[Answer, Scored | None]:
         """Predict a chunk, score it, and learn the chunks that are due.
 
         The learner is called before the scores change: if it raises, they are as before.
         """
         answer = self._timed(self.adapter.predict, chunk)
-        due = self._due(chunk.stop - self.delay, chunk)
+        assert isinstance(self.delay, int | np.integer)
+        due = self._due(chunk.stop - int(self.delay), chunk)
         for each in due:
             self._learn(each)
-        scored: Scored | None = self.tracker.score(chunk, answer, row_by_row=False)
+        scored: Scored | None = self.tracker.score(chunk, answer)
         self.pending.append(chunk)
         for each in due:
             self._reveal(each)
@@ -285,6 +412,7 @@ class Evaluation:
             "row": self.n_rows,
             **self.tracker.line(),
             **self.forgetting.line(),
+            **({} if self.late is None else {"waiting": len(self.late)}),
             "clock": self._clock(rows, seconds),
         }
 
@@ -298,8 +426,17 @@ class Evaluation:
             "baselines": self.tracker.naive.values(),
             "classes": list(self.tracker.codes),
             "infinite": self.n_infinite,
+            **({} if self.late is None else {"waiting": self.waiting_counts()}),
             "clock": self._clock(self.n_rows, self.seconds),
         }
+
+    def waiting_counts(self) -> dict[str, int]:
+        """How many rows wait for their labels, and what became of the others (`Waiting`)."""
+        counts = asdict(self.adapter.learner.waiting_)
+        if isinstance(self.late, NamedRows):
+            counts["repeated"] += self.late.repeated
+            counts["unknown"] += self.late.unknown
+        return counts
 
     def _clock(self, rows: int, seconds: float) -> dict[str, Any]:
         speed = finite(rows / seconds) if seconds else None
@@ -307,13 +444,38 @@ class Evaluation:
 
     # ---- checkpoints ----------------------------------------------------------------------
 
+    def begin_with(self, state: dict[str, Any] | None) -> None:
+        """Begin a stream with a learner that has learned before, elsewhere.
+
+        The labels that it has learned are known from the first row on, to the baselines too, and
+        its drift alarms so far do not count.
+
+        Parameters
+        ----------
+        state : dict or None
+            What `state` returned where the learner comes from. Without it, every label counts as
+            seen once.
+        """
+        classes = getattr(self.adapter.learner, "classes_", None)
+        before = None if state is None else state["tracker"]
+        self.tracker.begin_with(before, [] if classes is None else classes.tolist())
+        if isinstance(self.late, NamedRows) and state is not None and "late" in state:
+            self.late.restore(state["late"], self.tracker)  # labels of its rows may come here
+        self.forgetting.begin_with(self.adapter)
+
     def state(self) -> dict[str, Any]:
-        """Everything but the learner and the rows, as JSON: `evaluation` in progress.json."""
+        """Everything but the learner, as JSON: `evaluation` in progress.json.
+
+        Of the rows, only those that wait for their targets and cannot be read again.
+        """
+        kept = [chunk for chunk in self.pending if not self._can_be_read_again(chunk)]
         return {
+            "pending": [to_json(chunk) for chunk in kept],
             "n_rows": self.n_rows,
             "n_learned": self.n_learned,
             "rows_before": self.rows_before,
             "n_infinite": self.n_infinite,
+            **({} if self.late is None else {"late": self.late.state()}),
             "tracker": self.tracker.state(),
             "forgetting": self.forgetting.state(),
             "clock": {"seconds": self.seconds, "before": self.seconds_before},
@@ -321,9 +483,20 @@ class Evaluation:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned; the learner must be in the state that it had then."""
+        kept = [from_json(chunk, self.stream.task) for chunk in state.get("pending", ())]
+        rows = [state["n_learned"], *(chunk.stop for chunk in kept)]
+        if rows[-1] > state["n_rows"] or rows[:-1] != [chunk.start for chunk in kept]:
+            raise ValueError("pending rows must follow those learned")
+        self.pending = deque(kept)
         self.n_rows, self.n_learned = state["n_rows"], state["n_learned"]
         self.rows_before, self.n_infinite = state["rows_before"], state["n_infinite"]
         self.tracker.restore(state["tracker"])
+        if "late" not in state:
+            self.late = None  # as in the version of kalstream that wrote the state
+        elif isinstance(self.late, NamedRows):
+            self.late.restore(state["late"], self.tracker)
+        elif self.late is not None:
+            self.late.restore(state["late"], float if self.stream.task == REGRESSION else object)
         self.forgetting.restore(state["forgetting"])
         self.seconds, self.seconds_before = state["clock"]["seconds"], state["clock"]["before"]
 

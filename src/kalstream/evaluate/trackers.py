@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +26,31 @@ from kalstream.streams import Batch
 Array = NDArray[Any]
 
 _MANY: Final = 1 << 31  # more than any number of classes: a pair of codes is one number
+# Targets (t,) that were learned while rows were predicted, and before which of the rows each was.
+Reveals = tuple[Array, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What was predicted of a row whose target comes later.
+
+    Attributes
+    ----------
+    labels : list
+        Labels of the probabilities; empty for numbers.
+    values : (K,)
+        Probabilities, or mean and standard deviation.
+    n_seen, n_known : int
+        Labels that the learner had learned then; see `LabelTracker`.
+    knowing : NaiveLabels or NaiveValues
+        What the baselines knew then.
+    """
+
+    labels: list[Any]
+    values: Array
+    n_seen: int
+    n_known: int
+    knowing: Any
 
 
 class LabelTracker:
@@ -45,6 +72,7 @@ class LabelTracker:
         self.codes: dict[Any, int] = {}
         self.ranks: list[int] = []
         self.n_seen = self.n_known = 0
+        self.snapshot: NaiveLabels | None = None
         self.clear()
 
     @property
@@ -60,8 +88,8 @@ class LabelTracker:
         self.new_classes: list[dict[str, Any]] = []
         self.missing = 0
 
-    def score(self, batch: Batch, answer: Answer, *, row_by_row: bool) -> Scored:
-        """Score an answer; row_by_row: each row was learned before the next was predicted.
+    def score(self, batch: Batch, answer: Answer, told: Reveals | None = None) -> Scored:
+        """Score an answer; told: targets that were learned before some of the rows were predicted.
 
         Rows before the first learned label are left out: no label was known then.
         """
@@ -69,13 +97,20 @@ class LabelTracker:
         self.missing += len(there) - int(there.sum())
         codes = self._codes(batch, there)
         n_seen, n_known = np.full((2, len(codes)), [[self.n_seen], [self.n_known]])
-        for i, code in enumerate(codes.tolist()):
-            if row_by_row:
-                n_seen[i], n_known[i] = self.n_seen, self.n_known
-            if n_seen[i]:
+        reveals = self._reveals(told)
+        due, before = next(reveals)
+        for i, (row, code) in enumerate(
+            zip(np.flatnonzero(there).tolist(), codes.tolist(), strict=True)
+        ):
+            while before <= row:
+                self._learn(due)
+                due, before = next(reveals)
+            n_seen[i], n_known[i] = self.n_seen, self.n_known
+            if self.n_seen:
                 self.naive.score(code)
-            if row_by_row:
-                self._learn(code)
+        while before < _MANY:
+            self._learn(due)
+            due, before = next(reveals)
         if len(codes) and not n_seen[0]:
             there[np.flatnonzero(there)[n_seen == 0]] = False
             codes, n_seen, n_known = (each[n_seen > 0] for each in (codes, n_seen, n_known))
@@ -86,12 +121,71 @@ class LabelTracker:
         else:
             p = self._in_codes(answer.labels or [], answer.probabilities)
             scored = score_labels(codes, p[there], np.array(self.ranks), n_seen, n_known)
+        return self._added(scored)
+
+    def _reveals(self, told: Reveals | None) -> Iterator[tuple[int, int]]:
+        """Code of each label that is told, and how many rows come before it; then no more."""
+        labels, before = ([], []) if told is None else (told[0].tolist(), told[1].tolist())
+        for label, place in zip(labels, before, strict=True):
+            if label is not None:
+                yield self.codes[label], place
+        yield -1, _MANY
+
+    def _added(self, scored: Scored) -> Scored:
         self.total.add(scored)
         self.recent.add(scored)
-        pairs, counts = np.unique(codes * _MANY + scored.predicted + 1, return_counts=True)
+        pairs, counts = np.unique(scored.codes * _MANY + scored.predicted + 1, return_counts=True)
         for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
             self.confusion[pair] = self.confusion.get(pair, 0) + count
         return scored
+
+    # ---- rows whose labels come later -----------------------------------------------------
+
+    def said(self, answer: Answer, row: int) -> Said:
+        """What is predicted now of a row of an answer."""
+        assert answer.probabilities is not None
+        knowing = _snapshot(self)
+        values = answer.probabilities[row]
+        return Said(answer.labels or [], values, self.n_seen, self.n_known, knowing)
+
+    def reveal_one(self, batch: Batch, row: int) -> int:
+        """Take in the label of one row of a batch; returns its code."""
+        (code,) = self._codes(batch[row : row + 1], np.array([True])).tolist()
+        self._learn(code)
+        return code
+
+    def score_said(self, judged: list[tuple[Said, int]]) -> Scored:
+        """Score predictions of rows whose labels have come: each with the code of its label."""
+        judged = [(said, code) for said, code in judged if said.n_seen]
+        p = np.zeros((len(judged), len(self.codes)))
+        for i, (said, code) in enumerate(judged):
+            self.naive.score(code, said.knowing)
+            for label, value in zip(said.labels, said.values.tolist(), strict=True):
+                if (column := self.codes.get(label, -1)) >= 0:
+                    p[i, column] = value
+        codes = np.array([code for _, code in judged], np.int64)
+        n_seen = np.array([said.n_seen for said, _ in judged], np.int64)
+        n_known = np.array([said.n_known for said, _ in judged], np.int64)
+        return self._added(score_labels(codes, p, np.array(self.ranks), n_seen, n_known))
+
+    def begin_with(self, state: dict[str, Any] | None, classes: list[Any]) -> None:
+        """Begin with labels that were learned before: those of a state, or each seen once."""
+        if state is not None:
+            self.naive.counts = list(state["simple"]["counts"])
+            for name in ("n", "repeats", "last", "top"):
+                setattr(self.naive, name, state["simple"][name])
+            # A label without a count was never revealed: it is not known yet.
+            labels = state["codes"][: len(self.naive.counts)]
+            self.codes = {label: code for code, label in enumerate(labels)}
+            self.ranks = list(state["ranks"][: len(labels)])
+            self.n_seen, self.n_known = state["n_seen"], state["n_known"]
+        for label in classes:
+            code = self.codes.setdefault(label, len(self.codes))
+            if code == len(self.ranks):
+                self.ranks.append(_MANY)
+            if self.ranks[code] == _MANY:
+                self._learn(code)
+        self.clear()
 
     def reveal(self, batch: Batch, *, learned: bool) -> None:
         """Take in the labels of rows: the baselines learn them, and the learner if ``learned``."""
@@ -100,6 +194,12 @@ class LabelTracker:
                 self._learn(code)
             else:
                 self.naive.learn(code)
+
+    def learn(self, targets: Array) -> None:
+        """Take in labels that come late, at the end of the stream."""
+        for code, before in self._reveals((targets, np.zeros(len(targets), np.int64))):
+            if before < _MANY:
+                self._learn(code)
 
     def _learn(self, code: int) -> None:
         self.naive.learn(code)
@@ -181,6 +281,7 @@ class ValueTracker:
 
     def __init__(self) -> None:
         self.total, self.naive = ValueScore(), NaiveValues()
+        self.snapshot: NaiveValues | None = None
         self.clear()
 
     @property
@@ -194,18 +295,62 @@ class ValueTracker:
         self.naive_before = sums_of(self.naive)
         self.missing = 0
 
-    def score(self, batch: Batch, answer: Answer, *, row_by_row: bool) -> None:
-        """Score an answer; row_by_row: each row was learned before the next was predicted."""
+    def score(self, batch: Batch, answer: Answer, told: Reveals | None = None) -> None:
+        """Score an answer; told: targets that were learned before some rows were predicted."""
         there = known(batch.targets)
         self.missing += len(there) - int(there.sum())
         targets, mean = batch.targets[there], answer.point_predictions()[there]
-        for value in targets.tolist():
+        learned, before = ([], []) if told is None else (told[0].tolist(), told[1].tolist())
+        k = 0
+        for row, value in zip(np.flatnonzero(there).tolist(), targets.tolist(), strict=True):
+            while k < len(before) and before[k] <= row:
+                self._learn(learned[k])
+                k += 1
             self.naive.score(value)
-            if row_by_row:
-                self.naive.learn(value)
+        for value in learned[k:]:
+            self._learn(value)
         std = None if answer.std is None else answer.std[there]
         self.total.add(targets, mean, std)
         self.recent.add(targets, mean, std)
+
+    def learn(self, targets: Array) -> None:
+        """Take in targets that come late, at the end of the stream."""
+        for value in targets.tolist():
+            self._learn(value)
+
+    def _learn(self, value: float) -> None:
+        if value == value:
+            self.naive.learn(value)
+
+    # ---- rows whose targets come later ----------------------------------------------------
+
+    def said(self, answer: Answer, row: int) -> Said:
+        """What is predicted now of a row of an answer."""
+        assert answer.predictions is not None
+        assert answer.std is not None
+        values = np.array([answer.predictions[row], answer.std[row]])
+        return Said([], values, 0, 0, _snapshot(self))
+
+    def reveal_one(self, batch: Batch, row: int) -> float:
+        """Take in the target of one row of a batch, and return it."""
+        value = float(batch.targets[row])
+        self.naive.learn(value)
+        return value
+
+    def score_said(self, judged: list[tuple[Said, float]]) -> None:
+        """Score predictions of rows whose targets have come."""
+        for said, value in judged:
+            self.naive.score(value, said.knowing)
+        targets = np.array([value for _, value in judged])
+        values = np.array([said.values for said, _ in judged]).reshape(-1, 2)
+        self.total.add(targets, values[:, 0], values[:, 1])
+        self.recent.add(targets, values[:, 0], values[:, 1])
+
+    def begin_with(self, state: dict[str, Any] | None, classes: list[Any]) -> None:
+        """Begin with the baselines of a state, whose scores do not count."""
+        if state is not None:
+            for name in ("n", "last", "mean"):
+                setattr(self.naive, name, state["simple"][name])
 
     def reveal(self, batch: Batch, *, learned: bool) -> None:
         """Take in the targets of rows: the baselines learn them."""
@@ -242,6 +387,53 @@ class ValueTracker:
 
 
 Tracker = LabelTracker | ValueTracker
+
+
+def _snapshot(tracker: Tracker) -> Any:
+    """What the baselines know now; the same object until they learn more."""
+    last = tracker.snapshot
+    if last is None or last.n != tracker.naive.n:
+        last = copy.copy(tracker.naive)
+        last.sums = {}
+        if isinstance(last, NaiveLabels):
+            last.counts = list(last.counts)
+        tracker.snapshot = last
+    return last
+
+
+def saved(waiting: Mapping[Any, Said]) -> dict[str, Any]:
+    """Predictions of rows that wait, by id, as JSON; what they share is written once."""
+    labels: dict[tuple[Any, ...], int] = {}
+    knowing: dict[int, tuple[int, Any]] = {}
+    rows = []
+    for key, said in waiting.items():
+        names = labels.setdefault(tuple(said.labels), len(labels))
+        naive, _ = knowing.setdefault(id(said.knowing), (len(knowing), said.knowing))
+        values = [None if value != value else value for value in said.values.tolist()]
+        values = ["inf" if value == math.inf else value for value in values]
+        rows.append([key, names, values, said.n_seen, said.n_known, naive])
+    return {
+        "waiting": rows,
+        "labels": list(map(list, labels)),
+        "knowing": [copy.deepcopy(vars(each)) for _, each in knowing.values()],
+    }
+
+
+def said_of(state: dict[str, Any], tracker: Tracker) -> dict[Any, Said]:
+    """Restore what `saved` returned."""
+    knowing = []
+    for attributes in state["knowing"]:
+        naive = type(tracker.naive)()
+        vars(naive).update(attributes)
+        knowing.append(naive)
+    waiting = {}
+    for key, names, values, n_seen, n_known, place in state["waiting"]:
+        numbers = np.array([math.nan if value is None else float(value) for value in values])
+        said = Said(state["labels"][names], numbers, n_seen, n_known, knowing[place])
+        waiting[key] = said
+    if knowing:
+        tracker.snapshot = knowing[-1]
+    return waiting
 
 
 def _common_state(tracker: Tracker) -> dict[str, Any]:

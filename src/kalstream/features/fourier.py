@@ -108,6 +108,17 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
         rows = self._begin(X)
         return self._waves(self.scaler_._advance(rows))
 
+    def scaled(self, X: ArrayLike) -> Array:
+        """Rows of X (b, d) as `advance` scales them, before the waves; learn their scale."""
+        if hasattr(self, "scaler_"):
+            return self.scaler_.advance(X)
+        rows = self._begin(X)
+        return self.scaler_._advance(rows)
+
+    def waves(self, scaled: ArrayLike, lead: int = 0) -> Array:
+        """Features (b, lead + m) of rows from `scaled`, after ``lead`` columns of ones."""
+        return self._waves(np.asarray(scaled, np.float64), lead)
+
     def _transform(self, rows: Array, lead: int = 0) -> Array:
         """`transform` for checked rows, after ``lead`` columns of ones."""
         return self._waves(self.scaler_._transform(rows), lead)

@@ -109,15 +109,18 @@ def alarm_rows(run: Run) -> list[int]:
 def alarm_key(run: Run) -> str:
     """Explanation of the marks of `mark_alarms`; empty if there are none."""
     n_alarms = len(alarm_rows(run))
+    dashed = "A dashed vertical line marks where new data begin." if run.extensions else ""
     if not n_alarms:
-        return ""
+        return dashed
+    alarms = "▾ marks a drift alarm."
     if n_alarms > _MANY_ALARMS:
-        return "The marks above the figure are drift alarms."
-    return "▾ marks a drift alarm."
+        alarms = "The marks above the figure are drift alarms."
+    return f"{alarms} {dashed}".strip()
 
 
 def mark_alarms(figure: Figure, run: Run) -> None:
-    """Mark the rows of the drift alarms."""
+    """Mark the rows of the drift alarms, and those at which new data begin."""
+    figure.moments([row for row, _ in run.extensions], "extension")
     rows = alarm_rows(run)
     if len(rows) <= _MANY_ALARMS:
         figure.moments(rows, "alarm")

@@ -11,6 +11,7 @@ import base64
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -173,8 +174,25 @@ def _protocol(protocol: Mapping[str, Any]) -> list[str]:
         facts.append(f"in chunks of {fmt.count(chunk)}")
     if delay:
         facts.append(f"labels are {fmt.plural(delay, 'row')} late")
+    if protocol.get("delay_seconds"):
+        facts.append(f"labels are {timedelta(seconds=protocol['delay_seconds'])} late")
     if cost and cost != 1:
         facts.append(f"one of {cost:g} chunks is learned")
+    return facts
+
+
+def _history(run: Run) -> list[str]:
+    """The model that the run began with, and the rows at which new data begin."""
+    facts, origin = [], run.config["origin"]
+    if origin is not None:
+        path, rows = fmt.shortened(origin["path"], 60), fmt.plural(origin["rows"], "row")
+        facts.append(f"begins with the model of {path}, which had learned {rows}")
+    if len(run.extensions) == 1:
+        row, source = run.extensions[0]
+        facts.append(f"extended by {fmt.shortened(source, 60)} after row {fmt.count(row)}")
+    elif run.extensions:
+        last = fmt.count(run.extensions[-1][0])
+        facts.append(f"extended {fmt.count(len(run.extensions))} times, last after row {last}")
     return facts
 
 
@@ -189,6 +207,7 @@ def _header(run: Run) -> Markup:
         f"{run.task} of “{fmt.shortened(target, 40)}”" if target else run.task,
         f"{run.learner}, each row predicted before it is learned",
         *_protocol(run.config["protocol"]),
+        *_history(run),
     ]
     return join(
         [

@@ -35,7 +35,18 @@ def read_runs(folders: Sequence[Path]) -> dict[str, Run]:
                     f"{first.path} and {run.path} are not runs on the same data: their {key} is "
                     f"{mine!r} and {other!r}; compare runs on the same rows"
                 )
+        for mine, other in zip(*(_added(each) for each in (first, run)), strict=False):
+            if mine != other:
+                raise InvalidInput(
+                    f"{first.path} and {run.path} were extended by different data, after rows "
+                    f"{mine[0]:,} and {other[0]:,}; compare runs on the same rows"
+                )
     return dict(zip(_names(runs), runs, strict=True))
+
+
+def _added(run: Run) -> list[tuple[int, str | None]]:
+    """Row and fingerprint of each extension."""
+    return [(each["row"], each["stream"]["fingerprint"]) for each in run.config["extensions"]]
 
 
 def _names(runs: Sequence[Run]) -> list[str]:

@@ -50,6 +50,13 @@ class Run:
         return self.config["stream"]
 
     @property
+    def extensions(self) -> list[tuple[int, str]]:
+        """Data that were added to the run: the number of their first row, and their source."""
+        added = [(each["row"], each["source"]) for each in self.config["extensions"]]
+        names = {"-": "standard input"}
+        return [(row, names.get(source, source)) for row, source in added if row < self.rows]
+
+    @property
     def name(self) -> str:
         """Name of the stream."""
         return str(self.stream["name"] or self.path.resolve().name)
@@ -95,11 +102,17 @@ class Run:
         keys = (key.split(".") for window in self.windows for key in window.scores)
         return tuple(dict.fromkeys(parts[0] for parts in keys if len(parts) == 3))
 
+    @property
+    def known_labels(self) -> list[Any]:
+        """Labels that were known from the start, in the order of their codes."""
+        origin = self.config["origin"]
+        return [] if origin is None else list(origin["classes"])
+
     @cached_property
     def labels(self) -> dict[int, str]:
         """Text of each class, by its code."""
         names = {new.code: new.label for window in self.windows for new in window.new_classes}
-        listed = self.end.classes if self.end is not None else []
+        listed = self.end.classes if self.end is not None else self.known_labels
         return {code: str(label) for code, label in enumerate(listed)} | names
 
     def column(self, key: str) -> FloatArray:

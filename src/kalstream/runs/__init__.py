@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kalstream.runs.checkpoint import RunError, open_checkpoint
     from kalstream.runs.inspect import described, predicted_rows
+    from kalstream.runs.model import RunModel, open_run
     from kalstream.runs.options import Options
     from kalstream.runs.resume import why_done
     from kalstream.runs.run import Run
@@ -18,8 +19,10 @@ __all__ = [
     "Options",
     "Run",
     "RunError",
+    "RunModel",
     "described",
     "open_checkpoint",
+    "open_run",
     "predicted_rows",
     "why_done",
 ]
@@ -29,8 +32,10 @@ _HOME = {
     "Options": "options",
     "Run": "run",
     "RunError": "checkpoint",
+    "RunModel": "model",
     "described": "inspect",
     "open_checkpoint": "checkpoint",
+    "open_run": "model",
     "predicted_rows": "inspect",
     "why_done": "resume",
 }

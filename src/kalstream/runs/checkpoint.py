@@ -128,13 +128,15 @@ class CheckpointWriter:
 
     def _write(self, **state: Any) -> None:
         """Replace progress.json, and remove the models that it no longer names."""
-        columns = self.evaluation.stream.encoder
+        stream = self.evaluation.stream
+        columns = stream.encoder
         self.progress = {
             "format": FORMAT,
             "run": self.config["run"],
             "learner": type(self.learner).__name__,
             "stream": self.config["stream"],
             "columns": None if columns is None else columns.to_json(),
+            "skipped": {"n": stream.skipped, "why": list(stream.skipped_why)},
             **state,
         }
         write_progress(self.folder, self.progress)
@@ -177,13 +179,9 @@ def open_checkpoint(path: str | Path) -> tuple[Any, Columns | None, dict[str, An
     for folder in (path / CHECKPOINT, path):
         progress = read_progress(folder)
         while progress is not None:
-            named = progress["result"] or {
-                "model": progress["model"],
-                "sha256": progress["model_sha256"],
-            }
             kind = _kind(kinds, progress["learner"], folder)
             try:
-                model = kind.load(_checked_model(folder, named["model"], named["sha256"]))
+                model = kind.load(_checked_model(folder, *model_to_predict_with(progress)))
             except (KalstreamError, OSError):
                 before, progress = progress, read_progress(folder)
                 if progress == before:
@@ -198,6 +196,13 @@ def open_checkpoint(path: str | Path) -> tuple[Any, Columns | None, dict[str, An
     raise InvalidInput(
         f"{path} holds no checkpoint; give a run, its checkpoint folder, or a file that save wrote"
     )
+
+
+def model_to_predict_with(progress: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Name and digest of the model that has learned most, given progress.json."""
+    if progress["result"] is not None:
+        return progress["result"]["model"], progress["result"]["sha256"]
+    return progress["model"], progress["model_sha256"]
 
 
 def _kind(kinds: dict[str, Any], name: str, path: Path) -> Any:

@@ -23,7 +23,7 @@ from kalstream._json import loads
 from kalstream.errors import InvalidInput
 from kalstream.runs.options import Options, checked
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 LOCK: Final = ".lock"
 CONFIG: Final = "config.json"
 CHECKPOINT: Final = "checkpoint"  # a folder, which holds the models and
@@ -61,14 +61,41 @@ class _Learner(_Part):
 class _Protocol(_Part):
     chunk: Positive
     delay: Count
+    delay_seconds: Seconds | None = None
     cost: Annotated[float, Field(ge=1.0)]
     window: Positive
     limit: Positive | None
     seed: Annotated[int, Field(ge=0)]
 
 
+class _Origin(_Part):
+    path: str
+    run: str | None
+    rows: Count
+    sha256: Digest | None
+    classes: list[str | int | float | bool]
+
+
+class _Extension(_Part):
+    row: Count
+    source: str
+    command: str
+    stream: _Stream
+    skipped: Count
+    skipped_why: list[str]
+
+
 class Config(_Part):
-    """config.json: the options, stream and learner of a run."""
+    """config.json: the options, streams and learner of a run.
+
+    Attributes
+    ----------
+    origin : {path, run, rows, sha256, classes}, optional
+        Where the model came from, if the run did not begin with a new one. The classes are the
+        labels that are known from the start, in the order of their codes.
+    extensions : list of {row, source, command, stream, skipped, skipped_why}
+        Data that were added later: the number of their first row, and the bad rows before it.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -77,7 +104,9 @@ class Config(_Part):
     run: str
     command: str
     options: Options
+    origin: _Origin | None
     stream: _Stream
+    extensions: list[_Extension]
     learner: _Learner
     protocol: _Protocol
     machine: dict[str, Any]
@@ -109,6 +138,11 @@ class _Sizes(_Part):
     predictions: Count = Field(alias=PREDICTIONS)
 
 
+class _Skipped(_Part):
+    n: Count
+    why: list[str]
+
+
 class _Result(_Part):
     model: ModelName
     sha256: Digest | None
@@ -126,6 +160,8 @@ class Progress(_Part):
     result : {model, sha256, row}, optional
         The model to predict with, if it is not ``model``. At a limit it has also learned the rows
         with late labels, and those of the last chunk, which the limit has cut.
+    skipped : {n, why}
+        Bad rows so far. A file is read again and counted again; a pipe is not.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -135,6 +171,7 @@ class Progress(_Part):
     learner: str
     stream: _Stream
     columns: dict[str, Any] | None
+    skipped: _Skipped
     sizes: _Sizes
     model: ModelName | None
     model_sha256: Digest | None
@@ -169,10 +206,18 @@ def _with_likelihood(content: dict[str, Any]) -> dict[str, Any]:
     return {**content, "options": {"likelihood": word, **options}}
 
 
+def _with_extensions(content: dict[str, Any]) -> dict[str, Any]:
+    """Format 5: models from other runs, and data that were added to a run."""
+    if "options" in content:
+        return {**content, "origin": None, "extensions": []}
+    return {**content, "skipped": {"n": 0, "why": []}}
+
+
 _MIGRATIONS: Final[dict[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     1: _with_ids,
     2: _with_names,
     3: _with_likelihood,
+    4: _with_extensions,
 }
 
 

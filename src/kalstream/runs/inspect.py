@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,25 @@ from kalstream.streams import Batch, Columns, Stream, TableStream, format_of
 _ROWS = 1000  # predicted at a time
 
 
-def predicted_rows(checkpoint: str | Path, source: str) -> Iterator[list[Any]]:
+def predicted_rows(
+    checkpoint: str | Path, source: str, id: str | None = None
+) -> Iterator[list[Any]]:
     """A header, then number, prediction, probabilities and uncertainty of every row.
 
-    For regression, mean and std replace prediction and probabilities. The model does not change.
+    For regression, mean and std replace prediction and probabilities. Where rows have ids, in the
+    column ``id`` or in that of the run, they come second. The model does not change.
     """
     model, columns, _ = open_checkpoint(checkpoint)
-    stream = _rows_of(source, model, columns)
+    stream = _rows_of(source, model, columns, id)
     classes = getattr(model, "classes_", None)
+    batches = stream.batches()
+    first = next(batches, None)
+    named = ["id"] if first is not None and first.ids is not None else []
     if classes is None:
-        yield ["row", "mean", "std", "uncertainty"]
+        yield ["row", *named, "mean", "std", "uncertainty"]
     else:
-        yield ["row", "prediction", *(f"p_{label}" for label in classes), "uncertainty"]
-    for batch in stream.batches():
+        yield ["row", *named, "prediction", *(f"p_{label}" for label in classes), "uncertainty"]
+    for batch in chain([] if first is None else [first], batches):
         for start in range(0, len(batch), _ROWS):
             rows, _ = batch[start : start + _ROWS].without_infinities()
             yield from _predicted(model, rows, classes)
@@ -45,13 +52,21 @@ def _predicted(model: Any, batch: Batch, classes: Any) -> Iterator[list[Any]]:
         p = model.predict_proba(batch.rows, **times)
         predictions = [[classes[row.argmax()], *row.tolist()] for row in p]
     for i, prediction in enumerate(predictions):
-        yield [batch.start + i, *prediction, uncertainty[i]]
+        named = [] if batch.ids is None else [batch.ids[i]]
+        yield [batch.start + i, *named, *prediction, uncertainty[i]]
 
 
-def _rows_of(source: str, model: Any, columns: Columns | None) -> Stream:
+def _rows_of(source: str, model: Any, columns: Columns | None, id: str | None) -> Stream:
     """The rows of a source as the model needs them."""
     if columns is not None:
-        return TableStream(source, columns=columns.frozen())
+        frozen = columns.frozen()
+        return TableStream(
+            source, columns=frozen if id is None else frozen.with_late(None, id), id=id
+        )
+    if id is not None:
+        raise InvalidInput(
+            f"id={id!r} names a column, and the model has no names of columns; leave it out"
+        )
     open_rows = format_of(source).open_rows
     if open_rows is not None:
         return open_rows(source)

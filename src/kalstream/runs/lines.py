@@ -144,6 +144,7 @@ class Window(_Part):
     row: Count
     n: Count
     missing: Count = 0
+    waiting: Count | None = None
     window: Metrics
     total: Metrics
     baselines: dict[str, _Baseline] = {}
@@ -202,6 +203,7 @@ class End(_Part):
     skipped: Count | None = None
     skipped_why: list[str] = []
     infinite: Count | None = None
+    waiting: dict[str, Count] = {}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ imports nothing heavy, so that `kalstream --help` is quick.
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -25,6 +26,7 @@ _UNIT: Final = r"([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,3})?|\.[0-9]+)\s*([smhd
 # Nanoseconds, and in them far more than the age of the universe.
 LEAST_UNIT: Final = 1e-9
 LARGEST_UNIT: Final = 1e30
+_LONGEST_DELAY: Final = 1e12  # seconds
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -51,6 +53,39 @@ def _bad_unit(value: Any) -> InvalidOption:
     return InvalidOption(
         f"--time-unit is {quoted(value)}; give a number from {LEAST_UNIT:g} to "
         f"{LARGEST_UNIT:g}, '30s', '12h', '1d' or 'auto'"
+    )
+
+
+def _as_delay(value: Any) -> str:
+    """A delay as text, checked: a number of rows, or a time with its unit."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise _bad_delay(value)
+    delay_of(str(value))
+    return str(value)
+
+
+def delay_of(value: str) -> int | timedelta:
+    """The delay that an option such as "500" or "3d" stands for."""
+    text = value.strip()
+    if text.isascii() and text.isdigit():
+        if len(text) > 10 or int(text) > _MOST_IN_MEMORY:
+            raise _bad_delay(value)
+        return int(text)
+    if not text.endswith(tuple(_UNITS)):
+        raise _bad_delay(value)
+    try:
+        seconds = seconds_of(text)
+    except InvalidOption:
+        raise _bad_delay(value) from None
+    if seconds > _LONGEST_DELAY:
+        raise _bad_delay(value)
+    return timedelta(seconds=seconds)
+
+
+def _bad_delay(value: Any) -> InvalidOption:
+    return InvalidOption(
+        f"--delay is {quoted(value)}; give a number of rows from 0 to {_MOST_IN_MEMORY}, or a time "
+        "such as 30s, 12h or 3d, with --time"
     )
 
 
@@ -83,7 +118,13 @@ def _as_learner(value: str) -> str:
 
 
 def option(
-    default: Any, help: str, short: str | None = None, *, argument: bool = False, **limits: Any
+    default: Any,
+    help: str,
+    short: str | None = None,
+    *,
+    argument: bool = False,
+    typed_as: str | None = None,
+    **limits: Any,
 ) -> Any:
     """Declare an option.
 
@@ -95,10 +136,12 @@ def option(
         A second name, such as "-t". The first is the name of the field with "--" and hyphens.
     argument : bool
         Whether it is typed without a name.
+    typed_as : str, optional
+        Another first name, where that of the field would be a keyword of Python.
     **limits
         ge, le and more of pydantic's `Field`.
     """
-    more: JsonDict = {"short": short, "argument": argument}
+    more: JsonDict = {"short": short, "argument": argument, "typed_as": typed_as}
     return Field(default, description=help, json_schema_extra=more, **limits)
 
 
@@ -113,6 +156,12 @@ class Options(BaseModel):
         ".safetensors), - for standard input; or elec2, weather or series.",
         argument=True,
     )
+    origin: str | None = option(
+        None,
+        "Start with the model of a run, and its encoding of columns; or with a file that save "
+        "wrote.",
+        typed_as="--from",
+    )
     target: str | None = option(None, "Column to predict. Needed for your own tables.", "-t")
     task: Literal["classification", "regression"] | None = option(
         None, "Task; guessed from the target if not given."
@@ -124,6 +173,13 @@ class Options(BaseModel):
         "auto",
         "With --time: unit of half-lives, such as 30s, 12h, 1d or 7 (seconds for dates). auto: the "
         "median time step.",
+    )
+    label_time: str | None = option(
+        None, "With --time: column of the times at which labels came; empty: never."
+    )
+    id: str | None = option(
+        None,
+        "Column of ids: a row without a label waits, and a later row with its id brings the label.",
     )
     ignore: list[str] = option(
         [], "Columns to leave out, separated by commas; or repeat the option."
@@ -151,7 +207,16 @@ class Options(BaseModel):
     chunk: int = option(
         1, "Rows that are predicted before any of them is learned.", ge=1, le=_MOST_IN_MEMORY
     )
-    delay: int = option(0, "Number of rows by which labels are late.", ge=0, le=_MOST_IN_MEMORY)
+    delay: Annotated[str, BeforeValidator(_as_delay)] = option(
+        "0", "Labels are late: by a number of rows, or with --time by a time, such as 30s or 3d."
+    )
+    max_waiting: int = option(
+        100_000,
+        "Rows that wait for their labels, at most; the oldest are given up, and counted. At least "
+        "--delay.",
+        ge=1,
+        le=_MOST_IN_MEMORY,
+    )
     cost: float = option(
         1.0,
         "Learn only every COST-th chunk, as if the learner were too slow for the stream.",
@@ -191,13 +256,16 @@ class Options(BaseModel):
 
 def typed(name: str) -> str:
     """An option as it is typed: ``--bad-rows``; an argument in capitals, as in the help."""
-    if name in Options.model_fields and declared(name)["argument"]:
-        return name.upper()
+    if name in Options.model_fields:
+        if declared(name)["argument"]:
+            return name.upper()
+        if declared(name)["typed_as"]:
+            return str(declared(name)["typed_as"])
     return f"--{name.replace('_', '-')}"
 
 
 def declared(name: str) -> dict[str, Any]:
-    """How an option is typed: ``short`` and ``argument`` of its declaration."""
+    """How an option is typed: ``short``, ``argument`` and ``typed_as`` of its declaration."""
     more = Options.model_fields[name].json_schema_extra
     assert isinstance(more, dict)
     return more

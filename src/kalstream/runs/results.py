@@ -63,7 +63,7 @@ class ResultFiles:
         """Add a line to predictions.jsonl for each row of a record, if the run writes that file."""
         if PREDICTIONS not in self._files:
             return
-        for line in _prediction_lines(record, self.task):
+        for line in prediction_lines(record, self.task):
             self._files[PREDICTIONS].write(_encoded(line))
 
     def flush(self) -> None:
@@ -84,24 +84,34 @@ def _encoded(line: dict[str, Any]) -> bytes:
     return json.dumps(line, allow_nan=False).encode() + b"\n"
 
 
-def _prediction_lines(record: Record, task: str) -> list[dict[str, Any]]:
+def prediction_lines(record: Record, task: str) -> list[dict[str, Any]]:
+    """A line for each row of a record that was predicted."""
     batch, answer = record.batch, record.answer
     has_target = known(batch.targets).tolist()
     predictions = answer.point_predictions().tolist()
+    rows = range(len(batch)) if record.asked is None else record.asked
     lines = []
-    for i, (target, prediction) in enumerate(zip(batch.targets.tolist(), predictions, strict=True)):
-        line = {"row": batch.start + i, "target": target if has_target[i] else None}
+    for k, (i, prediction) in enumerate(zip(rows, predictions, strict=True)):
+        line: dict[str, Any] = {"row": batch.start + i}
+        if batch.ids is not None:
+            line["id"] = batch.ids[i]
+        target = batch.targets[i]
+        line["target"] = _plain(target) if has_target[i] else None
         if task == REGRESSION:
-            std = None if answer.std is None else float(answer.std[i])
+            std = None if answer.std is None else float(answer.std[k])
             line |= {"mean": _finite(prediction), "std": _finite(std)}
         else:
             line["prediction"] = prediction
             if answer.probabilities is not None:
-                values = answer.probabilities[i].tolist()
+                values = answer.probabilities[k].tolist()
                 probabilities = dict(zip(map(str, answer.labels or ()), values, strict=True))
                 line["probabilities"] = {k: p for k, p in probabilities.items() if p > 0.0}
         lines.append(line)
     return lines
+
+
+def _plain(target: Any) -> Any:
+    return target.item() if isinstance(target, np.generic) else target
 
 
 def _finite(value: float | None) -> float | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +38,7 @@ from kalstream.runs.files import (
     PROGRESS,
     REPORT,
     check_lines,
+    holds_run,
     read_progress,
     refuse_run,
     remedy_for,
@@ -44,12 +46,22 @@ from kalstream.runs.files import (
 )
 from kalstream.runs.loop import Loop, Outcome, Watch
 from kalstream.runs.options import Options
+from kalstream.runs.origin import Origin, check_fits, check_is_table
 from kalstream.runs.results import ResultFiles, memory_mb, with_clock
-from kalstream.runs.resume import resumed_options, why_done
-from kalstream.runs.setup import make_config, make_learner, open_stream
-from kalstream.streams import REGRESSION, ArrayStream, Stream
+from kalstream.runs.resume import (
+    MAY_CHANGE,
+    MAY_CHANGE_IN_EXTENSION,
+    add_extension,
+    check_extendable,
+    current_stream,
+    resumed_options,
+    why_done,
+)
+from kalstream.runs.setup import make_config, make_learner, max_waiting_of, open_stream
+from kalstream.streams import REGRESSION, ArrayStream, LaterRows, Stream
 
 _WARM_UP_ROWS: Final = 1024
+_WARM_UP_DELAY: Final = 20
 
 
 class Run:
@@ -68,6 +80,8 @@ class Run:
         options, the stream and the learner of the new one have been checked.
     config : dict
         Content of config.json of a run that is resumed; see `resume`.
+    extends : bool
+        Whether the source is new data, after those of the checkpoint; see `extend`.
 
     Attributes
     ----------
@@ -102,25 +116,32 @@ class Run:
         checkpoint_every: float = 30.0,
         overwrite: bool = False,
         config: dict[str, Any] | None = None,
+        extends: bool = False,
     ) -> None:
         if not checkpoint_every >= 0.0:
             raise InvalidOption(f"--checkpoint-every must be 0 s or more, got {checkpoint_every!r}")
-        self.folder, self.options, self.checkpoint_every = Path(folder), options, checkpoint_every
+        self.folder, self.checkpoint_every = Path(folder), checkpoint_every
         self.lock = _lock_of(self.folder)
         self.notes: list[str] = []
-        self.overwrite, self.is_new = overwrite, config is None
+        self.overwrite, self.is_new, self.command = overwrite, config is None, command
         checkpoint = self.folder / CHECKPOINT
         progress = None if config is None else self._progress_of(checkpoint, config)
         # A checkpoint may hold a result without a state to resume from: then the run starts over.
         state = progress if progress is not None and progress["evaluation"] is not None else None
-        columns = None if state is None else columns_of(checkpoint, state)
+        self.origin = self._origin(options, config) if state is None else None
+        if self.origin is not None and config is None:
+            options = self.origin.options(options)
+        self.options = options
+        columns = None if self.origin is None else self.origin.columns
+        if state is not None:
+            columns = columns_of(checkpoint, state)
+        if extends and columns is not None:
+            check_is_table(options.source, str(self.folder))
         self.stream = open_stream(options, columns)
         self._files = _sizes_and_times(self.stream)
         if config is not None:
-            self._check_data(config)
-        self.learner = make_learner(options, self.stream)
-        if state is not None:
-            self.learner = load_learner(self.learner, checkpoint, state)
+            self.stream = self._continued(self.stream, config, state, extends)
+        self.learner = self._learner(checkpoint, state, extends)
         self.config = config or make_config(
             options, self.stream, self.learner, command, _total_size(self._files)
         )
@@ -130,7 +151,8 @@ class Run:
             self.stream,
             together=max(1, TOGETHER // options.chunk),
             classes=self._classes(),
-            **{name: protocol[name] for name in ("chunk", "delay", "cost", "window", "limit")},
+            delay=_delay_of(protocol),
+            **{name: protocol[name] for name in ("chunk", "cost", "window", "limit")},
         )
         self.checkpoint = CheckpointWriter(
             checkpoint, self.config, self.learner, self.evaluation, progress
@@ -139,6 +161,8 @@ class Run:
         self._sizes = {METRICS: 0, PREDICTIONS: 0}
         if state is not None:
             self._restore(state)
+        if self.origin is not None:
+            self._begin_with(self.origin)
 
     @classmethod
     def resume(
@@ -158,15 +182,51 @@ class Run:
         folder = Path(folder)
         if why_done(folder, changes):
             return None
+        return cls._reopened(folder, changes or {}, extends=False, **parameters)
+
+    @classmethod
+    def extend(
+        cls,
+        folder: str | Path,
+        source: str | Path,
+        changes: Mapping[str, Any] | None = None,
+        **parameters: Any,
+    ) -> Run:
+        """Continue a run that has ended with more data of the same kind.
+
+        Its rows, windows and predictions continue after those of the data before.
+
+        Parameters
+        ----------
+        folder : path
+        source : path
+            The new data: whatever a run can read, with the columns of the run.
+        changes, **parameters
+            As for `resume`. ``limit`` counts all rows of the run.
+        """
+        if not holds_run(Path(folder)):
+            raise InvalidInput(f"{folder} holds no run to extend; give --extend the folder of one")
+        changes = {**(changes or {}), "source": str(source)}
+        return cls._reopened(Path(folder), changes, extends=True, **parameters)
+
+    @classmethod
+    def _reopened(
+        cls, folder: Path, changes: Mapping[str, Any], *, extends: bool, **parameters: Any
+    ) -> Run:
+        may_change = MAY_CHANGE_IN_EXTENSION if extends else MAY_CHANGE
+        resumed_options(folder, changes, may_change)  # an error if there is no run
         lock = _lock_of(folder)
         lock.acquire()
         try:
             # Read the options again: from here on no other process changes them.
-            config, old, new = resumed_options(folder, changes or {})
+            config, old, new = resumed_options(folder, changes, may_change)
+            if extends:
+                check_extendable(folder, config, new.limit)
+            extensions = config["extensions"]
             config["options"] = new.model_dump()
             config["protocol"]["limit"] = new.limit
-            run = cls(folder, new, config=config, **parameters)
-            if new != old:
+            run = cls(folder, new, config=config, extends=extends, **parameters)
+            if new != old or config["extensions"] != extensions:
                 write_config(folder, config)
         except BaseException:
             lock.release()
@@ -193,7 +253,81 @@ class Run:
         labels.pop(None, None)
         return sorted(labels, key=lambda label: (type(label).__name__, label))
 
+    # ---- beginning with a saved model -----------------------------------------------------
+
+    def _origin(self, options: Options, config: dict[str, Any] | None) -> Origin | None:
+        """The model that a run begins with, unless it begins with a new one."""
+        if options.origin is None:
+            return None
+        if self.overwrite and Path(options.origin).resolve().is_relative_to(self.folder.resolve()):
+            raise InvalidOption(
+                f"--from {options.origin} is in the folder that --overwrite replaces; give --out "
+                f"another folder, or add the data to the run with --extend {self.folder}"
+            )
+        origin = Origin.read(options.origin)
+        if config is not None:
+            origin.check_unchanged(config["origin"])
+        return origin
+
+    def _learner(self, checkpoint: Path, state: dict[str, Any] | None, extends: bool) -> Any:
+        """The learner: a new one, or the one to continue with."""
+        source = self.options.source
+        if self.origin is not None:
+            self.origin.check_stream(self.stream, source)
+            self.origin.model.max_waiting = max_waiting_of(self.options)
+            return self.origin.model
+        if state is None:
+            return make_learner(self.options, self.stream)
+        # A pipe is not waited for: the unit of time is in the model.
+        options = self.options.model_copy(update={"time_unit": "1"} if self.stream.timed else {})
+        learner = load_learner(make_learner(options, self.stream), checkpoint, state)
+        if extends:
+            check_fits(learner, self.stream, source, str(self.folder))
+        return learner
+
+    def _begin_with(self, origin: Origin) -> None:
+        rows = f"{origin.model.n_seen_:,} rows"
+        self.notes.append(f"begins with the model of {origin.path}, which has learned {rows}")
+        progress = origin.progress or {"evaluation": None}
+        try:
+            self.evaluation.begin_with(progress["evaluation"])
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise InvalidInput(
+                f"--from {origin.path}: its checkpoint is damaged ({error!r}); restore it from a "
+                "copy, or give another run"
+            ) from error
+        self.config["origin"] = {**origin.entry(), "classes": list(self.evaluation.tracker.codes)}
+
     # ---- resuming -------------------------------------------------------------------------
+
+    def _continued(
+        self, stream: Stream, config: dict[str, Any], state: dict[str, Any] | None, extends: bool
+    ) -> Stream:
+        """The stream of a run that is resumed, with the numbers that its rows have in the run."""
+        n_rows = 0 if state is None else state["evaluation"]["n_rows"]
+        is_new = extends or not stream.repeatable
+        if state is None and stream.repeatable and config["extensions"]:
+            raise InvalidInput(
+                f"{self.folder} was extended, at row {config['extensions'][-1]['row']:,}, and its "
+                f"checkpoint is missing; restore {CHECKPOINT}/ from a copy, or run all the data "
+                "again and give --out another folder"
+            )
+        if not is_new:
+            self._check_data(stream, config)
+        elif n_rows or extends:
+            assert state is not None  # `check_extendable`
+            add_extension(config, state, stream, self.options.source, self.command)
+            config["extensions"][-1]["stream"]["bytes"] = _total_size(self._files)
+            source = "standard input" if self.options.source == "-" else self.options.source
+            self.notes.append(f"the rows of {source} follow row {n_rows:,}")
+        else:
+            config["extensions"] = []  # a pipe, of which nothing was learned
+        if not config["extensions"]:
+            return stream
+        latest = config["extensions"][-1]
+        if stream.encoder is not None and n_rows == latest["row"]:
+            stream.encoder.seen = 0  # the rows before were those of other data
+        return LaterRows(stream, latest["row"], latest["skipped"], latest["skipped_why"])
 
     def _progress_of(self, checkpoint: Path, config: dict[str, Any]) -> dict[str, Any] | None:
         progress = read_progress(checkpoint)
@@ -206,8 +340,8 @@ class Run:
             self.notes.append("there is no checkpoint yet: starting over")
         return progress
 
-    def _check_data(self, config: dict[str, Any]) -> None:
-        if self.stream.describe()["fingerprint"] != config["stream"]["fingerprint"]:
+    def _check_data(self, stream: Stream, config: dict[str, Any]) -> None:
+        if stream.describe()["fingerprint"] != current_stream(config)["fingerprint"]:
             raise InvalidInput(
                 f"{self.options.source} has changed since {self.folder} was started; restore the "
                 "data, or run again and give --out another folder"
@@ -244,7 +378,10 @@ class Run:
         targets = rng.standard_normal(n) if self.stream.task == REGRESSION else np.arange(n) % 2
         rows = rng.standard_normal((n, len(columns)))
         stream = ArrayStream(rows, targets, times, task=self.stream.task)
-        protocol = {name: self.config["protocol"][name] for name in ("chunk", "delay", "cost")}
+        protocol = {name: self.config["protocol"][name] for name in ("chunk", "cost")}
+        # Few rows wait here; how long they do has no effect on what is compiled.
+        late = self.evaluation.late is not None or self.evaluation.delay
+        protocol["delay"] = _WARM_UP_DELAY if late else 0
         together = self.evaluation.together
         try:
             prequential(clone(self.learner), stream, together=together, **protocol)
@@ -309,6 +446,8 @@ class Run:
             write_config(self.folder, self.config)
             self.is_new = False
         self.checkpoint.folder.mkdir(exist_ok=True)
+        if self.origin is not None:  # from here on the run does not need it
+            self.checkpoint.save(self._sizes)
 
     @property
     def has_checkpoint(self) -> bool:
@@ -317,16 +456,18 @@ class Run:
 
     @property
     def can_be_resumed(self) -> bool:
-        """Whether the stream can be read again and the learner can be saved."""
-        return self.stream.repeatable and can_be_saved(self.learner)
+        """Whether the learner can be saved; a pipe continues with the rows that come then."""
+        return can_be_saved(self.learner)
 
     # ---- the end --------------------------------------------------------------------------
 
     def _end_line(self, outcome: Outcome, wall_seconds: float) -> dict[str, Any]:
         line = with_clock(self.evaluation.end_line())
         line["clock"] |= {"wall_seconds": wall_seconds, "memory_mb": memory_mb(peak=True)}
+        n_parts = 1 + len(self.config["extensions"])
         return {
             **line,
+            **({"parts": n_parts} if n_parts > 1 else {}),
             "reason": outcome.reason,
             "message": outcome.message,
             "skipped": self.stream.skipped,
@@ -340,7 +481,8 @@ class Run:
         if now == self._files:
             return None
         try:
-            if self.stream.describe()["fingerprint"] == self.config["stream"]["fingerprint"]:
+            fingerprint = current_stream(self.config)["fingerprint"]
+            if self.stream.describe()["fingerprint"] == fingerprint:
                 return None
         except OSError:  # the file is gone
             pass
@@ -362,6 +504,12 @@ class Run:
             f"{self.folder}: {error.strerror or error}{where}; {kept}. Correct the cause, then "
             f"resume with: kalstream run --resume --out {self.folder}"
         )
+
+
+def _delay_of(protocol: dict[str, Any]) -> int | timedelta:
+    """The delay of labels, in rows or in time."""
+    seconds = protocol.get("delay_seconds")
+    return protocol["delay"] if seconds is None else timedelta(seconds=seconds)
 
 
 def _lock_of(folder: Path) -> Lock:

@@ -11,6 +11,7 @@ import platform
 import sys
 import traceback
 import uuid
+from datetime import timedelta
 from typing import Any, Final
 
 import numpy as np
@@ -20,11 +21,12 @@ from kalstream._optional import remedy_for
 from kalstream._printable import quoted
 from kalstream.errors import InvalidInput, InvalidOption
 from kalstream.runs.files import FORMAT
-from kalstream.runs.options import LARGEST_UNIT, LEAST_UNIT, Options, seconds_of
+from kalstream.runs.options import LARGEST_UNIT, LEAST_UNIT, Options, delay_of, seconds_of
 from kalstream.streams import REGRESSION, Columns, Stream
 
 _STREAM_OPTIONS: Final = (
-    *("target", "task", "time", "ignore", "categorical", "bad_rows", "order", "seed"),
+    *("target", "task", "time", "label_time", "id", "ignore", "categorical", "bad_rows"),
+    *("order", "seed"),
 )
 # Most windows of a run whose length is known, the smallest window, and the window of other runs.
 _N_WINDOWS: Final = 200
@@ -34,14 +36,42 @@ _USUAL_WINDOW: Final = 1000
 
 def open_stream(options: Options, columns: Columns | None = None) -> Stream:
     """The stream of a run; ``columns`` is the encoder of a checkpoint."""
-    encoder = {} if columns is None else {"columns": columns}
+    encoder = {}
+    if columns is not None:  # new data say themselves when labels come
+        encoder["columns"] = columns.with_late(options.label_time, options.id)
     stream = streams.open(options.source, **options.given(*_STREAM_OPTIONS), **encoder)
     if options.time_unit != "auto" and not stream.timed:
         raise InvalidOption(
             f"--time-unit is {quoted(options.time_unit)}, but rows have no times; name their "
             "column with --time, or leave --time-unit out"
         )
+    _check_late(options, stream)
     return stream
+
+
+def _check_late(options: Options, stream: Stream) -> None:
+    """Refuse options on late labels that do not fit together."""
+    delay = delay_of(options.delay)
+    if isinstance(delay, timedelta) and not stream.timed:
+        raise InvalidOption(
+            f"--delay is {quoted(options.delay)}, but rows have no times; name their column with "
+            "--time, or give a number of rows"
+        )
+    ways = {"--delay": delay, "--label-time": options.label_time, "--id": options.id}
+    given = [name for name, value in ways.items() if value]
+    if len(given) > 1:
+        raise InvalidOption(f"{' and '.join(given)} each say when labels come; give one of them")
+    for name, usual in (("chunk", 1), ("cost", 1.0)):
+        value = getattr(options, name)
+        if value != usual and (options.id or (name == "cost" and late_in_time(options))):
+            raise InvalidOption(
+                f"--{name} is {value}, but must be {usual:g} with {given[0]}; leave it out"
+            )
+
+
+def late_in_time(options: Options) -> bool:
+    """Whether labels come at a time, not after a number of rows."""
+    return bool(options.label_time) or isinstance(delay_of(options.delay), timedelta)
 
 
 def window_of(options: Options, stream: Stream) -> int:
@@ -65,6 +95,7 @@ def make_learner(options: Options, stream: Stream) -> Any:
 
     more: dict[str, Any] = {"time_unit": time_unit_of(options, stream)} if stream.timed else {}
     more["random_state"] = options.seed
+    more["max_waiting"] = max_waiting_of(options)
     orders = tuple(map(int, options.motion.split(",")))
     more["order"] = orders[0] if len(orders) == 1 else orders
     forgetting = _number_or_name(options.forgetting)
@@ -77,6 +108,13 @@ def make_learner(options: Options, stream: Stream) -> Any:
         return KalmanRegressor(forgetting, options.features, **more)
     more["likelihood"] = options.likelihood
     return KalmanClassifier(forgetting, options.features, **more)
+
+
+def max_waiting_of(options: Options) -> int:
+    """Rows that wait for their labels, at most: as given, or enough for the delay."""
+    delay = delay_of(options.delay)
+    longest = 0 if isinstance(delay, timedelta) else delay + options.chunk
+    return max(options.max_waiting, longest)
 
 
 def time_unit_of(options: Options, stream: Stream) -> float:
@@ -138,17 +176,21 @@ def make_config(
     options: Options, stream: Stream, learner: Any, command: str, n_bytes: int
 ) -> dict[str, Any]:
     """The content of config.json for a new run."""
+    delay = delay_of(options.delay)
     return {
         "format": FORMAT,
         "version": __version__,
         "run": uuid.uuid4().hex,
         "command": command,
         "options": options.model_dump(),
+        "origin": None,
         "stream": {**stream.describe(), "attribution": stream.attribution, "bytes": n_bytes},
+        "extensions": [],
         "learner": {"name": type(learner).__name__, "params": _params(learner)},
         "protocol": {
             "chunk": options.chunk,
-            "delay": options.delay,
+            "delay": 0 if isinstance(delay, timedelta) else delay,
+            **({"delay_seconds": delay.total_seconds()} if isinstance(delay, timedelta) else {}),
             "cost": options.cost,
             "window": window_of(options, stream),
             "limit": options.limit,

@@ -86,6 +86,8 @@ class Columns:
     ----------
     features : list of Column
     target, time : Column or None
+    label_time, id : Column or None
+        When the target came, and the id of a row.
     seen : int
         Number of rows from which the categories are known.
     is_frozen : bool
@@ -109,6 +111,8 @@ class Columns:
     time: Column | None = None
     seen: int = 0
     is_frozen: bool = False
+    label_time: Column | None = None
+    id: Column | None = None
 
     @classmethod
     def of_table(
@@ -118,6 +122,8 @@ class Columns:
         *,
         task: str | None = None,
         time: str | None = None,
+        label_time: str | None = None,
+        id: str | None = None,
         categorical: Sequence[str] = (),
         as_written: bool = False,
         n_slots: int | None = None,
@@ -127,7 +133,7 @@ class Columns:
         Parameters
         ----------
         table : pyarrow.RecordBatch
-        target, task, time, categorical
+        target, task, time, label_time, id, categorical
             As for `TableStream`.
         as_written : bool
             Whether the content of strings decides their kind, as in CSV.
@@ -141,7 +147,7 @@ class Columns:
             Sentence that says which task was guessed and why; "" if it was given.
         """
         names = table.schema.names
-        features = [name for name in names if name not in (target, time)]
+        features = [name for name in names if name not in (target, time, label_time, id)]
         if not features:
             raise InvalidInput(
                 f"there is no column to predict {quoted(target)} from; give more columns"
@@ -150,14 +156,14 @@ class Columns:
         target_column, guess = _target(target, table.column(target), as_written, task)
         columns = cls([], target_column)
         if time is not None:
-            kind = kind_of(time, table.column(time), as_written)
-            if kind not in (NUMBER, DATE):
-                held = "categories" if kind == CATEGORY else _PLURAL[kind]
-                raise InvalidInput(
-                    f"the column {quoted(time)} given as time holds {held}; name a column of "
-                    "numbers or ISO dates"
-                )
-            columns.time = Column(time, kind)
+            columns.time = _time_column("time", time, table, as_written)
+        if label_time is not None:
+            columns.label_time = _time_column("label_time", label_time, table, as_written)
+            # The first labels may not have come yet.
+            if columns.time is not None and _is_empty(table.column(label_time)):
+                columns.label_time.kind = columns.time.kind
+        if id is not None:
+            columns.id = Column(id, TEXT)
         for name in features:
             array = table.column(name)
             kind = CATEGORY if name in categorical else kind_of(name, array, as_written)
@@ -193,12 +199,23 @@ class Columns:
         copy.is_frozen = True
         return copy
 
+    def with_late(self, label_time: str | None, id: str | None) -> Columns:
+        """A copy in which other columns, or none, say when targets came and hold ids of rows."""
+        copy = deepcopy(self)
+        copy.id = None if id is None else Column(id, TEXT)
+        if label_time is None:
+            copy.label_time = None
+        elif copy.label_time is None or copy.label_time.name != label_time:
+            copy.label_time = Column(label_time, NUMBER if self.time is None else self.time.kind)
+        return copy
+
     def wanted(self, names: list[str], file: str) -> list[str]:
         """Those columns of a file that are used; an error if a needed one is missing."""
         needed = [column.name for column in self.features]
-        others = [column.name for column in (self.target, self.time) if column is not None]
+        special = self.target, self.time, self.label_time, self.id
+        others = [column.name for column in special if column is not None]
         check_known(needed if self.is_frozen else needed + others, names, file=file)
-        return needed + [name for name in others if name in names]
+        return list(dict.fromkeys(needed + [name for name in others if name in names]))
 
     def encode(self, table: pa.RecordBatch) -> tuple[Array, Array, Array | None, Bad]:
         """Turn rows of a table into numbers, and give new categories their slots.
@@ -213,7 +230,49 @@ class Columns:
             The numbers of such a row are meaningless.
         """
         n, bad = table.num_rows, Bad()
-        rows = np.zeros((n, sum(column.n_slots for column in self.features)))
+        rows = self._numbers(table, bad)
+        present = table.schema.names
+        if self.target is None or self.target.name not in present:
+            regression = self.task == REGRESSION
+            targets = np.full(n, np.nan) if regression else np.full(n, None, object)
+        else:
+            targets = _checked(table.column(self.target.name), self.target, bad)
+        if self.time is None or self.time.name not in present:
+            return rows, targets, None, bad
+        array = table.column(self.time.name)
+        times = _checked(array, self.time, bad)
+        for row in np.flatnonzero(~np.isfinite(times)).tolist():
+            if self.id is not None and targets[row] is not None and targets[row] == targets[row]:
+                continue  # a row that brings the target of an earlier one needs no time
+            bad.setdefault(row, (self.time.name, array[row].as_py(), "is not a time"))
+        return rows, targets, times, bad
+
+    def encode_more(self, table: pa.RecordBatch, bad: Bad) -> tuple[Array | None, Array | None]:
+        """Times at which targets came (NaN: never), and ids (None: none); adds to the bad rows."""
+        present = table.schema.names
+        came = ids = None
+        if self.label_time is not None and self.label_time.name in present:
+            came = _checked(table.column(self.label_time.name), self.label_time, bad)
+        if self.id is not None and self.id.name in present:
+            ids, _ = convert(table.column(self.id.name), TEXT)
+        return came, ids
+
+    def _numbers(self, table: pa.RecordBatch, bad: Bad) -> Array:
+        """Columns of numbers; NaN in a row with an id that has nothing but that and a target."""
+        if self.id is None or self.is_frozen:
+            return self._encoded(table, bad)
+        names = [column.name for column in self.features]
+        empty = np.logical_and.reduce([_is_missing(table.column(name)) for name in names])
+        if not empty.any():
+            return self._encoded(table, bad)
+        rows = np.full((table.num_rows, sum(column.n_slots for column in self.features)), np.nan)
+        others, wrong = np.flatnonzero(~empty), Bad()
+        rows[others] = self._encoded(table.take(pa.array(others)), wrong)
+        bad.update((int(others[row]), why) for row, why in wrong.items())
+        return rows
+
+    def _encoded(self, table: pa.RecordBatch, bad: Bad) -> Array:
+        rows = np.zeros((table.num_rows, sum(column.n_slots for column in self.features)))
         at = 0
         for column in self.features:
             array = table.column(column.name)
@@ -227,19 +286,7 @@ class Columns:
                 hint = f" (if these are codes, give categorical=[{quoted(column.name)}])"
                 rows[:, at] = _checked(array, column, bad, hint)
             at += column.n_slots
-        present = table.schema.names
-        if self.target is None or self.target.name not in present:
-            regression = self.task == REGRESSION
-            targets = np.full(n, np.nan) if regression else np.full(n, None, object)
-        else:
-            targets = _checked(table.column(self.target.name), self.target, bad)
-        if self.time is None or self.time.name not in present:
-            return rows, targets, None, bad
-        array = table.column(self.time.name)
-        times = _checked(array, self.time, bad)
-        for row in np.flatnonzero(~np.isfinite(times)).tolist():
-            bad.setdefault(row, (self.time.name, array[row].as_py(), "is not a time"))
-        return rows, targets, times, bad
+        return rows
 
     def to_json(self) -> dict[str, Any]:
         """The state as JSON, for checkpoints."""
@@ -257,6 +304,8 @@ class Columns:
             "time": self.time and [self.time.name, self.time.kind],
             "seen": self.seen,
             "frozen": self.is_frozen,
+            "label_time": self.label_time and [self.label_time.name, self.label_time.kind],
+            "id": self.id and [self.id.name, self.id.kind],
         }
 
     @classmethod
@@ -271,8 +320,32 @@ class Columns:
             )
             for column in state["features"]
         ]
-        target, time = (state[key] and Column(*state[key]) for key in ("target", "time"))
-        return cls(features, target, time, state["seen"], state["frozen"])
+        special = ("target", "time", "label_time", "id")  # files of before lack the last two
+        target, time, came, id = (state.get(key) and Column(*state[key]) for key in special)
+        return cls(features, target, time, state["seen"], state["frozen"], came, id)
+
+
+def _time_column(option: str, name: str, table: pa.RecordBatch, as_written: bool) -> Column:
+    """A column of times, or an error if it holds something else."""
+    kind = kind_of(name, table.column(name), as_written)
+    if kind not in (NUMBER, DATE):
+        held = "categories" if kind == CATEGORY else _PLURAL[kind]
+        raise InvalidInput(
+            f"the column {quoted(name)} given as {option} holds {held}; name a column of "
+            "numbers or ISO dates"
+        )
+    return Column(name, kind)
+
+
+def _is_missing(array: pa.Array) -> Array:
+    """Whether each value (n,) of a column is missing."""
+    codes, values = distinct(array)
+    missing = np.array([(text_of(value) or "").lower() in _MISSING for value in values], bool)
+    return missing[codes] if len(values) else np.zeros(0, bool)
+
+
+def _is_empty(array: pa.Array) -> bool:
+    return bool(_is_missing(array).all())
 
 
 def check_known(

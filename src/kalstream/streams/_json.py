@@ -42,7 +42,7 @@ class JsonLines:
     def parse(self, data: bytes, wanted: list[str]) -> tuple[pa.RecordBatch, list[Problem]]:
         """The wanted columns of whole lines, each of the type that its values have."""
         rows, problems = _objects(data)
-        columns = [_column([row.get(name) for row in rows]) for name in wanted]
+        columns = [column_of([row.get(name) for row in rows]) for name in wanted]
         return pa.RecordBatch.from_arrays(columns, wanted), problems
 
 
@@ -77,7 +77,8 @@ def _float(text: str) -> float:
     return math.copysign(sys.float_info.max, number) if math.isinf(number) else number
 
 
-def _column(values: list[Any]) -> pa.Array:
+def column_of(values: list[Any]) -> pa.Array:
+    """Values as a column; as text if they have several types."""
     try:
         return pa.array(values)
     except (ValueError, TypeError, OverflowError, pa.ArrowException):  # of several types

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ Array = NDArray[Any]
 
 CLASSIFICATION = "classification"
 REGRESSION = "regression"
+_REASONS = 5  # of rows that were left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,19 @@ class Batch:
         Labels (objects, None where unknown) or numbers (float64, NaN where unknown).
     times : (b,) or None
         Time of each row, float64. Dates are in seconds.
+    label_times : (b,) or None
+        When each target came, on the clock of the times; NaN if it never comes.
+    ids : (b,) or None
+        Names of the rows (strings, None where a row has none), if a later row with the same id
+        may bring the target. The rows of `times` may then be NaN.
     """
 
     start: int
     rows: Array
     targets: Array
     times: Array | None = None
+    label_times: Array | None = None
+    ids: Array | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -63,13 +71,29 @@ class Batch:
         first, _, step = rows.indices(len(self.rows))
         if step != 1:
             raise InvalidInput(f"a batch can be sliced with step 1 only, got a step of {step}")
-        times = None if self.times is None else self.times[rows]
-        return Batch(self.start + first, self.rows[rows], self.targets[rows], times)
+        more = (None if part is None else part[rows] for part in self._optional())
+        return Batch(self.start + first, self.rows[rows], self.targets[rows], *more)
+
+    def take(self, rows: Sequence[int]) -> Batch:
+        """Some of the rows, counted from the first of the batch; their numbers are lost."""
+        chosen = np.asarray(rows, np.int64)
+        more = (None if part is None else part[chosen] for part in self._optional())
+        return Batch(self.start, self.rows[chosen], self.targets[chosen], *more)
+
+    def _optional(self) -> tuple[Array | None, ...]:
+        return self.times, self.label_times, self.ids
+
+    def joined(self, after: Batch) -> Batch:
+        """One batch of these rows and those of the batch after it."""
+        pairs = zip(self._optional(), after._optional(), strict=True)
+        more = (None if a is None or b is None else np.concatenate([a, b]) for a, b in pairs)
+        rows = np.concatenate([self.rows, after.rows])
+        return Batch(self.start, rows, np.concatenate([self.targets, after.targets]), *more)
 
     def without_infinities(self) -> tuple[Batch, int]:
         """The batch with infinities replaced by NaN, and how many there were."""
         (rows, n), (targets, m) = map(_without_infinities, (self.rows, self.targets))
-        return (Batch(self.start, rows, targets, self.times), n + m) if n + m else (self, 0)
+        return (replace(self, rows=rows, targets=targets), n + m) if n + m else (self, 0)
 
 
 def _without_infinities(numbers: Array) -> tuple[Array, int]:
@@ -101,9 +125,16 @@ class Stream(ABC):
     attribution : str or None
         Origin of the data, if they come with kalstream.
     repeatable : bool
-        Whether `batches` can be called more than once. A run is resumable only then.
+        Whether `batches` can be called more than once. A run that is resumed reads such a stream
+        again; of another one it takes the rows that come then.
+    first_row : int
+        Number of the first row; more than 0 if other data came before (`LaterRows`).
     timed : bool
         Whether batches have times.
+    label_timed : bool
+        Whether batches have the times at which targets came.
+    named : bool
+        Whether batches have ids, and later rows bring targets.
     guess : str
         Sentence that says which task was guessed and why; "" if nothing was guessed.
     skipped, skipped_why : int, sequence of str
@@ -121,7 +152,10 @@ class Stream(ABC):
     classes: list[Any] | None = None
     attribution: str | None = None
     repeatable: bool = True
+    first_row: int = 0
     timed: bool = False
+    label_timed: bool = False
+    named: bool = False
     guess: str = ""
     skipped: int = 0
     skipped_why: Sequence[str] = ()
@@ -159,6 +193,10 @@ class ArrayStream(Stream):
     targets : (n,)
         Labels, or numbers if the task is "regression".
     times : (n,), optional
+    label_times : (n,), optional
+        When each target came, on the clock of ``times``; NaN, NaT or None: never.
+    ids : (n,) strings, optional
+        Names of the rows: a later row with the same id brings the target.
     task : "classification" or "regression"
     name : str
     columns : d strings, optional
@@ -177,6 +215,8 @@ class ArrayStream(Stream):
         targets: ArrayLike,
         times: ArrayLike | None = None,
         *,
+        label_times: ArrayLike | None = None,
+        ids: Sequence[str | None] | None = None,
         task: str = CLASSIFICATION,
         name: str = "arrays",
         columns: tuple[str, ...] | None = None,
@@ -194,7 +234,13 @@ class ArrayStream(Stream):
         self.task, self.name, self.batch_size = check_task(task), name, batch_size
         self.targets = as_targets(targets, self.task)
         self.times = None if times is None else reading.times(times, len(self.rows))
-        for what, values in (("targets", self.targets), ("times", self.times)):
+        self.label_times = None if label_times is None else _label_times(label_times)
+        self.ids = None if ids is None else np.fromiter(ids, object, len(ids))
+        if label_times is not None and times is None:
+            raise InvalidInput("label_times need times, on the same clock; give times too")
+        lengths = {"targets": self.targets, "times": self.times}
+        lengths |= {"label_times": self.label_times, "ids": self.ids}
+        for what, values in lengths.items():
             if values is not None and values.shape != (len(self.rows),):
                 raise InvalidInput(
                     f"{what} must be ({len(self.rows)},), got {values.shape}; give one for each row"
@@ -203,13 +249,14 @@ class ArrayStream(Stream):
             columns = tuple(f"x{k}" for k in range(self.rows.shape[1]))
         self.columns = columns
         self.n_rows, self.timed = len(self.rows), self.times is not None
+        self.label_timed, self.named = self.label_times is not None, self.ids is not None
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
         """The rows from number ``start`` on."""
         for first in range(start, len(self.rows), self.batch_size):
             cut = slice(first, first + self.batch_size)
-            times = None if self.times is None else self.times[cut]
-            yield Batch(first, self.rows[cut], self.targets[cut], times)
+            more = (None if p is None else p[cut] for p in (self.times, self.label_times, self.ids))
+            yield Batch(first, self.rows[cut], self.targets[cut], *more)
 
     def describe(self) -> dict[str, Any]:
         """Name, task, size and a digest of the arrays."""
@@ -217,8 +264,86 @@ class ArrayStream(Stream):
             "name": self.name,
             "task": self.task,
             "n_rows": self.n_rows,
-            "fingerprint": of_arrays(self.rows, self.targets, self.times),
+            "fingerprint": of_arrays(
+                self.rows, self.targets, self.times, self.label_times, self.ids
+            ),
         }
+
+
+class LaterRows(Stream):
+    """A stream whose rows come after those of other data, and are numbered accordingly.
+
+    Parameters
+    ----------
+    stream : Stream
+    first_row : int
+        Number of its first row.
+    skipped, skipped_why : int, sequence of str
+        Rows of the data before it that were left out, and why.
+
+    Examples
+    --------
+    >>> stream = LaterRows(ArrayStream([[1.0], [2.0], [3.0]], ["a", "b", "a"]), 100)
+    >>> [(batch.start, batch.targets.tolist()) for batch in stream.batches(101)]
+    [(101, ['b', 'a'])]
+    """
+
+    def __init__(
+        self, stream: Stream, first_row: int, skipped: int = 0, skipped_why: Sequence[str] = ()
+    ) -> None:
+        self.stream, self.first_row = stream, first_row
+        self.name, self.task, self.columns = stream.name, stream.task, stream.columns
+        self.n_rows = None if stream.n_rows is None else first_row + stream.n_rows
+        self.classes, self.attribution = stream.classes, stream.attribution
+        self.repeatable, self.timed, self.guess = stream.repeatable, stream.timed, stream.guess
+        self.label_timed, self.named = stream.label_timed, stream.named
+        self.files, self.encoder = stream.files, stream.encoder
+        self._before = skipped, list(skipped_why)
+        self._count()
+
+    @property
+    def approximate_rows(self) -> int | None:
+        """Rows of all data, if those of the stream can be estimated."""
+        n = self.stream.approximate_rows
+        return None if n is None else self.first_row + n
+
+    def first_times(self) -> Array | None:
+        """Times of the first rows of the stream."""
+        return self.stream.first_times()
+
+    def batches(self, start: int = 0) -> Iterator[Batch]:
+        """The rows from number ``start`` on, at least ``first_row``."""
+        try:
+            for batch in self.stream.batches(max(0, start - self.first_row)):
+                self._count()
+                yield replace(batch, start=self.first_row + batch.start)
+        finally:
+            self._count()
+
+    def _count(self) -> None:
+        """Add the rows that the stream left out so far to those before it."""
+        skipped, why = self._before
+        self.skipped = skipped + self.stream.skipped
+        self.skipped_why = [*why, *self.stream.skipped_why][:_REASONS]
+
+    def describe(self) -> dict[str, Any]:
+        """What identifies the stream, without the data before it."""
+        return self.stream.describe()
+
+
+def _label_times(times: ArrayLike) -> Array:
+    """Times (n,) at which targets came, as float64; NaN where one never comes."""
+    values = np.asarray(times)
+    if values.dtype.kind == "M":
+        absent = np.isnat(values)
+    else:
+        absent = np.array([each is None or each != each for each in values.tolist()], bool)
+    out = np.full(len(absent), np.nan)
+    if not absent.all():
+        there = values[~absent]
+        there = there.tolist() if there.dtype == object else there
+        out[~absent] = reading.times(there, len(there))
+    return out
 
 
 def check_task(task: str) -> str:

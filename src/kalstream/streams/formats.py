@@ -25,7 +25,8 @@ from kalstream.streams.series import time_series
 from kalstream.streams.table import TableStream
 
 _TABLE_OPTIONS: Final = (
-    *("target", "task", "time", "ignore", "categorical", "bad_rows", "delimiter", "columns"),
+    *("target", "task", "time", "label_time", "id", "ignore", "categorical", "bad_rows"),
+    *("delimiter", "columns"),
 )
 _TABLE_REMEDIES: Final = {
     "order": "its rows are read in their own order. To shuffle them first: "
@@ -177,6 +178,8 @@ FORMATS: Final[list[Format]] = [
         remedies={
             "target": "labels are the array `labels` in it, or NAME-labels.npy beside it",
             "time": "times are the array `times` in it, or NAME-times.npy beside it",
+            "label_time": "give a delay, or write a table",
+            "id": "write a table",
             "ignore": "leave columns out when you write the file",
             "categorical": "all its columns are numbers",
             "bad_rows": "leave bad rows out when you write the file",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -17,8 +17,17 @@ import numpy as np
 import pyarrow as pa
 
 from kalstream._printable import quoted
-from kalstream.errors import InvalidInput, MissingFile
-from kalstream.streams._columns import Bad, Columns, as_text, check_known, convert, listed
+from kalstream.errors import InvalidInput, InvalidType, MissingFile
+from kalstream.streams._columns import (
+    Bad,
+    Column,
+    Columns,
+    as_text,
+    check_known,
+    convert,
+    listed,
+)
+from kalstream.streams._json import column_of
 from kalstream.streams._parquet import MAGIC, ParquetPart
 from kalstream.streams._rows import BadRow, Block, Part, damaged
 from kalstream.streams._text import (
@@ -33,7 +42,7 @@ from kalstream.streams.base import Array, Batch, Stream
 from kalstream.streams.files import forbidden
 from kalstream.streams.fingerprint import of_files
 
-__all__ = ["BadRow", "Columns", "TableStream"]
+__all__ = ["BadRow", "Columns", "TableStream", "as_table"]
 
 STOP, SKIP = "stop", "skip"
 STANDARD_INPUT = "-"
@@ -68,6 +77,11 @@ class TableStream(Stream):
         Guessed from the target if not given; `guess` says how.
     time : str, optional
         A column of numbers or dates that never decrease, which becomes `Batch.times`.
+    label_time : str, optional
+        A column that says when each target came, as ``time``; empty: never. Needs ``time``.
+    id : str, optional
+        A column of ids, compared as text. A row without a target waits for it; a later row with
+        the same id brings it, and its other columns may be empty.
     ignore : names
         Columns to leave out.
     categorical : names
@@ -107,6 +121,8 @@ class TableStream(Stream):
         *,
         task: str | None = None,
         time: str | None = None,
+        label_time: str | None = None,
+        id: str | None = None,
         ignore: Iterable[str] = (),
         categorical: Iterable[str] = (),
         bad_rows: str = STOP,
@@ -129,9 +145,15 @@ class TableStream(Stream):
         self.name = name or (Path(self.source).name.split(".")[0] if self.files else "stdin")
         self._check_names()
         if columns is None:
-            columns, self.guess = self._decide(target, task, time)
-        self.encoder: Columns = _copy(columns, target, task, time)
+            self._expect(target, label_time if id is None else id)
+            columns, self.guess = self._decide(target, task, time, label_time, id)
+        else:
+            self._expect(_name(columns.target), _name(columns.id))
+            check_known([] if id is None else [id], self._parts[0].names, option="id")
+        self.encoder: Columns = _copy(columns, target, task, time, label_time, id)
         self.timed = self.encoder.time is not None
+        self.label_timed = self.encoder.label_time is not None
+        self.named = self.encoder.id is not None and not self.encoder.is_frozen
         for part in self._parts:
             self.encoder.wanted(part.names, part.file)
         self.task, self.columns = self.encoder.task, self.encoder.names
@@ -151,8 +173,21 @@ class TableStream(Stream):
                     f"{listed(differ)}; give all files of a folder the same columns"
                 )
 
+    def _expect(self, *names: str | None) -> None:
+        """Expect columns that the first JSON lines may lack: targets, and when they came."""
+        if names[-1] is None:
+            return
+        for part in self._parts:
+            if isinstance(part, TextPart) and not part.as_written:
+                part.names.extend(n for n in names if n is not None and n not in part.names)
+
     def _decide(
-        self, target: str | None, task: str | None, time: str | None
+        self,
+        target: str | None,
+        task: str | None,
+        time: str | None,
+        label_time: str | None,
+        id: str | None,
     ) -> tuple[Columns, str]:
         names, file = self._parts[0].names, self._parts[0].file
         if target is None:
@@ -160,17 +195,31 @@ class TableStream(Stream):
         check_known([target], names, option="target", file=file)
         check_known([] if time is None else [time], names, option="time", file=file)
         check_known(self.ignore, names, option="ignore", file=file)
-        if target == time:
+        special = {"target": target, "time": time, "label_time": label_time, "id": id}
+        for option in ("label_time", "id"):
+            name = special[option]
+            check_known([] if name is None else [name], names, option=option, file=file)
+        used = dict[str | None, str]()
+        for option, name in special.items():
+            if name is not None and name in used:
+                raise InvalidInput(
+                    f"{file}: {quoted(name)} is both {used[name]} and {option}; name two different "
+                    "columns"
+                )
+            used[name] = option
+        if label_time is not None and time is None:
             raise InvalidInput(
-                f"{file}: {quoted(target)} is both target and time; name two different columns"
+                f"label_time={quoted(label_time)} needs the times of the rows; name their column "
+                "with time="
             )
-        used = {target, time}
         table = self._first([n for n in names if n in used or n not in self.ignore])
         return Columns.of_table(
             table,
             target,
             task=task,
             time=time,
+            label_time=label_time,
+            id=id,
             categorical=self.categorical,
             as_written=any(part.as_written for part in self._parts),
             n_slots=LIVE_SLOTS if self._arriving else None,
@@ -284,6 +333,7 @@ class TableStream(Stream):
         for at in range(rows.start + passed, rows.stop, self._most):
             table = block.batch.slice(at, min(self._most, rows.stop - at))
             numbers, targets, times, bad = self.encoder.encode(table)
+            came, ids = self.encoder.encode_more(table, bad)
             self._check_order(table, times, bad, place)
             keep: Any = slice(None)
             if bad and self.bad_rows == STOP:
@@ -293,11 +343,11 @@ class TableStream(Stream):
                 for row in sorted(bad):
                     column, value, why = bad[row]
                     self._skip(part, block, block.record(at + row), why, column, value)
-            times = None if times is None else times[keep]
-            batch = Batch(place.row, numbers[keep], targets[keep], times)
+            more = (None if part is None else part[keep] for part in (times, came, ids))
+            batch = Batch(place.row, numbers[keep], targets[keep], *more)
             place.row = batch.stop
-            if times is not None and len(times):
-                place.time = times[-1]
+            if batch.times is not None and len(batch):
+                place.time = float(np.fmax.reduce(batch.times, initial=place.time))
             self.encoder.seen = max(self.encoder.seen, batch.stop)
             yield batch
             if bad and self.bad_rows == STOP:
@@ -337,6 +387,7 @@ class TableStream(Stream):
             "task": self.task,
             "target": columns.target and columns.target.name,
             "time": columns.time and columns.time.name,
+            **{k: v.name for k, v in _late_columns(columns).items()},
             "ignore": list(self.ignore),
             "categorical": list(self.categorical),
             "bad_rows": self.bad_rows,
@@ -345,6 +396,54 @@ class TableStream(Stream):
             "n_rows": self.n_rows,
             "fingerprint": of_files(self.files) if self.files else None,
         }
+
+
+def as_table(rows: Any, more: Mapping[str, Any] | None = None) -> pa.RecordBatch:
+    """Rows in memory as a table, for `Columns.encode`.
+
+    Parameters
+    ----------
+    rows : list of dicts, DataFrame, pyarrow.Table or pyarrow.RecordBatch
+        A key that some of the dicts lack is a missing value.
+    more : {name: values}, optional
+        Columns to add, or to use in place of those of the rows.
+
+    Examples
+    --------
+    >>> as_table([{"color": "red", "size": 1}, {"size": 2.5}], {"y": [True, False]}).to_pydict()
+    {'color': ['red', None], 'size': [1.0, 2.5], 'y': [True, False]}
+    """
+    columns: dict[str, Any]
+    if isinstance(rows, pa.Table | pa.RecordBatch):
+        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+    elif hasattr(rows, "columns") and hasattr(rows, "__getitem__"):  # of pandas or polars
+        columns = {str(name): rows[name] for name in rows.columns}
+    elif isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows):
+        names = dict.fromkeys(str(name) for row in rows for name in row)
+        columns = {name: [row.get(name) for row in rows] for name in names}
+    else:
+        raise InvalidType(
+            f"rows must be a list of dicts, a DataFrame or an Arrow table, got "
+            f"{type(rows).__name__}; for one row give [row]"
+        )
+    arrays = {name: _as_array(values) for name, values in {**columns, **(more or {})}.items()}
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise InvalidInput(f"columns have different lengths: {lengths}; give one value a row")
+    return pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
+
+
+def _as_array(values: Any) -> pa.Array:
+    """Values of a column, of several types perhaps, as an array of Arrow."""
+    if hasattr(values, "to_arrow"):
+        values = values.to_arrow()
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if isinstance(values, pa.Array):
+        return values
+    if hasattr(values, "dtype") and values.dtype.kind != "O":
+        return pa.array(values, from_pandas=True)
+    return column_of(values.tolist() if hasattr(values, "tolist") else list(values))
 
 
 @dataclass(slots=True)
@@ -434,18 +533,25 @@ def _joined(arrays: list[pa.Array]) -> pa.Array:
         return pa.concat_arrays([as_text(array) for array in arrays])
 
 
-def _copy(columns: Columns, target: str | None, task: str | None, time: str | None) -> Columns:
+def _late_columns(columns: Columns) -> dict[str, Column]:
+    """Columns that say when targets come, by their options, if there are any."""
+    named = {"label_time": columns.label_time, "id": columns.id}
+    return {name: column for name, column in named.items() if column is not None}
+
+
+def _name(column: Column | None) -> str | None:
+    return None if column is None else column.name
+
+
+def _copy(columns: Columns, target: str | None, task: str | None, *more: str | None) -> Columns:
     """A copy of the columns, or an error if they do not fit the parameters."""
-    given = {"target": target, "task": task, "time": time}
-    known = {
-        "target": columns.target and columns.target.name,
-        "task": columns.task,
-        "time": columns.time and columns.time.name,
-    }
-    for name, value in given.items():
-        if value not in (None, known[name]):
+    options = "target", "task", "time", "label_time", "id"
+    special = columns.time, columns.label_time, columns.id
+    known = (_name(columns.target), columns.task, *map(_name, special))
+    for name, value, column in zip(options, (target, task, *more), known, strict=True):
+        if value not in (None, column):
             raise InvalidInput(
                 f"{name} is {quoted(value)}, but the given columns have {name} "
-                f"{quoted(known[name])}; give the same"
+                f"{quoted(column)}; give the same"
             )
     return deepcopy(columns)

@@ -205,6 +205,58 @@ def learn_row(
 
 
 @jit
+def predict_aside(
+    place: Labels,
+    gamma: Floats,
+    kept: Floats,
+    lost: Floats,
+    learned: Labels,
+    times_mean: Floats,
+    base: Floats,
+    eye: Floats,
+    cross: Floats,
+    innovations: Floats,
+    prior_var: float,
+    mean: Floats,
+    var: Floats,
+) -> None:
+    """Moments of rows between those of a block, into mean (a, K) and var (a,).
+
+    Parameters
+    ----------
+    place : (a,)
+        How many rows of the block come before each; not decreasing.
+    gamma, kept, lost : (b,)
+        Of the scan.
+    learned : (n,)
+        Rows of the block that are learned.
+    times_mean, base, eye : (a, K), (a,), (a,)
+        Features times mean, and their squares under the covariance and under the identity.
+    cross, innovations : (n, a), (n, K)
+        Gains times features, and innovations, of the rows that are learned.
+    """
+    reach, n_past, row = np.zeros(learned.shape[0]), 0, 0
+    for a in range(place.shape[0]):
+        while row < place[a]:
+            for j in range(n_past):
+                reach[j] *= gamma[row]
+            if n_past < learned.shape[0] and learned[n_past] == row:
+                reach[n_past] = 1.0
+                n_past += 1
+            row += 1
+        kept_now = kept[row - 1] if row > 0 else 1.0
+        lost_now = lost[row - 1] if row > 0 else 0.0
+        var[a] = kept_now * kept_now * base[a] + prior_var * lost_now * eye[a]
+        for k in range(mean.shape[1]):
+            mean[a, k] = kept_now * times_mean[a, k]
+        for j in range(n_past):
+            share = reach[j] * cross[j, a]
+            var[a] -= share * share
+            for k in range(mean.shape[1]):
+                mean[a, k] += share * innovations[j, k]
+
+
+@jit
 def mean_square(innovation: Floats) -> float:
     """Normalised innovation squared of a row, averaged over outputs."""
     total = 0.0

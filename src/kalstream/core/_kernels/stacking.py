@@ -165,6 +165,7 @@ def newton_step(
     own: Floats,
     label: int,
     weight: float,
+    kept: float,
     prior: Floats,
     coef: Floats,
     precision: Floats,
@@ -172,7 +173,7 @@ def newton_step(
     """One Newton step on the log-probability of a label; coef (D,) and precision (D, D) change.
 
     The precision forgets towards the prior precision (D,), the coefficients towards the prior mean
-    (1, 0, ..., 0).
+    (1, 0, ..., 0); ``kept`` is left of them.
     """
     n = coef.shape[0]
     mean, gradient = np.zeros(n), np.empty(n)
@@ -184,10 +185,10 @@ def newton_step(
             spread = 0.0
             for a in range(described.shape[0]):
                 spread += own[a] * (described[a, d] - mean[d]) * (described[a, e] - mean[e])
-            precision[d, e] = KEEP * precision[d, e] + weight * spread
+            precision[d, e] = kept * precision[d, e] + weight * spread
             precision[e, d] = precision[d, e]
-        precision[d, d] += (1.0 - KEEP) * prior[d]
-        pull = (1.0 - KEEP) * prior[d] * (coef[d] - (1.0 if d == 0 else 0.0))
+        precision[d, d] += (1.0 - kept) * prior[d]
+        pull = (1.0 - kept) * prior[d] * (coef[d] - (1.0 if d == 0 else 0.0))
         gradient[d] = weight * (described[label, d] - mean[d]) - pull
     add_solution(precision, gradient, coef)
 
@@ -290,7 +291,7 @@ def learn_rows(
             odds = np.log(now / (1.0 - now))
             odds += w * (np.log(max(own[place], LEAST_PROBABILITY)) - described[place, 0])
             belief = 1.0 / (1.0 + np.exp(-min(max(odds, -LARGEST_LOG_ODDS), LARGEST_LOG_ODDS)))
-            newton_step(described, own, place, w, prior, coef, precision)
+            newton_step(described, own, place, w, KEEP, prior, coef, precision)
             if not abs(coef.sum() + belief) < np.inf:
                 return out, belief, last, i
         count_label(label, last, keep, counts, recent, stays)

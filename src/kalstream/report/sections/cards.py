@@ -82,6 +82,10 @@ def _classes_card(run: Run) -> Markup:
     number = max(len(classes), len(run.labels))
     first = len(run.windows[0].new_classes)
     later = [new for window in run.windows[1:] for new in window.new_classes]
+    if run.known_labels:
+        known, added = fmt.count(len(run.known_labels)), fmt.count(len(classes))
+        text = f"{known} were known from the start, {added} appeared in these data."
+        return _card("Classes", fmt.count(number), text)
     if not later:
         return _card("Classes", fmt.count(number), "All of them appeared in the first window.")
     text = (

@@ -9,6 +9,18 @@ from kalstream.report.elements import Children, details, prose, setting_text, ta
 from kalstream.report.markup import Markup, tag
 from kalstream.report.read import Run
 
+# What became of rows whose labels come late; see `kalstream.estimators.Waiting`.
+_WAITING = {
+    "waiting": "rows that wait for labels",
+    "asked": "rows that waited",
+    "told": "late labels",
+    "expired": "rows given up",
+    "repeated": "rows or labels that came again",
+    "corrected": "labels corrected",
+    "too_late": "labels of rows given up",
+    "unknown": "labels of unknown rows",
+}
+
 
 def settings(run: Run) -> Children:
     """The command, and everything else that is needed to repeat the run."""
@@ -17,7 +29,15 @@ def settings(run: Run) -> Children:
     counts = {k: getattr(run.end, k, None) for k in ("skipped", "infinite")}
     counted = {name: count for name, count in counts.items() if count is not None}
     stream |= {"rows seen": run.rows, "rows scored": run.n, **counted}
+    for row, source in run.extensions:
+        stream[f"after row {fmt.count(row)}"] = source
+    origin = config["origin"] or {}
+    if origin:
+        learned = fmt.plural(origin["rows"], "row")
+        stream["model at the start"] = f"{origin['path']}, which had learned {learned}"
     stream["rows without target"] = sum(window.missing for window in run.windows)
+    waiting = {} if run.end is None else run.end.waiting
+    stream |= {_WAITING[name]: n for name, n in waiting.items() if name in _WAITING}
     params = config["learner"].get("params") or {}
     groups = [
         ("Data", stream),

@@ -1,0 +1,322 @@
+"""Judging by what was said: weights and stacks over a sequence of events. Import on first use.
+
+An event asks for a prediction, which is kept, or tells the target of one that was kept.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kalstream.core._kernels.chunk import calibrated_terms
+from kalstream.core._kernels.mixture import (
+    gaussian_log_density,
+    learn_spread,
+    learn_weights,
+    log_sum_exp,
+    probit_log_prob,
+    student_log_density,
+    switch_weights,
+    weigh_filters,
+)
+from kalstream.core._kernels.stacking import (
+    KEEP,
+    LARGEST_LOG_ODDS,
+    LARGEST_WEIGHT,
+    LEAST_PROBABILITY,
+    blend,
+    count_label,
+    describe_filters,
+    describe_labels,
+    newton_step,
+    softmax,
+)
+from kalstream.core.jit import Flags, Floats, Labels, jit
+
+# A target that comes after n others counts as (1 + n) to this power: their predictions were made
+# from the same knowledge, and so their errors come together.
+LATE = -2.0 / 3.0
+_LEAST_LOG = -1e100
+
+
+@jit
+def judge_rows(
+    asked: Flags,
+    slot: Labels,
+    gap: Floats,
+    lag: Floats,
+    labels: Labels,
+    dense: Floats,
+    noise_var: float,
+    weight: Floats,
+    moments: tuple[Floats, Floats],
+    kept: tuple[Floats, Floats, Flags, Floats, Floats, Labels, Flags],
+    calibrations: Floats,
+    gammas: Floats,
+    share: float,
+    exact: bool,
+    learn_scale: bool,
+    n_targets: int,
+    log_weights: Floats,
+    beside: Floats,
+    spread: Floats,
+    integral: tuple[Floats, Floats, Floats],
+) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats]:
+    """Bayes' rule over J filters, C calibrations and X experts beside them, event by event.
+
+    Parameters
+    ----------
+    asked, slot : (n,)
+        Whether an event asks or tells, and the place of its row in ``kept``.
+    gap, lag : (n,)
+        Time since the last row that was learned; rows that came since then, but this one.
+    labels, dense, weight : (n,), (n, K), (n,)
+        Targets that are told, as in `mixture.mix`; weight 0 where there is none.
+    moments : (J, n, K), (J, n)
+        Of the rows that are told, one step ahead; they learn the scale where nothing was said.
+    kept : (S, J, K), (S, J), (S, K), (S, X, K), (S, J, 2), (S,), (S,)
+        Means, variances, classes known, log-probabilities of the experts, spread, number of
+        targets known, and whether anything was said.
+    calibrations, gammas : (J, C), (J,)
+    n_targets : int
+        Targets learned so far.
+    log_weights, beside, spread : (J, C), (X,), (J, 2), changed in place
+        ``beside`` has the logarithm of the experts' evidence over the filters' average.
+
+    Returns
+    -------
+    weights, shares : (n, J, C), (n, X)
+        Of the filters among themselves, and of the experts in the whole, before each event.
+    scale, log_prob, evidence, rates : (n, J), (n,), (n, J), (n,)
+        As in `mixture.mix`, and how much each target counted.
+    """
+    # over 80 lines: one pass, in which every event changes what the next one reads
+    n_filters, n_calibrations = log_weights.shape
+    n, n_beside = asked.shape[0], beside.shape[0]
+    means, variances, active, experts, spreads, known_then, said = kept
+    weights, shares = np.empty((n, n_filters, n_calibrations)), np.zeros((n, n_beside))
+    scale, log_prob = np.ones((n, n_filters)), np.full(n, np.nan)
+    evidence, rates = np.full((n, n_filters), np.nan), np.ones(n)
+    log_liks, ahead = np.empty((n_filters, n_calibrations)), np.empty(log_weights.shape)
+    scaled = np.empty(max(means.shape[2], 1))
+    for i in range(n):
+        s = slot[i]
+        if asked[i]:
+            rates[i] = (1.0 + lag[i]) ** LATE
+            switch = 1.0 - (1.0 - share) ** (gap[i] * rates[i])
+            ahead[:] = log_weights
+            switch_weights(ahead, switch, weights[i])
+            late = gap[i] * lag[i] / (1.0 + lag[i])
+            look_ahead(weights[i], gammas, late, lag[i], switch, beside, shares[i])
+        else:
+            if said[s]:
+                rates[i] = (1.0 + (n_targets - known_then[s])) ** LATE
+            switch = 1.0 - (1.0 - share) ** (gap[i] * rates[i])
+            switch_weights(log_weights, switch, weights[i])
+            for x in range(n_beside):
+                beside[x] = np.log((1.0 - switch) * np.exp(beside[x]) + switch)
+        if learn_scale:
+            for j in range(n_filters):
+                scale[i, j] = spread[j, 1] / spread[j, 0]
+            if asked[i]:
+                spreads[s] = spread
+        if asked[i]:
+            known_then[s] = n_targets
+            continue
+        if not weight[i] > 0.0:
+            continue
+        n_targets += 1
+        if learn_scale and not said[s]:
+            for j in range(n_filters):
+                unit = max(moments[1][j, i], 0.0) + noise_var
+                learn_spread(dense[i], moments[0][j, i], unit, weight[i], spread[j])
+        if not said[s] or (labels.shape[0] and not active[s, labels[i]]):
+            continue
+        unknown = learn_scale and not spreads[s, :, 1].min() > 0.0
+        classes = np.flatnonzero(active[s])
+        for j in range(n_filters):
+            mean, var = means[s, j], max(variances[s, j], 0.0)
+            total = var + noise_var
+            for c in range(n_calibrations):
+                if unknown:
+                    log_lik = 0.0
+                elif learn_scale:
+                    log_lik = student_log_density(dense[i], mean, total, spreads[s, j])
+                elif labels.shape[0] == 0:
+                    log_lik = gaussian_log_density(dense[i], mean, total)
+                elif exact:
+                    log_lik = calibrated_terms(
+                        mean, var, calibrations[j, c], labels[i], classes, scaled, integral
+                    )[0]
+                else:
+                    log_lik = probit_log_prob(mean, var, calibrations[j, c], labels[i], classes)
+                log_liks[j, c] = max(log_lik, _LEAST_LOG)
+            if learn_scale:
+                learn_spread(dense[i], mean, total, weight[i], spread[j])
+        if unknown:
+            continue
+        power = weight[i] * rates[i]
+        log_prob[i] = log_sum_exp(log_weights + log_liks)
+        weigh_filters(weights[i], power, log_liks, evidence[i])
+        average = log_sum_exp(log_weights + power * log_liks)
+        for x in range(n_beside):
+            beside[x] += power * max(experts[s, x, labels[i]], _LEAST_LOG) - average
+        learn_weights(log_weights, power, log_liks)
+    return weights, shares, scale, log_prob, evidence, rates
+
+
+@jit
+def look_ahead(
+    weights: Floats,
+    gammas: Floats,
+    late: float,
+    lag: float,
+    switch: float,
+    beside: Floats,
+    shares: Floats,
+) -> None:
+    """Weights (J, C), in place, and shares (X,) of experts beside, if the last targets are missing.
+
+    Before any evidence a filter counts by the part of its weights that is left over the time that
+    is ``late``, gamma to that power. The experts beside count as much as all filters together if
+    many targets are missing, and nothing if none is.
+    """
+    n_filters, n_calibrations = weights.shape
+    if not lag > 0.0:
+        return
+    left, held = 0.0, 0.0
+    for j in range(n_filters):
+        g = gammas[j] ** late
+        left += g
+        for c in range(n_calibrations):
+            weights[j, c] *= g
+            held += weights[j, c]
+    if not held > 0.0:  # all filters forget everything
+        held = left = 1.0
+    for j in range(n_filters):
+        for c in range(n_calibrations):
+            weights[j, c] /= held
+    prior = 0.5 * lag / (1.0 + lag) if shares.shape[0] else 0.0
+    top = 0.0
+    for x in range(shares.shape[0]):
+        top = max(top, beside[x])
+    # The average evidence of the filters is 1, each filter having 1 / J of the prior.
+    total = (1.0 - prior) * held * n_filters / left * np.exp(-top)
+    for x in range(shares.shape[0]):
+        evidence = (1.0 - switch) * np.exp(beside[x] - top) + switch * np.exp(-top)
+        shares[x] = prior / shares.shape[0] * evidence
+        total += shares[x]
+    for x in range(shares.shape[0]):
+        shares[x] /= total
+
+
+@jit
+def stack_rows(
+    asked: Flags,
+    slot: Labels,
+    labels: Labels,
+    weight: Floats,
+    rates: Floats,
+    moments: tuple[Floats, Floats, Floats, Floats],
+    experts: tuple[Floats, Floats],
+    plain: Floats,
+    ordered: bool,
+    keeps: bool,
+    share: float,
+    prior: Floats,
+    keep: Floats,
+    described: Floats,
+    counted: Flags,
+    belief: float,
+    last: int,
+    counts: Floats,
+    recent: Floats,
+    stays: Floats,
+    coef: Floats,
+    precision: Floats,
+) -> tuple[Floats, float, int, int]:
+    """As `stacking.learn_rows`, over events: a target is judged by what was described for its row.
+
+    Parameters
+    ----------
+    asked, slot, labels, weight, rates
+        As in `judge_rows`, which returns the rates.
+    moments : (J, n, K), (J, n), (n, J, C), (J, C)
+        Means, variances, weights and calibrations.
+    experts : (n, X), (S, X, K)
+        Shares of the experts beside the filters, and their log-probabilities.
+    plain : (n, K')
+        Probabilities to correct, in the rows that are asked for.
+    described, counted : (S, K, D), (S, K), changed in place
+        What the stack saw of each row that is kept, and the classes that it knew then. Without
+        ``ordered`` the terms of labels are taken for 0.
+    keeps : bool
+        Whether rows that are asked for are predicted and described; if not, they are passed over.
+
+    The rest, and what is returned, is as in `stacking.learn_rows`.
+    """
+    means, variances, weights, calibrations = moments
+    shares, log_probabilities = experts
+    n_filters, n_outputs = means.shape[0], means.shape[2]
+    out, n_terms = plain.copy(), coef.shape[0]
+    for i in range(asked.shape[0]):
+        s = slot[i]
+        if asked[i]:
+            active = np.flatnonzero(counts > 0.0)
+            if len(active) == 0 or not keeps:
+                continue
+            if active[-1] >= min(out.shape[1], n_outputs):
+                return out, belief, last, i
+            rows, own = np.zeros((len(active), n_terms)), np.empty(len(active))
+            sound = describe_filters(
+                means[:, i], variances[:, i], weights[i], calibrations, active, rows
+            )
+            add_experts(shares[i], log_probabilities[s], active, rows)
+            rows[:, n_filters + 1 :] = 0.0
+            if ordered and last >= 0:
+                describe_labels(counts, recent, stays, last, active, n_filters + 1, rows)
+            softmax(rows, coef, own)
+            switch = 1.0 - (1.0 - share) ** rates[i]
+            now = belief + switch * (0.5 - belief)
+            if not (sound and own.sum() < 2.0 and blend(own, now, active, out[i])):
+                return out, belief, last, i
+            for a in range(len(active)):
+                described[s, active[a]] = rows[a]
+                counted[s, active[a]] = True
+            continue
+        label = labels[i]
+        if not weight[i] > 0.0:
+            continue
+        if counted[s, label]:
+            active = np.flatnonzero(counted[s])
+            rows, own = described[s][active], np.empty(len(active))
+            if not ordered:
+                rows[:, n_filters + 1 :] = 0.0
+            place, rate = np.searchsorted(active, label), rates[i]
+            softmax(rows, coef, own)
+            switch = 1.0 - (1.0 - share) ** rate
+            now = belief + switch * (0.5 - belief)
+            w = min(weight[i], LARGEST_WEIGHT) * rate
+            odds = np.log(now / (1.0 - now))
+            odds += w * (np.log(max(own[place], LEAST_PROBABILITY)) - rows[place, 0])
+            belief = 1.0 / (1.0 + np.exp(-min(max(odds, -LARGEST_LOG_ODDS), LARGEST_LOG_ODDS)))
+            newton_step(rows, own, place, w, KEEP**rate, prior, coef, precision)
+            if not abs(coef.sum() + belief) < np.inf:
+                return out, belief, last, i
+        count_label(label, last, keep, counts, recent, stays)
+        last = label
+    return out, belief, last, -1
+
+
+@jit
+def add_experts(
+    shares: Floats, log_probabilities: Floats, active: Labels, described: Floats
+) -> None:
+    """Mix experts beside the filters, (X,) and (X, K), into the first column of (A, D)."""
+    whole = shares.sum()
+    if not whole > 0.0:
+        return
+    for a in range(len(active)):
+        p = (1.0 - whole) * np.exp(described[a, 0])
+        for x in range(shares.shape[0]):
+            p += shares[x] * np.exp(log_probabilities[x, active[a]])
+        described[a, 0] = np.log(max(p, LEAST_PROBABILITY))

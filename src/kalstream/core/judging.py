@@ -1,0 +1,139 @@
+"""Judging filters and experts by what they said, when the target of a row comes late.
+
+Where every target is known before the next row, the prediction of a row one step ahead is the one
+that was made. Where targets are late it is not: it knows targets that nobody had. So what was said
+about a row is kept (`Kept`) until its target comes, and half-lives, calibrations, the stack and the
+alarm are judged by it. core/README.md, "Late targets", has the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """A sequence of n events: rows that are asked for, and rows whose targets are told.
+
+    Attributes
+    ----------
+    asked : (n,) bool
+        Whether an event asks; else it tells.
+    slot : (n,) int
+        The place of its row in `Kept`.
+    gap : (n,)
+        Time from the last row that was learned to this one, at least 0.
+    lag : (n,)
+        How many rows have come since the last row that was learned, without this one.
+    """
+
+    asked: Array
+    slot: Array
+    gap: Array
+    lag: Array
+
+    def __len__(self) -> int:
+        return len(self.asked)
+
+
+@dataclass(slots=True)
+class Kept:
+    """What was said about S rows; written when they are asked for, read when targets are told.
+
+    Attributes
+    ----------
+    means, variances : (S, J, K), (S, J)
+        Of each filter, at the time of the row.
+    active : (S, K) bool
+        Classes that had been seen.
+    experts : (S, X, K)
+        Log-probabilities of experts beside the filters.
+    spread : (S, J, 2)
+        As in `MixtureState`; (S, 0, 2) if scales are not learned.
+    n_targets : (S,) int
+        How many targets had been learned.
+    said : (S,) bool
+        Whether anything was said: not if nothing was known.
+    described, counted : (S, K, D), (S, K) bool
+        What a stack saw of the row, and the classes that it knew.
+    """
+
+    means: Array
+    variances: Array
+    active: Array
+    experts: Array
+    spread: Array
+    n_targets: Array
+    said: Array
+    described: Array
+    counted: Array
+
+    @classmethod
+    def blank(cls, n: int, sizes: Sizes) -> Self:
+        """Nothing was said about n rows."""
+        j, k, x, d, scales = sizes
+        return cls(
+            np.zeros((n, j, k)),
+            np.zeros((n, j)),
+            np.zeros((n, k), bool),
+            np.zeros((n, x, k)),
+            np.zeros((n, scales, 2)),
+            np.zeros(n, np.int64),
+            np.zeros(n, bool),
+            np.zeros((n, k, d)),
+            np.zeros((n, k), bool),
+        )
+
+    @property
+    def sizes(self) -> Sizes:
+        """J, K, X, D, and the number of scales that are kept."""
+        j, k = self.means.shape[1:]
+        return j, k, self.experts.shape[1], self.described.shape[2], self.spread.shape[1]
+
+    def parts(self) -> Iterator[Array]:
+        """The arrays."""
+        return (getattr(self, field.name) for field in fields(self))
+
+    def put(self, places: Array, other: Kept, rows: Array) -> None:
+        """Copy rows of another one into places here; it may have fewer classes."""
+        for mine, theirs in zip(self.parts(), other.parts(), strict=True):
+            here: Any = (places, *(slice(0, size) for size in theirs.shape[1:]))
+            mine[here] = theirs[rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What `Policy.judge` found out about n events, beside the weights of the filters.
+
+    Attributes
+    ----------
+    shares : (n, X)
+        Weight of each expert beside the filters, in the whole.
+    rates : (n,)
+        How much each target counted: less than 1 if it came late.
+    beside : (X,)
+        Logarithm of the evidence for each expert over the average of the filters, at the end.
+    """
+
+    shares: Array
+    rates: Array
+    beside: Array
+
+
+# J filters, K classes, X experts, D terms of the stack, and how many scales are kept.
+Sizes = tuple[int, int, int, int, int]
+
+
+def runs(flags: Array) -> Iterator[slice]:
+    """Maximal runs of equal flags (n,), in their order."""
+    cuts = np.flatnonzero(np.diff(flags)) + 1
+    bounds = [0, *cuts.tolist(), len(flags)]
+    return (slice(a, b) for a, b in pairwise(bounds) if a < b)

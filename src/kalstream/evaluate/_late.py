@@ -1,0 +1,321 @@
+"""Targets that come after the next row: which of them are due, and rows that have ids.
+
+`LateTargets` is for streams that hold each target beside its row: the target is told some rows, or
+some time, after its row was predicted. `NamedRows` is for streams in which a later row brings it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kalstream.errors import InvalidInput
+from kalstream.evaluate.adapters import Answer, known
+from kalstream.evaluate.metrics import Scored
+from kalstream.evaluate.trackers import Said, Tracker, said_of, saved
+from kalstream.streams import Batch
+
+Array = NDArray[Any]
+
+# So many ids whose targets came, or whose rows expired, are remembered: labels told twice count.
+_REMEMBERED: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Targets that are told while rows are asked for.
+
+    Attributes
+    ----------
+    ids : list of t ids
+        By default the numbers of their rows.
+    targets : (t,)
+    before : (t,)
+        How many of the rows that are asked for come before each.
+    """
+
+    ids: list[Any]
+    targets: Array
+    before: Array
+
+
+class _Clock:
+    """The time of the last row, which later ones must not precede."""
+
+    time = -math.inf
+
+    def check_times(self, batch: Batch) -> None:
+        """Refuse rows that come before earlier ones, as those of another pipe may."""
+        if batch.times is None or not len(batch):
+            return
+        first = float(np.fmin.reduce(batch.times))
+        if first < self.time:
+            raise InvalidInput(
+                f"time decreases from {self.time:.17g} to {first:.17g} after row {batch.start}; "
+                "sort the rows by time"
+            )
+
+    def note_times(self, batch: Batch) -> None:
+        """Note the time of the last row."""
+        if batch.times is not None:
+            self.time = float(np.fmax.reduce(batch.times, initial=self.time))
+
+    def saved_time(self) -> float | None:
+        """The time as JSON."""
+        return None if self.time == -math.inf else self.time
+
+    def restore_time(self, time: float | None) -> None:
+        """Restore what `saved_time` returned."""
+        self.time = -math.inf if time is None else time
+
+
+class LateTargets(_Clock):
+    """Targets that are known to the stream, but told late.
+
+    Each target has an arrival: the row, or the time, from which on it may be told.
+
+    Parameters
+    ----------
+    chunk : int
+    delay : int or float
+        In rows, or on the clock of the stream.
+    timed : bool
+        Whether targets arrive at a time.
+    labelled : bool
+        Whether the stream says when each target comes; ``delay`` then has no meaning.
+    """
+
+    def __init__(self, chunk: int, delay: float, *, timed: bool, labelled: bool) -> None:
+        self.chunk, self.delay, self.timed, self.labelled = chunk, delay, timed, labelled
+        self.rows = np.empty(0, np.int64)
+        self.arrivals = np.empty(0)
+        self.targets: Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, batch: Batch) -> Batch:
+        """A batch without the targets that never come."""
+        if not self.labelled:
+            return batch
+        assert batch.label_times is not None
+        never = np.isnan(batch.label_times)
+        if not never.any():
+            return batch
+        targets = batch.targets.copy()
+        targets[never] = None
+        return replace(batch, targets=targets)
+
+    def due(self, batch: Batch) -> tuple[Told, Callable[[], None]]:
+        """Targets to tell while the rows of a batch are asked for; and what to do when it is done.
+
+        A target that arrives at a time is told before the first row, after its own, whose time is
+        not earlier; targets of the same time in the order of their rows.
+        """
+        n, own = len(batch), np.arange(len(batch))
+        rows = np.concatenate([self.rows, batch.start + own])
+        arrivals = np.concatenate([self.arrivals, self._arrivals(batch)])
+        targets = batch.targets
+        if self.targets is not None and len(self.targets):
+            targets = np.concatenate([self.targets, targets])
+        if self.timed:
+            assert batch.times is not None
+            is_due = arrivals <= batch.times[-1]
+            place = np.searchsorted(batch.times, arrivals[is_due], side="left")
+            place = np.maximum(place, rows[is_due] - batch.start + 1)
+        else:
+            is_due = arrivals <= batch.stop
+            place = (arrivals[is_due] - batch.start).astype(np.int64)
+        # Rows of a chunk are predicted before any target is told.
+        place = np.minimum(-(-np.maximum(place, 0) // self.chunk) * self.chunk, n)
+        order = np.lexsort((rows[is_due], arrivals[is_due], place))
+        told = Told(rows[is_due][order].tolist(), targets[is_due][order], place[order])
+        left = ~is_due & np.isfinite(arrivals)
+
+        def done() -> None:
+            self.rows, self.arrivals, self.targets = rows[left], arrivals[left], targets[left]
+
+        return told, done
+
+    def _arrivals(self, batch: Batch) -> Array:
+        if self.labelled:
+            assert batch.label_times is not None
+            return np.where(np.isnan(batch.label_times), np.inf, batch.label_times)
+        if self.timed:
+            assert batch.times is not None
+            return batch.times + self.delay
+        ends = -(-(batch.start + 1 + np.arange(len(batch))) // self.chunk) * self.chunk
+        return np.minimum(ends, batch.stop) + float(self.delay)
+
+    def rest(self) -> tuple[Told, Callable[[], None]]:
+        """The targets that still wait, in the order of their arrival."""
+        order = np.lexsort((self.rows, self.arrivals))
+        targets = np.empty(0, object) if self.targets is None else self.targets
+        rows = self.rows[order].tolist()
+
+        def done() -> None:
+            self.rows, self.arrivals, self.targets = self.rows[:0], self.arrivals[:0], targets[:0]
+
+        return Told(rows, targets[order], np.zeros(len(rows), np.int64)), done
+
+    def first(self, row: int) -> int:
+        """The first row whose target waits; ``row`` if there is none."""
+        return int(self.rows.min(initial=row))
+
+    def state(self) -> dict[str, Any]:
+        """Everything that changes, as JSON."""
+        targets = [] if self.targets is None else self.targets.tolist()
+        targets = [None if target != target else target for target in targets]
+        parts = {"rows": self.rows.tolist(), "arrivals": self.arrivals.tolist()}
+        return {**parts, "targets": targets, "time": self.saved_time()}
+
+    def restore(self, state: dict[str, Any], dtype: Any) -> None:
+        """Restore what `state` returned; dtype: that of targets."""
+        self.restore_time(state["time"])
+        self.rows = np.array(state["rows"], np.int64)
+        self.arrivals = np.array(state["arrivals"], np.float64)
+        self.targets = np.empty(len(self.rows), dtype)
+        self.targets[:] = state["targets"]
+
+
+class NamedRows(_Clock):
+    """Rows with ids: a row without a target waits, and a later row of its id brings the target.
+
+    A row is scored when its target comes, by the prediction that was made when it came itself.
+
+    Parameters
+    ----------
+    most : int
+        Rows that wait, at most; the oldest are given up.
+
+    Attributes
+    ----------
+    waiting : {id: Said}
+    done : {id: None}
+        The last ids whose targets came, or whose rows were given up.
+    repeated, unknown : int
+        Rows that came again without a target, and targets of ids that nobody knows whose rows have
+        nothing to predict from.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.waiting: dict[Any, Said] = {}
+        self.done: dict[Any, None] = {}
+        self.repeated = self.unknown = 0
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def sorted_out(self, batch: Batch) -> Events:
+        """Which rows of a batch are to be predicted, and which bring targets."""
+        assert batch.ids is not None
+        there = known(batch.targets).tolist()
+        unusable: Array = np.asarray(np.isnan(batch.rows).all(axis=1))
+        if batch.times is not None:
+            unusable = unusable | np.isnan(batch.times)
+        events = Events([], [], [])
+        new: set[Any] = set()
+        for i, (key, has_target, empty) in enumerate(
+            zip(batch.ids.tolist(), there, unusable.tolist(), strict=True)
+        ):
+            if key is not None and (key in self.waiting or key in new or key in self.done):
+                if not has_target:
+                    events.repeated += 1
+                    continue
+            elif key is not None and has_target and empty:
+                events.unknown += 1
+                continue
+            else:
+                key = batch.start + i if key is None else key  # a number: ids are strings
+                events.asked.append(i)
+                events.ids.append(key)
+                new.add(key)
+                # The target of a row without an id can only be beside it.
+                if not has_target and key != batch.start + i:
+                    continue
+            events.told.append((key, i, len(events.asked)))
+        return events
+
+    def scored(
+        self, batch: Batch, answer: Answer, events: Events, tracker: Tracker
+    ) -> Scored | None:
+        """Take rows and targets in, in their order; returns scores of rows whose targets came."""
+        there = known(batch.targets)
+        judged: list[tuple[Said, Any]] = []
+        rows = iter(enumerate(events.ids))
+        n_asked = 0
+        for key, i, before in events.told:
+            for k, new in islice(rows, before - n_asked):
+                self.waiting[new] = tracker.said(answer, k)
+            n_asked = before
+            said = self.waiting.pop(key, None)
+            if said is None:  # told again
+                continue
+            if there[i]:
+                judged.append((said, tracker.reveal_one(batch, i)))
+            else:
+                tracker.missing += 1
+            self._remember(key)
+        for k, new in rows:
+            self.waiting[new] = tracker.said(answer, k)
+        self.repeated += events.repeated
+        self.unknown += events.unknown
+        for _ in range(len(self.waiting) - self.most):
+            key = next(iter(self.waiting))
+            del self.waiting[key]
+            self._remember(key)
+        return tracker.score_said(judged)
+
+    def _remember(self, key: Any) -> None:
+        if isinstance(key, str):
+            self.done[key] = None
+        while len(self.done) > _REMEMBERED:
+            del self.done[next(iter(self.done))]
+
+    def state(self) -> dict[str, Any]:
+        """Everything that changes, as JSON."""
+        return {
+            **saved(self.waiting),
+            "done": list(self.done),
+            "repeated": self.repeated,
+            "unknown": self.unknown,
+            "time": self.saved_time(),
+        }
+
+    def restore(self, state: dict[str, Any], tracker: Tracker) -> None:
+        """Restore what `state` returned."""
+        self.restore_time(state["time"])
+        self.waiting = said_of(state, tracker)
+        self.done = dict.fromkeys(state["done"])
+        self.repeated, self.unknown = state["repeated"], state["unknown"]
+
+
+@dataclass(slots=True)
+class Events:
+    """What the rows of a batch are.
+
+    Attributes
+    ----------
+    asked, ids : lists
+        Rows of the batch to predict, and their ids.
+    told : list of (id, row of the batch, rows asked for before)
+    """
+
+    asked: list[int]
+    ids: list[Any]
+    told: list[tuple[Any, int, int]]
+    repeated: int = 0
+    unknown: int = 0
+
+    def as_told(self, batch: Batch) -> Told:
+        """The targets, as a learner is told them."""
+        places = np.array([before for _, _, before in self.told], np.int64)
+        rows = [i for _, i, _ in self.told]
+        return Told([key for key, _, _ in self.told], batch.targets[rows], places)

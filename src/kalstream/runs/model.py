@@ -1,0 +1,175 @@
+"""The model of a run together with the encoder of its columns, for use in Python."""
+
+from __future__ import annotations
+
+import uuid
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kalstream._files import sha256_of
+from kalstream._printable import quoted
+from kalstream.errors import InvalidInput
+from kalstream.runs.checkpoint import open_checkpoint
+from kalstream.runs.files import FORMAT, METRICS, PREDICTIONS, write_progress
+from kalstream.streams import CLASSIFICATION, REGRESSION, Batch, Columns, as_table
+
+Array = NDArray[Any]
+
+
+def open_run(path: str | Path) -> RunModel:
+    r"""Open the model of a run, with the encoder of its columns.
+
+    Parameters
+    ----------
+    path : path
+        A run, its checkpoint folder, a folder that `RunModel.save` wrote, or a file that ``save``
+        of an estimator wrote. The run may be under way.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> from kalstream.runs import Options, Run
+    >>> with TemporaryDirectory() as folder:
+    ...     data = Path(folder) / "data.csv"
+    ...     _ = data.write_text("color,size,y\n" + "red,1,yes\nblue,2,no\n" * 50)
+    ...     _ = Run(f"{folder}/run", Options(source=str(data), target="y", features="raw")).go()
+    ...     run = open_run(f"{folder}/run")
+    >>> run.predict([{"color": "red", "size": 1}, {"color": "blue", "size": 2}]).tolist()
+    ['yes', 'no']
+    >>> run.partial_fit([{"color": "green", "size": 3, "y": "perhaps"}]).classes_.tolist()
+    ['no', 'perhaps', 'yes']
+    """
+    model, columns, progress = open_checkpoint(path)
+    return RunModel(model, columns, None if progress is None else progress["stream"])
+
+
+class RunModel:
+    """A model and the encoder of its columns, which take rows as the data of the run have them.
+
+    Rows are a list of dicts, a DataFrame or an Arrow table. Columns that the run did not use are
+    ignored. Without an encoder (embeddings, a model file) rows are numbers (n, d).
+
+    Parameters
+    ----------
+    model : KalmanClassifier or KalmanRegressor
+    encoder : Columns or None
+    stream : dict, optional
+        Description of the data that the model has learned.
+
+    Attributes
+    ----------
+    model : KalmanClassifier or KalmanRegressor
+    encoder : Columns or None
+        Kinds of the columns and the categories learned so far.
+    """
+
+    def __init__(
+        self, model: Any, encoder: Columns | None, stream: dict[str, Any] | None = None
+    ) -> None:
+        self.model, self.encoder, self._stream = model, encoder, stream
+
+    def __repr__(self) -> str:
+        names = None if self.encoder is None else [each.name for each in self.encoder.features]
+        return f"RunModel({type(self.model).__name__}, columns={names})"
+
+    @property
+    def classes_(self) -> Array:
+        """The labels learned, (K,), in the order of the columns of `predict_proba`."""
+        return self.model.classes_
+
+    def encode(self, rows: Any) -> Array:
+        """Rows as the model takes them, (n, d). A category that was not learned is zeros."""
+        return self._to_predict(rows).rows
+
+    def predict(self, rows: Any, **options: Any) -> Any:
+        """Labels (n,) or means (n,); ``options`` are those of the model, as ``return_std=True``."""
+        batch = self._to_predict(rows)
+        return self.model.predict(batch.rows, **_times(batch), **options)
+
+    def predict_proba(self, rows: Any) -> Array:
+        """Probabilities of the labels, (n, K)."""
+        batch = self._to_predict(rows)
+        return self.model.predict_proba(batch.rows, **_times(batch))
+
+    def uncertainty(self, rows: Any) -> Array:
+        """Uncertainty of each row, (n,): 1 before anything is learned, 0 if all is known."""
+        batch = self._to_predict(rows)
+        return self.model.uncertainty(batch.rows, **_times(batch))
+
+    def partial_fit(self, rows: Any, y: Any = None) -> Self:
+        """Learn rows; new categories and labels are learned as in a run.
+
+        The files of the run do not change; `save` writes new ones.
+
+        Parameters
+        ----------
+        rows : n rows
+        y : n targets, optional
+            By default the column of the target in ``rows``.
+        """
+        encoder = deepcopy(self.encoder)  # an error leaves the old one
+        batch = self._encoded(rows, encoder, y, learns=True)
+        self.model.partial_fit(batch.rows, batch.targets, **_times(batch))
+        self.encoder = encoder
+        return self
+
+    def save(self, folder: str | Path) -> None:
+        """Write model and encoder to a new folder, for `open_run` and ``kalstream run --from``."""
+        folder = Path(folder)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InvalidInput(f"{folder} is not empty; give a new folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"model-{self.model.n_seen_}.safetensors"
+        self.model.save(folder / name)
+        task = CLASSIFICATION if hasattr(self.model, "classes_") else REGRESSION
+        stream = {"name": folder.name, "task": task, "fingerprint": None}
+        progress = {
+            "format": FORMAT,
+            "run": uuid.uuid4().hex,
+            "learner": type(self.model).__name__,
+            "stream": self._stream or stream,
+            "columns": None if self.encoder is None else self.encoder.to_json(),
+            "skipped": {"n": 0, "why": []},
+            "sizes": {METRICS: 0, PREDICTIONS: 0},
+            # Without an evaluation there is no run to resume, only a model to predict with.
+            **dict.fromkeys(("model", "model_sha256", "evaluation")),
+            "result": {
+                "model": name,
+                "sha256": sha256_of(folder / name),
+                "row": self.model.n_seen_,
+            },
+        }
+        write_progress(folder, progress)
+
+    def _to_predict(self, rows: Any) -> Batch:
+        return self._encoded(rows, None if self.encoder is None else self.encoder.frozen())
+
+    def _encoded(
+        self, rows: Any, encoder: Columns | None, y: Any = None, *, learns: bool = False
+    ) -> Batch:
+        """Rows as numbers; a value that cannot be read is an error that names it."""
+        if encoder is None:
+            if learns and y is None:
+                raise InvalidInput("rows are numbers without names; give their targets as y")
+            return Batch(0, rows, y)
+        target = encoder.target
+        columns = {} if y is None or target is None else {target.name: y}
+        table = as_table(rows, columns)
+        names = table.schema.names
+        table = table.select(encoder.wanted(names, "rows"))
+        numbers, targets, times, bad = encoder.encode(table)
+        if bad:
+            row = min(bad)
+            column, value, why = bad[row]
+            raise InvalidInput(
+                f"row {row}, column {quoted(column)}: {quoted(value)} {why}; correct it"
+            )
+        return Batch(0, numbers, np.asarray(targets), times).without_infinities()[0]
+
+
+def _times(batch: Batch) -> dict[str, Any]:
+    return {} if batch.times is None else {"time": batch.times}

@@ -1,0 +1,479 @@
+"""Asking and telling: schedules of all kinds against the reference that keeps everything."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.exceptions import NotFittedError
+
+from kalstream import KalmanClassifier, KalmanRegressor
+from kalstream.core import Mixture
+from kalstream.core.judging_reference import LateReference
+from kalstream.errors import InvalidInput
+
+HALF_LIVES = (3.0, 40.0, 1000.0, math.inf)
+LIKELIHOODS = ("onehot", "softmax", "softmax-label")
+
+
+def policies(rng):
+    """A mixture of random filters."""
+    n = int(rng.integers(1, 5))
+    words = tuple(rng.choice(LIKELIHOODS, n).tolist())
+    return Mixture(
+        half_lives=tuple(rng.choice(HALF_LIVES, n).tolist()),
+        share=float(rng.choice([0.0, 0.001, 0.2])),
+        calibrations=tuple((float(rng.choice([0.5, 1.0, 6.0])),) for _ in range(n)),
+        predictive="probit",
+        likelihood=words,
+        prior_scale=tuple(rng.choice([0.3, 1.0, 20.0], n).tolist()),
+    )
+
+
+def schedules(rng, n):
+    """Events (row asked, or None; row told, or None), in which some labels never come."""
+    kind = rng.integers(4)
+    delay = int(rng.choice([0, 1, 5, 20]))
+    arrival = np.arange(n) + {0: 0, 1: delay, 2: 0, 3: 0}[int(kind)]
+    if kind == 2:  # any order
+        arrival = arrival + rng.integers(0, 25, n)
+    if kind == 3:  # all labels of a day at once
+        arrival = np.arange(n) // 15 * 15 + 14
+    told = [[] for _ in range(n + 60)]
+    for row in rng.permutation(n) if kind == 2 else range(n):
+        if rng.random() > 0.1 or kind == 0:
+            told[int(arrival[row])].append(int(row))
+    events = []
+    for now in range(n + 60):
+        if now < n:
+            events.append((now, None))
+        events += [(None, row) for row in told[now]]
+    return events
+
+
+@settings(max_examples=200)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_any_schedule_equals_the_reference(seed) -> None:
+    rng = np.random.default_rng(seed)
+    policy, n, d = policies(rng), 40, int(rng.integers(1, 4))
+    n_classes = int(rng.integers(1, 5))
+    X = rng.standard_normal((n, d))
+    y = rng.integers(n_classes, size=n)
+    prior_var = float(rng.choice([0.1, 1.0, 30.0]))
+    reference = LateReference(policy, d, n_classes, noise_var=0.3, prior_var=prior_var)
+    model = KalmanClassifier(
+        policy, "raw", noise_var=0.3, prior_var=prior_var, intercept=False, predictive="probit"
+    )
+    codes: dict[int, int] = {}  # the reference numbers classes as they come, the model sorts them
+    for asked, told in schedules(rng, n):
+        if asked is not None:
+            expected = reference.ask(asked, X[asked] / math.sqrt(d))
+            made = model.ask(X[asked : asked + 1], ids=[asked])[0]
+            order = [codes[k] for k in sorted(codes)]
+            np.testing.assert_allclose(made, expected[order], rtol=1e-8, atol=1e-10)
+        else:
+            reference.tell(told, codes.setdefault(int(y[told]), len(codes)))
+            model.tell([told], [int(y[told])])
+    np.testing.assert_allclose(
+        list(model._model.state.half_life_weights), reference.weights, rtol=1e-7, atol=1e-10
+    )
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_one_call_equals_many(seed) -> None:
+    rng = np.random.default_rng(seed)
+    n = 80
+    X, y = rng.standard_normal((n, 3)), rng.choice(["a", "b", "c"], n)
+    events = schedules(rng, n)
+    one, many = (KalmanClassifier(n_components=10, random_state=0) for _ in range(2))
+    apart, classes = [], []
+    for asked, told in events:
+        if asked is not None:
+            made = many.ask(X[asked : asked + 1])[0]
+            classes = many._model.targets.labels.classes.tolist()
+            apart.append(dict(zip(classes, made.tolist(), strict=True)))
+        else:
+            many.tell([told], y[[told]])
+    cut = int(rng.integers(1, len(events)))
+    together = []
+    for part in (events[:cut], events[cut:]):
+        rows = [asked for asked, _ in part if asked is not None]
+        told = [row for _, row in part if row is not None]
+        before, n_asked = [], 0
+        for asked, row in part:
+            n_asked += asked is not None
+            if row is not None:
+                before.append(n_asked)
+        if rows:
+            made = one.ask_and_tell(X[rows], told, y[told], before)
+            names = one._model.targets.labels.classes.tolist()
+            together += [dict(zip(names, p.tolist(), strict=True)) for p in made]
+        else:
+            one.tell(told, y[told])
+    for a, b in zip(apart, together, strict=True):
+        for name in b:
+            assert b[name] == pytest.approx(a.get(name, 0.0), abs=1e-9)
+    assert one.waiting_ == many.waiting_
+
+
+@pytest.mark.parametrize("transition", ["example", "chunk"])
+@pytest.mark.parametrize("forgetting", ["mixture", 0.99, "learned"])
+def test_labels_in_time_give_the_numbers_of_predict_then_learn(forgetting, transition) -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((150, 3)), rng.choice(["a", "b", "c"], 150, p=[0.5, 0.4, 0.1])
+    recent = {"recent_labels": forgetting == "mixture" and transition == "example"}
+    settings = {"transition": transition, "n_components": 10, "random_state": 0}
+    model = KalmanClassifier(forgetting, **settings)
+    expected = model.predict_then_learn(X, y) if transition == "example" else None
+    other, made = KalmanClassifier(forgetting, **settings, **recent), []
+    third = KalmanClassifier(forgetting, **settings)
+    for i in range(150):
+        made.append(other.ask(X[i : i + 1])[0])
+        other.tell([i], y[[i]])
+        if expected is None:
+            third.partial_fit(X[[i]], y[[i]])
+    if expected is None:
+        np.testing.assert_allclose(other.predict_proba(X), third.predict_proba(X), atol=1e-10)
+        return
+    np.testing.assert_allclose(made[100:], expected[100:], atol=1e-10)
+    np.testing.assert_allclose(other.predict_proba(X), model.predict_proba(X), atol=1e-10)
+    np.testing.assert_allclose(other.half_life_, model.half_life_, rtol=1e-9)
+    mine, theirs = (list(each.half_life_weights_.values()) for each in (other, model))
+    np.testing.assert_allclose(mine, theirs, atol=1e-10)
+
+
+def test_targets_in_time_give_the_numbers_of_predict_then_learn() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((100, 3))
+    y = X[:, 0] + 0.1 * rng.standard_normal(100)
+    for noise_var in ("auto", 0.01):
+        model, other = (KalmanRegressor(noise_var=noise_var, random_state=0) for _ in range(2))
+        times = np.cumsum(rng.exponential(size=100))
+        mean, std = model.predict_then_learn(X, y, time=times)
+        for i in range(100):
+            made = other.ask(X[i : i + 1], time=times[i : i + 1])
+            other.tell([i], y[i : i + 1])
+            np.testing.assert_allclose(made, [mean[i : i + 1], std[i : i + 1]], atol=1e-9)
+
+
+def test_late_labels_do_not_change_what_filters_learn() -> None:
+    rng = np.random.default_rng(1)
+    X, y = rng.standard_normal((200, 4)), rng.choice(["a", "b"], 200)
+    late, soon = (KalmanClassifier(random_state=0) for _ in range(2))
+    late.ask(X)
+    late.tell(range(200), y)
+    soon.predict_then_learn(X, y)
+    for one, other in zip(late.filters_, soon.filters_, strict=True):
+        np.testing.assert_allclose(one.posterior.mean, other.posterior.mean, atol=1e-9)
+        np.testing.assert_allclose(one.posterior.cov, other.posterior.cov, atol=1e-9)
+
+
+def test_labels_that_come_late_change_what_is_believed() -> None:
+    """A rule that turns: one step ahead says little about predictions that come 50 rows before."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((6000, 2))
+    angle = 2.0 * np.pi * np.arange(6000) / 200.0
+    y = np.where(np.cos(angle) * X[:, 0] + np.sin(angle) * X[:, 1] > 0.0, "up", "down")
+    model = KalmanClassifier(features="scaled", random_state=0)
+    plain = KalmanClassifier(features="scaled", random_state=0)
+    losses = []
+    for i in range(0, 6000, 50):
+        rows = slice(i, i + 50)
+        both = (
+            model.ask(X[rows]),
+            plain.predict_proba(X[rows]) if i else np.full((50, 2), 0.5),
+        )
+        if i > 1000:
+            place = (y[rows] == "up").astype(int)
+            losses.append([-np.log(p[np.arange(50), place]).mean() for p in both])
+        model.tell(range(i, i + 50), y[rows])
+        plain.partial_fit(X[rows], y[rows])
+    asked, predicted = np.mean(losses, axis=0)
+    assert asked < 0.5
+    assert predicted > 0.8
+    assert model.half_life_weights_[30.0] > 0.9
+    assert plain.half_life_weights_[300.0] > 0.5
+
+
+# ---- ids -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model():
+    made = KalmanClassifier(features="raw", max_waiting=50)
+    made.partial_fit([[1.0], [-1.0]], ["up", "down"])
+    return made
+
+
+def test_ids_of_all_kinds(model) -> None:
+    model.ask([[1.0]] * 4, ids=["a", 7, (1, "b"), 2.5])
+    model.tell([2.5, "a"], ["up", "up"])
+    assert model.waiting_.waiting == 2
+    model.tell([(1, "b"), 7], ["up", None])
+    assert model.waiting_.told == 4
+
+
+def test_a_label_told_twice_counts_once(model) -> None:
+    model.ask([[1.0]], ids=["a"])
+    model.tell(["a"], ["up"])
+    before = model.coef_.copy()
+    model.tell(["a", "a"], ["up", "up"])
+    np.testing.assert_array_equal(model.coef_, before)
+    assert (model.waiting_.repeated, model.waiting_.corrected) == (2, 0)
+    model.tell(["a"], ["down"])
+    assert (model.waiting_.repeated, model.waiting_.corrected) == (2, 1)
+    assert not np.array_equal(model.coef_, before)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda m: m.tell(["z"], ["up"]), "'z', which is not the id of a row that waits"),
+        (lambda m: m.ask([[1.0]], ids=["a"]), "'a', and a row of this id waits"),
+        (lambda m: m.ask([[1.0], [2.0]], ids=["b", "b"]), "'b' twice"),
+        (lambda m: m.ask([[1.0]], ids=["b", "c"]), "2 ids for the 1 rows"),
+        (lambda m: m.ask([[1.0]], ids=[["b"]]), "cannot be an id"),
+        (lambda m: m.ask([[1.0]], ids=[frozenset()]), "cannot be an id"),
+        (lambda m: m.ask([[1.0]], ids=[np.datetime64("2020-01-01")]), "cannot be an id"),
+        (lambda m: m.ask([[1.0]], ids="b"), "sequence of ids"),
+        (lambda m: m.ask([[1.0]], ids=[float("nan")]), "cannot be an id"),
+        (lambda m: m.tell(["a"], ["up", "down"]), "1 ids for 2 targets"),
+        (lambda m: m.ask([[1.0]], time=[3.0]), "time is given in this call"),
+        (lambda m: m.ask([[1.0, 2.0]]), "2 features"),
+        (lambda m: m.tell(["a"], ["up"], unknown="pass"), "unknown"),
+        (lambda m: m.ask_and_tell([[1.0]], ["a"], ["up"], before=[2]), "before"),
+        (lambda m: m.ask_and_tell([[1.0]], ["a", "q"], ["up", "up"], before=[1, 0]), "before"),
+        (lambda m: m.tell(["a"], [0.5]), "0.5"),
+    ],
+)
+def test_bad_calls_change_nothing(model, call, words) -> None:
+    model.ask([[1.0]], ids=["a"])
+    before, counts = model._model, model.waiting_
+    with pytest.raises(InvalidInput, match=words):
+        call(model)
+    assert model._model is before
+    assert model.waiting_ == counts
+    model.tell(["a"], ["up"])  # and it continues
+
+
+def test_times_of_rows_do_not_decrease() -> None:
+    model = KalmanClassifier(features="raw").partial_fit([[1.0]] * 2, ["a", "b"], time=[5.0, 10.0])
+    with pytest.raises(InvalidInput, match="time decreases from 10 to 1 at row 0"):
+        model.ask([[1.0]], time=[1.0])
+    model.ask([[1.0]] * 2, time=[11.0, 12.0])
+    with pytest.raises(InvalidInput, match="time decreases from 12 to 11 at row 0"):
+        model.ask([[1.0]], time=[11.0])
+    assert model.waiting_.asked == 2
+
+
+def test_no_label_was_told() -> None:
+    model = KalmanClassifier(features="raw")
+    assert model.ask([[1.0]] * 3).shape == (3, 0)
+    with pytest.raises(NotFittedError, match="asked for 3 rows and told no target; call tell"):
+        model.predict([[1.0]])
+
+
+def test_nothing_was_asked_for() -> None:
+    with pytest.raises(InvalidInput, match="call ask first"):
+        KalmanClassifier().tell([1], ["a"])
+
+
+def test_unknown_ids_are_counted_where_asked(model) -> None:
+    model.ask([[1.0]], ids=["a"])
+    model.tell(["z", "a"], ["up", "up"], unknown="skip")
+    assert (model.waiting_.unknown, model.waiting_.told) == (1, 1)
+
+
+def test_an_id_may_be_used_again(model) -> None:
+    model.ask([[1.0]], ids=["a"])
+    model.tell(["a"], ["up"])
+    model.ask([[2.0]], ids=["a"])
+    assert model.waiting_.waiting == 1
+    assert model.tell(["a"], ["up"]).waiting_.told == 2
+
+
+# ---- bounds --------------------------------------------------------------------------------
+
+
+def test_at_most_so_many_rows_wait(model) -> None:
+    for i in range(30):
+        model.ask([[float(i)]] * 10)
+    assert model.waiting_.waiting == 50
+    assert model.waiting_.expired == 250
+    model.tell([0, 299], ["up", "up"])
+    assert (model.waiting_.too_late, model.waiting_.told) == (1, 1)
+
+
+def test_no_row_waits_too_long() -> None:
+    rows = KalmanClassifier(features="raw", max_age=5)
+    for i in range(20):
+        rows.ask([[1.0]])
+        if i >= 5:
+            rows.tell([i - 5], ["up"])  # 5 rows came after it
+    assert (rows.waiting_.told, rows.waiting_.expired) == (15, 0)
+    assert rows.ask([[1.0]] * 20).shape == (20, 1)
+    assert rows.waiting_.waiting == 6
+    timed = KalmanClassifier(features="raw", max_age=5, time_unit=2.0)
+    timed.ask([[1.0]] * 20, time=np.arange(20.0))
+    assert timed.waiting_.waiting == 11  # at most 5 units of 2 old
+
+
+def test_old_rows_are_forgotten(monkeypatch) -> None:
+    from kalstream.estimators import _waiting
+
+    monkeypatch.setattr(_waiting, "_REMEMBERED", 100)
+    model = KalmanClassifier(features="raw")
+    model.ask([[1.0]], ids=["never"])
+    for i in range(3000):
+        model.ask([[1.0]], ids=[f"r{i}"])
+        model.tell([f"r{i}"], ["up"])
+    store = model._model.store
+    assert sum(block is not None for block in store.blocks) <= 4
+    assert len(store.index.numbers) < 2000
+    with pytest.raises(InvalidInput, match="'r1500', which is not the id"):
+        model.tell(["r1500"], ["up"])
+    assert model.tell(["never"], ["up"]).waiting_.told == 3001
+
+
+# ---- the rest of a model -------------------------------------------------------------------
+
+
+def test_a_model_with_rows_waiting_is_saved(tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((900, 3)), rng.choice(["a", "b"], 900)
+    model = KalmanClassifier(n_components=10, random_state=0)
+    model.ask(X[:700], ids=[f"x{i}" for i in range(700)])
+    model.tell([f"x{i}" for i in range(0, 600, 2)], y[:600:2])
+    model.save(tmp_path / "model")
+    other = KalmanClassifier.load(tmp_path / "model")
+    other.save(tmp_path / "again")
+    assert (tmp_path / "model").read_bytes() == (tmp_path / "again").read_bytes()
+    for each in (model, other):
+        each.tell([f"x{i}" for i in range(599, 0, -2)], y[599:0:-2])
+    np.testing.assert_array_equal(model.ask(X[700:]), other.ask(X[700:]))
+    assert model.waiting_ == other.waiting_
+    other.tell(["x2"], [y[2]])
+    assert other.waiting_.repeated == 1
+
+
+def test_a_snapshot_has_rows_of_its_own(model) -> None:
+    model.ask([[1.0]], ids=["a"])
+    other = model.snapshot()
+    model.ask([[2.0]], ids=["b"])
+    other.ask([[3.0]], ids=["b"])
+    model.tell(["b", "a"], ["up", "up"])
+    assert (model.waiting_.waiting, other.waiting_.waiting) == (0, 2)
+    assert other.tell(["a", "b"], ["down", "down"]).waiting_.told == 2
+
+
+def test_classes_and_columns_change_while_rows_wait() -> None:
+    rng = np.random.default_rng(0)
+    model = KalmanClassifier(n_components=6, random_state=0)
+    model.partial_fit(rng.standard_normal((30, 2)), rng.choice(["a", "b", "c"], 30))
+    model.ask(rng.standard_normal((10, 2)))
+    model.retire_class("b")
+    model.add_columns(1)
+    model.ask(rng.standard_normal((10, 3)))
+    model.tell(range(20), ["a", "new", "c", "b"] * 5)
+    assert model.classes_.tolist() == ["a", "b", "c", "new"]
+    assert model.ask(rng.standard_normal((1, 3))).shape == (1, 4)
+
+
+def test_many_classes() -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((300, 3)), rng.integers(0, 90, 300)
+    late, soon = (KalmanClassifier(features="raw") for _ in range(2))
+    late.ask_and_tell(X, np.arange(300), y, np.arange(300) + 1)
+    soon.predict_then_learn(X, y)
+    np.testing.assert_allclose(late.predict_proba(X), soon.predict_proba(X), atol=1e-10)
+
+
+def test_a_transformer_of_another_library() -> None:
+    from sklearn.preprocessing import StandardScaler
+
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((60, 2)), rng.choice(["a", "b"], 60)
+    late, soon = (KalmanClassifier(features=StandardScaler()) for _ in range(2))
+    for i in range(60):
+        late.ask(X[[i]])
+        late.tell([i], y[[i]])
+        soon.partial_fit(X[[i]], y[[i]])
+    np.testing.assert_allclose(late.predict_proba(X), soon.predict_proba(X), atol=1e-10)
+
+
+def test_weights_and_orders_of_motion() -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((60, 2)), rng.choice(["a", "b"], 60)
+    weight = rng.choice([0.0, 0.5, 1.0, 20.0], 60)
+    for options in ({"class_weight": "balanced"}, {"order": (1, 2)}, {"stacking": False}):
+        late, soon = (KalmanClassifier(features="scaled", **options) for _ in range(2))
+        for i in range(60):
+            late.ask(X[[i]])
+            late.tell([i], y[[i]], weight[[i]])
+        soon.predict_then_learn(X, y, weight)
+        np.testing.assert_allclose(late.predict_proba(X), soon.predict_proba(X), atol=1e-8)
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 2**32 - 1), noise_var=st.sampled_from(["auto", 0.1]))
+def test_regression_in_one_call_equals_many(seed, noise_var) -> None:
+    rng = np.random.default_rng(seed)
+    n = 60
+    X = rng.standard_normal((n, 2))
+    y = X[:, 0] + 0.3 * rng.standard_normal(n)
+    events = schedules(rng, n)
+    one, many = (
+        KalmanRegressor(n_components=6, random_state=0, noise_var=noise_var) for _ in range(2)
+    )
+    apart, before, n_asked = [], [], 0
+    for asked, told in events:
+        if asked is not None:
+            apart.append(np.ravel(many.ask(X[[asked]])))
+            n_asked += 1
+        else:
+            many.tell([told], y[[told]])
+            before.append(n_asked)
+    told = [row for _, row in events if row is not None]
+    together = np.stack(one.ask_and_tell(X, told, y[told], before), axis=1)
+    np.testing.assert_allclose(together, apart, rtol=1e-7, atol=1e-9)
+    assert one.waiting_ == many.waiting_
+
+
+def test_intervals_of_late_targets_hold() -> None:
+    """The noise is learned from the predictions that were made, which miss by more than the next.
+
+    The target wanders, so its value 40 rows ahead is far less certain than the next one.
+    """
+    rng = np.random.default_rng(0)
+    n, delay = 4000, 40
+    y = np.cumsum(rng.standard_normal(n)) * 0.2
+    X = np.ones((n, 1))
+    before = np.arange(n - delay) + delay + 1
+    model = KalmanRegressor(features="raw", intercept=False)
+    mean, std = model.ask_and_tell(X, np.arange(n - delay), y[: n - delay], before)
+    inside = np.abs(y - mean)[1000:] < 1.645 * std[1000:]
+    assert 0.8 < inside.mean() < 0.98
+
+
+def test_threads_ask_and_tell() -> None:
+    from threading import Thread
+
+    rng = np.random.default_rng(0)
+    model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
+
+    def work(name: int) -> None:
+        for i in range(50):
+            model.ask(rng.standard_normal((1, 1)), ids=[(name, i)])
+            if i >= 5:
+                model.tell([(name, i - 5)], ["up" if i % 2 else "down"])
+
+    threads = [Thread(target=work, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (model.waiting_.asked, model.waiting_.told, model.waiting_.waiting) == (200, 180, 20)

@@ -1,0 +1,353 @@
+"""Late labels of runs and on the command line: by rows, by time, and by ids."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kalstream import cli
+from kalstream.errors import InvalidInput, InvalidOption
+from kalstream.runs import Options, Run, predicted_rows
+from kalstream.runs.setup import make_learner, open_stream
+from kalstream.streams import TableStream
+
+N = 160
+QUICK = {"target": "y", "features": "raw", "window": 50}
+
+
+def rows(n: int = N) -> list[dict[str, Any]]:
+    """Rows with a time, the time of the label (a tenth has none) and an id."""
+    rng = np.random.default_rng(0)
+    made, hour = [], 0
+    for k in range(n):
+        hour += int(rng.integers(1, 9))
+        x, color = float(rng.normal()), str(rng.choice(["red", "blue"]))
+        came = hour + int(rng.integers(0, 200)) if rng.random() < 0.9 else None
+        label = "up" if x + (color == "red") > 0.4 else "down"
+        made.append(
+            {"order": f"o{k}", "color": color, "x": x, "hour": hour, "came": came, "y": label}
+        )
+    return made
+
+
+def day(hour: int | None) -> str:
+    if hour is None:
+        return ""
+    return str(np.datetime64("2024-01-01T00:00:00") + np.timedelta64(hour, "h"))
+
+
+def csv(path: Path, names: list[str], lines: list[dict[str, Any]]) -> Path:
+    text = [",".join(names), *(",".join(str(row.get(n, "")) for n in names) for row in lines)]
+    path.write_text("\n".join(text) + "\n")
+    return path
+
+
+def with_dates(path: Path) -> Path:
+    lines = [{**row, "when": day(row["hour"]), "came": day(row["came"])} for row in rows()]
+    return csv(path, ["when", "color", "x", "came", "y"], lines)
+
+
+def events(lag: int = 12) -> list[dict[str, Any]]:
+    """Rows without labels, and rows that bring labels ``lag`` rows later; some never come."""
+    made, waiting = [], []
+    for k, row in enumerate(rows()):
+        made.append({name: row[name] for name in ("order", "color", "x")})
+        waiting.append(row)
+        if k >= lag:
+            old = waiting.pop(k % 3)
+            made.append({"order": old["order"], "y": old["y"]})
+    return made
+
+
+def json_lines(lines: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def lines_of(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+    for line in lines:
+        line.pop("clock", None)
+    return lines
+
+
+def late_options(kind: str, folder: Path) -> Options:
+    if kind == "rows":
+        return Options(source="weather", limit=N, delay=30, features="raw", window=50)
+    if kind == "ids":
+        source = csv(folder / "ids.csv", ["order", "color", "x", "y"], events())
+        return Options(source=str(source), id="order", **QUICK)
+    source = with_dates(folder / "dates.csv")
+    more: dict[str, Any] = {"label_time": "came"}
+    if kind == "time":
+        more = {"delay": "3d", "ignore": ["came"]}
+    return Options(source=str(source), time="when", **QUICK, **more)
+
+
+def stop_after(n: int) -> Any:
+    calls = [0]
+
+    def stopped() -> bool:
+        calls[0] += 1
+        return calls[0] >= n
+
+    return stopped
+
+
+@pytest.mark.parametrize("kind", ["rows", "time", "column", "ids"])
+def test_a_stopped_run_continues_with_what_waits(kind: str, tmp_path: Path) -> None:
+    options = late_options(kind, tmp_path).model_copy(update={"predictions": True})
+    end = Run(tmp_path / "whole", options).go()
+    Run(tmp_path / "part", options).go(stopped=stop_after(2))
+    job = Run.resume(tmp_path / "part")
+    assert job is not None
+    assert job.evaluation.late is not None
+    assert len(job.evaluation.late) > 0
+    job.go(stopped=stop_after(1))
+    job = Run.resume(tmp_path / "part")
+    assert job is not None
+    job.go()
+    for name in ("metrics.jsonl", "predictions.jsonl"):
+        whole, part = (lines_of(tmp_path / folder, name) for folder in ("whole", "part"))
+        assert [line for line in part if line.get("reason") != "interrupted"][-1] == whole[-1]
+        assert part[0] == whole[0]
+    whole_model, part_model = (
+        next((tmp_path / f / "checkpoint").glob("model-*")).read_bytes() for f in ("whole", "part")
+    )
+    assert whole_model == part_model
+    counts = end["waiting"]
+    assert counts["asked"] == N
+    assert counts["told"] + counts["waiting"] == N
+    assert counts["waiting"] == {"rows": 0, "time": 0, "ids": 12}.get(kind, counts["waiting"])
+
+
+def test_days_are_hours_and_dates_are_numbers(tmp_path: Path) -> None:
+    dates = with_dates(tmp_path / "dates.csv")
+    numbers = csv(
+        tmp_path / "numbers.csv",
+        ["hour", "color", "x", "came", "y"],
+        [{**row, "came": "" if row["came"] is None else row["came"]} for row in rows()],
+    )
+    ends = []
+    for source, more in (
+        (dates, {"time": "when", "delay": "2d", "ignore": ["came"], "time_unit": "1h"}),
+        (dates, {"time": "when", "delay": "48h", "ignore": ["came"], "time_unit": "1h"}),
+        (numbers, {"time": "hour", "delay": "48s", "ignore": ["came"], "time_unit": "1"}),
+        (dates, {"time": "when", "label_time": "came", "time_unit": "1h"}),
+        (numbers, {"time": "hour", "label_time": "came", "time_unit": "1"}),
+    ):
+        ends.append(
+            Run(tmp_path / str(len(ends)), Options(source=str(source), **QUICK, **more)).go()
+        )
+    totals = [end["total"]["log_loss"] for end in ends]
+    assert totals[0] == totals[1] == pytest.approx(totals[2], abs=1e-9)
+    assert totals[3] == pytest.approx(totals[4], abs=1e-9)
+    assert totals[0] != totals[3]
+
+
+def test_a_pipe_and_a_file_of_ids_are_the_same(tmp_path: Path, monkeypatch: Any) -> None:
+    given = {**QUICK, "task": "classification", "id": "order", "predictions": True}
+    text = json_lines(events())
+    (tmp_path / "ids.jsonl").write_text(text)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    Run(tmp_path / "pipe", Options(source="-", **given)).go()
+    Run(tmp_path / "file", Options(source=str(tmp_path / "ids.jsonl"), **given)).go()
+    # columns of categories differ in number, so the scores do a little
+    ends = [lines_of(tmp_path / name)[-1] for name in ("pipe", "file")]
+    assert ends[0]["waiting"] == ends[1]["waiting"]
+    assert ends[0]["n"] == ends[1]["n"] > 100
+    assert ends[0]["total"]["accuracy"] > 0.8
+    for name in ("pipe", "file"):
+        lines = lines_of(tmp_path / name, "predictions.jsonl")
+        assert [line["id"] for line in lines] == [row["order"] for row in rows()]
+        assert all(line["target"] is None for line in lines)
+
+
+def test_rows_of_ids_that_are_odd_are_counted(tmp_path: Path) -> None:
+    lines = events()[:60]
+    lines += [
+        {"order": "o0", "y": "up"},  # again, or another one
+        {"order": "never", "y": "up"},  # nobody knows it
+        {"order": "o59", "color": "red", "x": 1.0, "y": "up"},  # at once
+        {"color": "red", "x": 1.0, "y": "up"},  # no id
+        {"color": "red", "x": 1.0},
+        {"order": "o59", "color": "red", "x": 2.0},  # a row that comes again
+    ]
+    source = csv(tmp_path / "ids.csv", ["order", "color", "x", "y"], lines)
+    options = Options(source=str(source), id="order", max_waiting=5, **QUICK)
+    end = Run(tmp_path / "run", options).go()
+    assert end["reason"] == "end"
+    counts = end["waiting"]
+    assert counts["unknown"] >= 1
+    assert counts["expired"] > 0
+    assert counts["repeated"] >= 1
+    assert counts["waiting"] <= 5
+
+
+def test_ids_in_predictions_of_a_model(tmp_path: Path) -> None:
+    source = csv(tmp_path / "ids.csv", ["order", "color", "x", "y"], events())
+    Run(tmp_path / "run", Options(source=str(source), id="order", **QUICK)).go()
+    new = csv(tmp_path / "new.csv", ["x", "order", "color"], rows(3))
+    header, *found = predicted_rows(tmp_path / "run", str(new))
+    assert header[:3] == ["row", "id", "prediction"]
+    assert [row[1] for row in found] == ["o0", "o1", "o2"]
+    without = csv(tmp_path / "without.csv", ["x", "color"], rows(3))
+    assert next(iter(predicted_rows(tmp_path / "run", str(without))))[1] == "prediction"
+    header, *found = predicted_rows(tmp_path / "run", str(new), "color")
+    assert [row[1] for row in found] == [row["color"] for row in rows(3)]
+    with pytest.raises(InvalidInput, match="id='nope': there is no such column"):
+        next(iter(predicted_rows(tmp_path / "run", str(new), "nope")))
+
+
+def test_labels_of_a_run_before_come_in_the_next_one(tmp_path: Path) -> None:
+    lines = events()
+    names = ["order", "color", "x", "y"]
+    first, second = (
+        csv(tmp_path / "1.csv", names, lines[:150]),
+        csv(tmp_path / "2.csv", names, lines[150:]),
+    )
+    given = {**QUICK, "id": "order"}
+    before = Run(tmp_path / "one", Options(source=str(first), **given)).go()["waiting"]
+    assert before["waiting"] == 12
+    options = Options(source=str(second), id="order", origin=str(tmp_path / "one"))
+    after = Run(tmp_path / "two", options).go()["waiting"]
+    whole = Run(
+        tmp_path / "all", Options(source=str(csv(tmp_path / "3.csv", names, lines)), **given)
+    )
+    assert after == whole.go()["waiting"]
+    end = Run.extend(tmp_path / "one", second).go()["waiting"]
+    assert end == after
+
+
+@pytest.mark.parametrize(
+    ("delay", "message"),
+    [
+        ("3x", "--delay is '3x'; give a number of rows"),
+        ("-1", "--delay is '-1'"),
+        ("3.5", "--delay is '3.5'"),
+        ("", "--delay is ''"),
+        ("1e13d", "--delay is '1e13d'"),
+        ("99999999999", "--delay is '99999999999'"),
+        (True, "--delay is True"),
+        (2.5, "--delay is 2.5"),
+    ],
+)
+def test_delays_that_are_none(delay: Any, message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        Options.of(delay=delay)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"delay": "3d"}, "--delay is '3d', but rows have no times"),
+        ({"id": "order", "delay": 4}, "--delay and --id each say when labels come"),
+        ({"id": "order", "chunk": 4}, "--chunk is 4, but must be 1 with --id"),
+        ({"id": "order", "cost": 2.0}, "--cost is 2.0, but must be 1 with --id"),
+        ({"time": "hour", "delay": "3d", "cost": 2.0}, "--cost is 2.0, but must be 1 with --delay"),
+    ],
+)
+def test_options_that_do_not_fit_together(given: Any, message: str, tmp_path: Path) -> None:
+    source = csv(tmp_path / "all.csv", ["order", "hour", "came", "x", "y"], rows())
+    with pytest.raises(InvalidOption, match=message):
+        open_stream(Options(source=str(source), target="y", **given))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"id": "ordr"}, "id='ordr': there is no such column. Did you mean 'order'"),
+        ({"id": "y"}, "'y' is both target and id"),
+        ({"id": "hour", "time": "hour"}, "'hour' is both time and id"),
+        ({"label_time": "came"}, "label_time='came' needs the times of the rows"),
+        ({"time": "hour", "label_time": "order"}, "given as label_time holds categories"),
+        ({"time": "hour", "label_time": "nope"}, "label_time='nope': there is no such column"),
+    ],
+)
+def test_columns_that_do_not_fit(given: Any, message: str, tmp_path: Path) -> None:
+    source = csv(tmp_path / "all.csv", ["order", "hour", "came", "x", "y"], rows())
+    with pytest.raises(InvalidInput, match=message):
+        TableStream(source, "y", **given)
+
+
+def test_times_of_labels_and_of_rows_that_cannot_be_read(tmp_path: Path) -> None:
+    text = "t,l,x,y\n1,2,1,a\n2,soon,1,b\n3,4,1,a\n"
+    (tmp_path / "bad.csv").write_text(text * 1)
+    with pytest.raises(InvalidInput, match=r"label_time holds|which is not a number"):
+        list(TableStream(tmp_path / "bad.csv", "y", time="t", label_time="l").batches())
+    (tmp_path / "ids.csv").write_text("t,id,x,y\n1,a,1,\n2,b,1,\n,a,,up\n,c,1,\n")
+    stream = TableStream(tmp_path / "ids.csv", "y", time="t", id="id", bad_rows="skip")
+    (batch,) = stream.batches()
+    assert batch.ids.tolist() == ["a", "b", "a"]  # c has neither time nor label
+    assert stream.skipped == 1
+    assert np.isnan(batch.rows[2]).all()
+    assert np.isnan(batch.times[2])
+
+
+def test_a_learner_waits_for_as_many_rows_as_labels_are_late(tmp_path: Path) -> None:
+    stream = open_stream(Options(source="weather"))
+    assert make_learner(Options(source="weather", delay=200_000), stream).max_waiting == 200_001
+    assert make_learner(Options(source="weather", max_waiting=7), stream).max_waiting == 7
+
+
+def call_cli() -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert not stopped.value.code
+
+
+def test_live_predictions_on_standard_output(
+    tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json_lines(events())))
+    command = "run - --target y --task classification --id order --live --features raw --out"
+    monkeypatch.setattr(sys, "argv", ["kalstream", *command.split(), str(tmp_path / "run")])
+    call_cli()
+    out, err = capsys.readouterr()
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [line["id"] for line in lines] == [row["order"] for row in rows()]
+    assert lines[0] == {"row": 0, "id": "o0", "prediction": None, "probabilities": {}}
+    assert set(lines[-1]["probabilities"]) == {"up", "down"}
+    assert "late labels of 160 rows learned, 12 rows still wait" in err
+    assert "report" in err
+    monkeypatch.setattr(sys, "argv", ["kalstream", "describe", str(tmp_path / "run")])
+    call_cli()
+    assert "KalmanClassifier" in capsys.readouterr().out  # the console prints to it again
+
+
+def live(*arguments: str, cwd: Path, **how: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "kalstream", "run", *arguments]
+    command += ["--target", "y", "--features", "raw", "--live"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=cwd, env=environment, **pipes, **how)
+
+
+def test_a_prediction_comes_before_the_next_row(tmp_path: Path) -> None:
+    process = live("-", "--task", "classification", cwd=tmp_path, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    for k in range(5):
+        print(json.dumps({"x": k % 2, "y": "ab"[k % 2]}), file=process.stdin, flush=True)
+        assert json.loads(process.stdout.readline())["row"] == k  # waits until it is there
+    _, err = process.communicate()  # closes the pipe
+    assert process.returncode == 0
+    assert "5 rows" in err
+
+
+def test_nobody_reads_the_predictions(tmp_path: Path) -> None:
+    source = csv(tmp_path / "ids.csv", ["order", "color", "x", "y"], events() * 1)
+    process = live(str(source), "--id", "order", cwd=tmp_path)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    with process.stderr:
+        err = process.stderr.read()
+    assert process.wait() == 128 + 13
+    assert "Traceback" not in err
+    assert "stopped; resume with" in err
