@@ -178,9 +178,11 @@ class Classification:
         events: Events,
     ) -> None:
         """Write the classes seen before each row that is asked for, and their frequencies."""
+        asked = np.flatnonzero(events.asked)
+        if not len(asked):
+            return
         counts = np.zeros(len(seen))
         counts[: len(before.targets.counts)] = before.targets.counts
-        asked = np.flatnonzero(events.asked)
         told = np.zeros((len(events) + 1, len(seen)))
         learned = np.flatnonzero(weight > 0.0)
         assert targets.labels is not None
@@ -231,7 +233,8 @@ class Classification:
         ordered, corrected = _grown(model.targets.ordered, step).judge(
             step, *given, plain=plain, ordered=True
         )
-        stack, _ = stack.judge(step, *given)
+        if weight.any():
+            stack, _ = stack.judge(step, *given)
         return _with_stacks(model, stack, ordered), corrected[asked]
 
     def together(self, parts: list[Array]) -> Array:

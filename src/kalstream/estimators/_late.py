@@ -225,6 +225,8 @@ def _piece(
     if rows.time is not None and len(chunk):
         time = float(np.max(rows.time[tells], initial=-np.inf if time is None else time))
     after = _appended(after.but(last=last, time=time), asked, own, rows.kept)
+    if not len(chunk):
+        return after, answers
     assert after.store is not None
     store = after.store.told(piece.row[tells].tolist(), list(chunk.targets))
     return after.but(store=store), answers if len(own) else None
