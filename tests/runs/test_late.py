@@ -13,7 +13,7 @@ import pytest
 
 from kalstream import cli
 from kalstream.errors import InvalidInput, InvalidOption
-from kalstream.runs import Options, Run, predicted_rows
+from kalstream.runs import Options, Run, open_run, predicted_rows
 from kalstream.runs.setup import make_learner, open_stream
 from kalstream.streams import TableStream
 
@@ -168,6 +168,85 @@ def test_a_pipe_and_a_file_of_ids_are_the_same(tmp_path: Path, monkeypatch: Any)
         assert all(line["target"] is None for line in lines)
 
 
+def test_a_pipe_of_ids_is_resumed_with_a_label(tmp_path: Path, monkeypatch: Any) -> None:
+    given = {**QUICK, "task": "classification", "id": "order", "source": "-"}
+    lines = events()
+    cut = next(k for k in range(100, 200) if "y" in lines[k])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json_lines(lines)))
+    whole = Run(tmp_path / "whole", Options(**given)).go()
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json_lines(lines[:cut])))
+    Run(tmp_path / "part", Options(**given)).go()
+    for k in (cut, cut + 1):  # a label, then a row
+        monkeypatch.setattr(sys, "stdin", io.StringIO(json_lines(lines[k : k + 1])))
+        job = Run.resume(tmp_path / "part")
+        assert job is not None
+        job.go()
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json_lines(lines[cut + 2 :])))
+    job = Run.resume(tmp_path / "part")
+    assert job is not None
+    end = job.go()
+    assert {name: end[name] for name in ("row", "n", "total", "waiting")} == {
+        name: whole[name] for name in ("row", "n", "total", "waiting")
+    }
+
+
+def test_a_file_of_labels_extends_a_run(tmp_path: Path) -> None:
+    lines = events()
+    (tmp_path / "ids.jsonl").write_text(json_lines(lines[:100]))
+    options = Options(source=str(tmp_path / "ids.jsonl"), id="order", **QUICK)
+    before = Run(tmp_path / "run", options).go()["waiting"]
+    labels = [line for line in lines[100:130] if "y" in line]
+    (tmp_path / "more.jsonl").write_text(json_lines(labels))
+    after = Run.extend(tmp_path / "run", tmp_path / "more.jsonl").go()["waiting"]
+    assert after["asked"] == before["asked"]
+    assert after["told"] > before["told"]
+
+
+def piped(text: str, **given: Any) -> TableStream:
+    return TableStream(io.StringIO(text), "y", id="order", **given)
+
+
+def test_a_pipe_of_ids_begins_with_a_label(tmp_path: Path, monkeypatch: Any) -> None:
+    labels = [{"order": 5, "y": "up"}, {"order": 6, "y": "up"}]
+    with pytest.raises(InvalidInput, match="no row has a column to predict 'y' from"):
+        piped(json_lines(labels), task="classification")
+    given = {**QUICK, "task": "classification", "id": "order", "source": "-"}
+    ends = []
+    for name, lines in (("with", [*labels, *events()]), ("without", events())):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(json_lines(lines)))
+        ends.append(Run(tmp_path / name, Options(**given)).go())
+    assert ends[0]["waiting"] == {**ends[1]["waiting"], "unknown": 2}
+    assert ends[0]["total"] == ends[1]["total"]
+
+
+def test_text_is_no_target_of_regression_in_a_pipe_of_ids() -> None:
+    for empty in ('"y": ""', '"y": null', '"z": 1'):
+        stream = piped(
+            f'{{"order": 5, "x": 1, {empty}}}\n{{"order": 5, "y": "up"}}\n', task="regression"
+        )
+        with pytest.raises(InvalidInput, match=r'regression needs numbers; .*"classification"'):
+            list(stream.batches())
+
+
+def test_ids_that_no_json_line_has(tmp_path: Path) -> None:
+    text = json_lines(events())
+    (tmp_path / "ids.jsonl").write_text(text)
+    for source in (tmp_path / "ids.jsonl", io.StringIO(text)):
+        with pytest.raises(InvalidInput, match=r"id='ordr': there is no such column. Did you mean"):
+            TableStream(source, "y", id="ordr", task="classification")
+
+
+@pytest.mark.parametrize("kind", ["column", "ids"])
+def test_the_model_of_late_labels_learns_in_python(kind: str, tmp_path: Path) -> None:
+    Run(tmp_path / "run", late_options(kind, tmp_path)).go()
+    model = open_run(tmp_path / "run")
+    row = {"color": "green", "x": 1.0, "y": "sideways", "when": "2030-01-01"}
+    assert "sideways" in model.partial_fit([row]).classes_
+    assert model.encoder is not None
+    assert (model.encoder.id or model.encoder.label_time) is not None
+    assert model.encode([row]).sum() != model.encode([{**row, "color": "never"}]).sum()
+
+
 def test_rows_of_ids_that_are_odd_are_counted(tmp_path: Path) -> None:
     lines = events()[:60]
     lines += [
@@ -204,7 +283,47 @@ def test_ids_in_predictions_of_a_model(tmp_path: Path) -> None:
         next(iter(predicted_rows(tmp_path / "run", str(new), "nope")))
 
 
-def test_labels_of_a_run_before_come_in_the_next_one(tmp_path: Path) -> None:
+def test_a_row_that_comes_again_is_predicted_again(tmp_path: Path) -> None:
+    lines = events()
+    told = next(line["order"] for line in lines if "y" in line)
+    more = [{"order": "o5", "color": "red", "x": 2.0}, {"order": told, "color": "red", "x": 2.0}]
+    twice = [*lines[:40], *more, *more, {"order": "o5"}, *lines[40:]]
+    (tmp_path / "once.jsonl").write_text(json_lines(lines))
+    (tmp_path / "twice.jsonl").write_text(json_lines(twice))
+    ends, found = [], []
+    for name in ("once", "twice"):
+        source = str(tmp_path / f"{name}.jsonl")
+        options = Options(source=source, id="order", predictions=True, **QUICK)
+        ends.append(Run(tmp_path / name, options).go())
+        found.append(lines_of(tmp_path / name, "predictions.jsonl"))
+    extra = [line["id"] for line in found[1] if 40 <= line["row"] < 44]
+    assert extra == ["o5", told, "o5", told]
+    assert len(found[1]) == len(found[0]) + 4
+    assert ends[1]["waiting"] == {**ends[0]["waiting"], "repeated": 5}
+    assert ends[1]["n"] == ends[0]["n"]
+
+
+def test_a_run_that_begins_with_a_model_knows_none_of_its_ids(tmp_path: Path) -> None:
+    source = csv(tmp_path / "ids.csv", ["order", "color", "x", "y"], events())
+    options = Options(source=str(source), id="order", **QUICK)
+    before = Run(tmp_path / "one", options).go()["waiting"]
+    again = Options(source=str(source), id="order", origin=str(tmp_path / "one"), predictions=True)
+    job = Run(tmp_path / "two", again)
+    assert any("12 of its rows still wait" in note for note in job.notes)
+    assert job.go()["waiting"] == before
+    assert len(lines_of(tmp_path / "two", "predictions.jsonl")) == N
+    # Labels of the old run came after a number of rows.
+    Run(tmp_path / "late", late_options("time", tmp_path)).go()
+    new = csv(
+        tmp_path / "n.csv",
+        ["when", "order", "color", "x", "y"],
+        [{**row, "when": f"2030-01-01T{k:02}"} for k, row in enumerate(rows(20))],
+    )
+    ids = Options(source=str(new), id="order", origin=str(tmp_path / "late"))
+    assert Run(tmp_path / "three", ids).go()["waiting"]["asked"] == 20
+
+
+def test_labels_of_a_run_before_come_in_its_extension(tmp_path: Path) -> None:
     lines = events()
     names = ["order", "color", "x", "y"]
     first, second = (
@@ -214,14 +333,11 @@ def test_labels_of_a_run_before_come_in_the_next_one(tmp_path: Path) -> None:
     given = {**QUICK, "id": "order"}
     before = Run(tmp_path / "one", Options(source=str(first), **given)).go()["waiting"]
     assert before["waiting"] == 12
-    options = Options(source=str(second), id="order", origin=str(tmp_path / "one"))
-    after = Run(tmp_path / "two", options).go()["waiting"]
     whole = Run(
         tmp_path / "all", Options(source=str(csv(tmp_path / "3.csv", names, lines)), **given)
     )
-    assert after == whole.go()["waiting"]
     end = Run.extend(tmp_path / "one", second).go()["waiting"]
-    assert end == after
+    assert end == whole.go()["waiting"]
 
 
 @pytest.mark.parametrize(
@@ -246,6 +362,7 @@ def test_delays_that_are_none(delay: Any, message: str) -> None:
     ("given", "message"),
     [
         ({"delay": "3d"}, "--delay is '3d', but rows have no times"),
+        ({"label_time": "came"}, "--label-time is 'came', but rows have no times; .* --time"),
         ({"id": "order", "delay": 4}, "--delay and --id each say when labels come"),
         ({"id": "order", "chunk": 4}, "--chunk is 4, but must be 1 with --id"),
         ({"id": "order", "cost": 2.0}, "--cost is 2.0, but must be 1 with --id"),

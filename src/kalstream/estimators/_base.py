@@ -230,6 +230,21 @@ class KalmanEstimator(BaseEstimator, ABC):
         self._published.update(lambda model: (model.but(fitted=columns), None))
         return self
 
+    def drop_waiting(self) -> Self:
+        """Forget all rows that were asked for, and the counts of `waiting_`.
+
+        Examples
+        --------
+        >>> from kalstream import KalmanClassifier
+        >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
+        >>> _ = model.ask([[1.0]], ids=["a"])
+        >>> model.drop_waiting().waiting_.waiting
+        0
+        """
+        self._model  # noqa: B018  (raises if nothing was learned)
+        self._published.update(lambda model: (model.but(store=None), None))
+        return self
+
     @interruptible
     def _ahead(self, model: Model, X: Any, time: Any) -> tuple[Any, Array]:
         """Step of rows, of which any could be the next, and their features (b, m)."""
@@ -271,12 +286,9 @@ class KalmanEstimator(BaseEstimator, ABC):
     def _state(self, model: Model) -> PolicyState:
         """The state, unless no target is known or another policy is set."""
         if model.state is None:
-            seen, call = f"seen {model.n_seen} rows, all without a target", "partial_fit"
-            if model.store is not None and model.n_seen == 0:
-                seen, call = f"been asked for {model.came} rows and told no target", "tell"
             raise NotFittedError(
-                f"This {type(self).__name__} instance is not fitted yet: it has {seen}; call "
-                f"{call} with a target first."
+                f"This {type(self).__name__} instance is not fitted yet: it has seen "
+                f"{model.n_seen} rows, all without a target; call partial_fit with a target first."
             )
         return state_of(model, self._settings)
 

@@ -422,7 +422,7 @@ def expired(model: Model, max_waiting: int, max_age: float | None, settings: Set
         if store.has_times:
             earliest = store.newest - max_age * settings.unit
         else:
-            oldest = store.stop - 1 - int(max_age)
+            oldest = store.stop - int(max_age)
     return model.but(store=store.expired(max_waiting, oldest, earliest))
 
 

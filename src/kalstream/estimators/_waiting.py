@@ -38,7 +38,7 @@ class Waiting:
     waiting : int
         Rows that wait.
     asked, told : int
-        Rows that were asked for, and those whose targets came, or will never come (None).
+        Rows that were asked for, and those whose targets came.
     expired : int
         Rows that waited too long: see ``max_waiting`` and ``max_age``.
     repeated, corrected : int
@@ -594,21 +594,18 @@ def listed(name: str, ids: Any) -> list[Hashable]:
     keys = ids.tolist() if hasattr(ids, "tolist") else ids
     if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
         raise InvalidInput(f"{name} must be a sequence of ids, got {check.shown(ids)}")
-    plain = [key.item() if isinstance(key, np.generic) else key for key in keys]
-    for key in plain:
-        if not _is_id(key):
+    keys = list(keys)
+    for key in keys:
+        try:
+            hash(key)
+            odd = key is None or key != key
+        except Exception:
+            odd = True
+        if odd:
             raise InvalidInput(
-                f"{name} holds {check.shown(key)}, which cannot be an id; use numbers, strings, or "
-                "tuples of these, for example str(id)"
+                f"{name} holds {check.shown(key)}, which cannot be an id; use numbers or strings"
             )
-    return plain
-
-
-def _is_id(key: Any) -> bool:
-    """Whether a file can hold an id, and it can be found again."""
-    if isinstance(key, tuple):
-        return all(map(_is_id, key))
-    return type(key) in (int, str, bytes, bool) or (type(key) is float and key == key)
+    return keys
 
 
 def read_bounds(max_waiting: Any, max_age: Any) -> tuple[int, float | None]:

@@ -199,16 +199,16 @@ class NamedRows(_Clock):
     waiting : {id: Said}
     done : {id: None}
         The last ids whose targets came, or whose rows were given up.
-    repeated, unknown : int
-        Rows that came again without a target, and targets of ids that nobody knows whose rows have
-        nothing to predict from.
+    repeated, again, unknown : int
+        Rows that came again without a target, those of them that were predicted again, and targets
+        of ids that nobody knows whose rows have nothing to predict from.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.waiting: dict[Any, Said] = {}
         self.done: dict[Any, None] = {}
-        self.repeated = self.unknown = 0
+        self.repeated = self.again = self.unknown = 0
 
     def __len__(self) -> int:
         return len(self.waiting)
@@ -228,7 +228,13 @@ class NamedRows(_Clock):
             if key is not None and (key in self.waiting or key in new or key in self.done):
                 if not has_target:
                     events.repeated += 1
-                    continue
+                    if empty:
+                        continue
+                    # Predicted again, and at once done with: the first row of the id may wait.
+                    events.again += 1
+                    key = batch.start + i
+                    events.asked.append(i)
+                    events.ids.append(key)
             elif key is not None and has_target and empty:
                 events.unknown += 1
                 continue
@@ -260,12 +266,13 @@ class NamedRows(_Clock):
                 continue
             if there[i]:
                 judged.append((said, tracker.reveal_one(batch, i)))
-            else:
+            elif batch.ids is None or batch.ids[i] is None:  # no row that came again
                 tracker.missing += 1
             self._remember(key)
         for k, new in rows:
             self.waiting[new] = tracker.said(answer, k)
         self.repeated += events.repeated
+        self.again += events.again
         self.unknown += events.unknown
         for _ in range(len(self.waiting) - self.most):
             key = next(iter(self.waiting))
@@ -285,6 +292,7 @@ class NamedRows(_Clock):
             **saved(self.waiting),
             "done": list(self.done),
             "repeated": self.repeated,
+            "again": self.again,
             "unknown": self.unknown,
             "time": self.saved_time(),
         }
@@ -295,6 +303,7 @@ class NamedRows(_Clock):
         self.waiting = said_of(state, tracker)
         self.done = dict.fromkeys(state["done"])
         self.repeated, self.unknown = state["repeated"], state["unknown"]
+        self.again = state.get("again", 0)
 
 
 @dataclass(slots=True)
@@ -312,6 +321,7 @@ class Events:
     ids: list[Any]
     told: list[tuple[Any, int, int]]
     repeated: int = 0
+    again: int = 0
     unknown: int = 0
 
     def as_told(self, batch: Batch) -> Told:

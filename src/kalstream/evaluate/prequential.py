@@ -317,12 +317,6 @@ class Evaluation:
         if stream.label_timed:
             return LateTargets(self.chunk, 0, timed=True, labelled=True)
         if delay > 0 and self.cost == 1.0 and self.adapter.keeps_rows:
-            learner, least = self.adapter.learner, delay + self.chunk
-            if getattr(learner, "max_waiting", least) < least:
-                raise InvalidInput(
-                    f"delay is {delay}, and at most {learner.max_waiting} rows of the learner wait "
-                    f"for their labels; make it with max_waiting={least}"
-                )
             return LateTargets(self.chunk, delay, timed=False, labelled=False)
         return None
 
@@ -435,6 +429,8 @@ class Evaluation:
         counts = asdict(self.adapter.learner.waiting_)
         if isinstance(self.late, NamedRows):
             counts["repeated"] += self.late.repeated
+            for name in ("asked", "told"):
+                counts[name] -= self.late.again
             counts["unknown"] += self.late.unknown
         return counts
 
@@ -448,7 +444,7 @@ class Evaluation:
         """Begin a stream with a learner that has learned before, elsewhere.
 
         The labels that it has learned are known from the first row on, to the baselines too, and
-        its drift alarms so far do not count.
+        its drift alarms so far do not count. With late labels, rows that wait in it are dropped.
 
         Parameters
         ----------
@@ -459,8 +455,10 @@ class Evaluation:
         classes = getattr(self.adapter.learner, "classes_", None)
         before = None if state is None else state["tracker"]
         self.tracker.begin_with(before, [] if classes is None else classes.tolist())
+        if self.late is not None:
+            self.adapter.learner.drop_waiting()  # ids and counts are those of this stream
         if isinstance(self.late, NamedRows) and state is not None and "late" in state:
-            self.late.restore(state["late"], self.tracker)  # labels of its rows may come here
+            self.late.restore_time(state["late"]["time"])
         self.forgetting.begin_with(self.adapter)
 
     def state(self) -> dict[str, Any]:

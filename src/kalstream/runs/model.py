@@ -156,7 +156,9 @@ class RunModel:
             if learns and y is None:
                 raise InvalidInput("rows are numbers without names; give their targets as y")
             return Batch(0, rows, y)
-        target = encoder.target
+        features, target = encoder.features, encoder.target
+        encoder = encoder.with_late(None, None)  # these targets are here
+        encoder.features = features  # which learn new categories
         columns = {} if y is None or target is None else {target.name: y}
         table = as_table(rows, columns)
         names = table.schema.names

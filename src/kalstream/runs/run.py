@@ -289,6 +289,12 @@ class Run:
         rows = f"{origin.model.n_seen_:,} rows"
         self.notes.append(f"begins with the model of {origin.path}, which has learned {rows}")
         progress = origin.progress or {"evaluation": None}
+        n_waiting = origin.model.waiting_.waiting
+        if n_waiting and self.evaluation.late is not None:
+            self.notes.append(
+                f"{n_waiting:,} of its rows still wait for labels, which are not expected here; to "
+                "go on with them, add the data to their run with --extend"
+            )
         try:
             self.evaluation.begin_with(progress["evaluation"])
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:

@@ -22,7 +22,7 @@ from kalstream._printable import quoted
 from kalstream.errors import InvalidInput, InvalidOption
 from kalstream.runs.files import FORMAT
 from kalstream.runs.options import LARGEST_UNIT, LEAST_UNIT, Options, delay_of, seconds_of
-from kalstream.streams import REGRESSION, Columns, Stream
+from kalstream.streams import REGRESSION, Columns, Stream, format_of
 
 _STREAM_OPTIONS: Final = (
     *("target", "task", "time", "label_time", "id", "ignore", "categorical", "bad_rows"),
@@ -36,10 +36,17 @@ _USUAL_WINDOW: Final = 1000
 
 def open_stream(options: Options, columns: Columns | None = None) -> Stream:
     """The stream of a run; ``columns`` is the encoder of a checkpoint."""
-    encoder = {}
+    given = options.given(*_STREAM_OPTIONS)
     if columns is not None:  # new data say themselves when labels come
-        encoder["columns"] = columns.with_late(options.label_time, options.id)
-    stream = streams.open(options.source, **options.given(*_STREAM_OPTIONS), **encoder)
+        if columns.id is not None and columns.id.name == options.id:
+            given.pop("id", None)  # the first row of a pipe may lack it
+        given["columns"] = columns.with_late(options.label_time, options.id)
+    elif options.label_time and not options.time and "time" in format_of(options.source).options:
+        raise InvalidOption(
+            f"--label-time is {quoted(options.label_time)}, but rows have no times; name their "
+            "column with --time"
+        )
+    stream = streams.open(options.source, **given)
     if options.time_unit != "auto" and not stream.timed:
         raise InvalidOption(
             f"--time-unit is {quoted(options.time_unit)}, but rows have no times; name their "

@@ -32,6 +32,7 @@ _LONG = 100  # characters; no similar name is suggested for longer ones
 _NUMERIC = ("integer", "floating", "decimal", "null")
 _MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
 _MISSING_TEXTS = pa.array([*_MISSING, *(text.upper() for text in _MISSING)])
+_NO_LABELS = f' (regression needs numbers; for labels give task="{CLASSIFICATION}")'
 _TOO_LARGE = "the largest number that can be learned"
 _NO_VALUE = (ValueError, TypeError, OverflowError, KeyError)
 
@@ -148,6 +149,11 @@ class Columns:
         """
         names = table.schema.names
         features = [name for name in names if name not in (target, time, label_time, id)]
+        if not features and id is not None:
+            raise InvalidInput(
+                f"no row has a column to predict {quoted(target)} from, only {listed(names)}; "
+                "give rows that have more columns"
+            )
         if not features:
             raise InvalidInput(
                 f"there is no column to predict {quoted(target)} from; give more columns"
@@ -236,7 +242,9 @@ class Columns:
             regression = self.task == REGRESSION
             targets = np.full(n, np.nan) if regression else np.full(n, None, object)
         else:
-            targets = _checked(table.column(self.target.name), self.target, bad)
+            number = self.id is not None and self.target.kind == NUMBER
+            hint = _NO_LABELS if number else ""
+            targets = _checked(table.column(self.target.name), self.target, bad, hint)
         if self.time is None or self.time.name not in present:
             return rows, targets, None, bad
         array = table.column(self.time.name)
@@ -416,7 +424,7 @@ def _target(name: str, array: pa.Array, as_written: bool, task: str | None) -> t
             f'is {task}; if that is wrong, give task="{other}"'
         )
     if check_task(task) == REGRESSION:
-        if kind != NUMBER:
+        if kind != NUMBER and values:
             raise InvalidInput(
                 f"target {quoted(name)} holds {_PLURAL[kind]} such as {quoted(values[0])}, but "
                 f'regression needs numbers; for labels give task="{CLASSIFICATION}"'

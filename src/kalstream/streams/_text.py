@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Container, Generator, Iterator
 from contextlib import closing
 from functools import partial
 from itertools import chain
@@ -161,6 +161,20 @@ class TextPart:
                 f"{self.file}: line 1 is not a JSON object; write one object per line"
             )
         return lines
+
+    def expect_row(self, others: Container[str | None]) -> None:
+        """Know the columns of the first JSON line that has more than some; waits until it comes."""
+        if self.as_written or any(name not in others for name in self.names):
+            return
+        rest = b""
+        with closing(self._text()) as pieces:
+            for piece in chain(pieces, (b"\n",)):
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    names = JsonLines(line).names
+                    if any(name not in others for name in names):
+                        self.names.extend(name for name in names if name not in self.names)
+                        return
 
     def _text(self) -> Generator[bytes]:
         pieces = self._pieces()

@@ -144,12 +144,15 @@ class TableStream(Stream):
             self._parts = [TextPart("standard input", self._arriving, delimiter)]
         self.name = name or (Path(self.source).name.split(".")[0] if self.files else "stdin")
         self._check_names()
+        first = self._parts[0]
+        check_known([] if id is None else [id], first.names, option="id", file=first.file)
         if columns is None:
+            if self._arriving is not None and id is not None and isinstance(first, TextPart):
+                first.expect_row({target, time, label_time, id, *self.ignore})  # labels before it
             self._expect(target, label_time if id is None else id)
             columns, self.guess = self._decide(target, task, time, label_time, id)
         else:
-            self._expect(_name(columns.target), _name(columns.id))
-            check_known([] if id is None else [id], self._parts[0].names, option="id")
+            self._expect_known(columns)
         self.encoder: Columns = _copy(columns, target, task, time, label_time, id)
         self.timed = self.encoder.time is not None
         self.label_timed = self.encoder.label_time is not None
@@ -181,6 +184,16 @@ class TableStream(Stream):
             if isinstance(part, TextPart) and not part.as_written:
                 part.names.extend(n for n in names if n is not None and n not in part.names)
 
+    def _expect_known(self, columns: Columns) -> None:
+        """Expect what JSON lines may lack if rows have ids: the first ones may be labels only."""
+        features, names = [column.name for column in columns.features], set(self._parts[0].names)
+        self._expect(_name(columns.target), _name(columns.id))
+        if columns.is_frozen or columns.id is None:
+            return
+        only_labels = columns.id.name in names and not names & set(features)
+        if self._arriving is not None or only_labels:
+            self._expect(*features, _name(columns.time), columns.id.name)
+
     def _decide(
         self,
         target: str | None,
@@ -196,9 +209,9 @@ class TableStream(Stream):
         check_known([] if time is None else [time], names, option="time", file=file)
         check_known(self.ignore, names, option="ignore", file=file)
         special = {"target": target, "time": time, "label_time": label_time, "id": id}
-        for option in ("label_time", "id"):
-            name = special[option]
-            check_known([] if name is None else [name], names, option=option, file=file)
+        check_known(
+            [] if label_time is None else [label_time], names, option="label_time", file=file
+        )
         used = dict[str | None, str]()
         for option, name in special.items():
             if name is not None and name in used:
@@ -212,7 +225,8 @@ class TableStream(Stream):
                 f"label_time={quoted(label_time)} needs the times of the rows; name their column "
                 "with time="
             )
-        table = self._first([n for n in names if n in used or n not in self.ignore])
+        wanted = [n for n in names if n in used or n not in self.ignore]
+        table = self._first(wanted, [n for n in wanted if n not in used] if id else [])
         return Columns.of_table(
             table,
             target,
@@ -225,8 +239,11 @@ class TableStream(Stream):
             n_slots=LIVE_SLOTS if self._arriving else None,
         )
 
-    def _first(self, wanted: list[str]) -> pa.RecordBatch:
-        """The first rows, of several files if the first one has few."""
+    def _first(self, wanted: list[str], features: list[str]) -> pa.RecordBatch:
+        """The first rows, of several files if the first one has few.
+
+        The first row of a pipe must have one of the features, if some are given.
+        """
         pieces: list[pa.RecordBatch] = []
         rows, size, most = 0, 0, 1 if self._arriving else FIRST_ROWS
         error: InvalidInput | None = None
@@ -234,7 +251,8 @@ class TableStream(Stream):
             for part, _, block in self._blocks(wanted):
                 if block.problems and error is None:
                     error = block.error(part.file, block.problems[0].record, block.problems[0].why)
-                pieces.append(block.batch.slice(0, most - rows))
+                start = self._labels_before(block.batch, features)
+                pieces.append(block.batch.slice(start, most - rows))
                 rows, size = rows + pieces[-1].num_rows, size + pieces[-1].nbytes
                 if rows == most or size > FIRST_BYTES:
                     break
@@ -244,6 +262,14 @@ class TableStream(Stream):
             raise error or InvalidInput(f"{self.source} has a header but no rows; add rows")
         arrays = [_joined([piece.column(name) for piece in pieces]) for name in wanted]
         return pa.RecordBatch.from_arrays(arrays, wanted)
+
+    def _labels_before(self, table: pa.RecordBatch, features: list[str]) -> int:
+        """How many rows of a pipe come before the first that has a feature."""
+        if self._arriving is None or not features:
+            return 0
+        valid = [table.column(name).is_valid().to_numpy(zero_copy_only=False) for name in features]
+        has_some = np.logical_or.reduce(valid)
+        return int(np.argmax(has_some)) if has_some.any() else len(has_some)
 
     @property
     def approximate_rows(self) -> int | None:
