@@ -152,8 +152,9 @@ def test_a_learned_gamma_does_not_depend_on_the_cut(rows, cuts):
     policy = Learned(0.99, lr=0.05, likelihood="softmax", calibration=Calibration(init=1.0))
     whole, _ = learned(policy, rows, 7, [])
     parts, _ = learned(policy, rows, 7, cuts)
-    assert_same_posterior(parts.posterior, whole.posterior)
-    assert_close(parts.delta, whole.delta)
+    # Learning gamma amplifies roundings.
+    assert_same_posterior(parts.posterior, whole.posterior, rtol=1e-8)
+    assert_close(parts.delta, whole.delta, rtol=1e-8)
 
 
 @pytest.mark.parametrize(

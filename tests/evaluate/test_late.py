@@ -1,6 +1,7 @@
 """Late labels in the loop, against rows asked for and labels told one at a time."""
 
 import json
+import math
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,57 @@ def assert_same(made: list[Any], expected: list[Any]) -> None:
             labels = set(one) | set(other)
             pairs = [(one.get(k, 0.0), other.get(k, 0.0)) for k in labels]
             assert all(a == pytest.approx(b, abs=1e-9) for a, b in pairs)
+
+
+def log_loss_of_no_change(targets: Any, delay: int) -> float:
+    """Its probability is how often its own predictions were right, of those that can be judged."""
+    made: dict[int, Any] = {}
+    came: list[Any] = []
+    right = judged = n = 0
+    total = 0.0
+    for i, target in enumerate(targets):
+        j = i - delay - 1
+        if j >= 0 and targets[j] is not None:
+            if j in made:
+                right, judged = right + (made[j] == targets[j]), judged + 1
+            came.append(targets[j])
+        if not came or target is None:
+            continue
+        made[i], n = came[-1], n + 1
+        others = len(came) - came.count(came[-1])
+        again = (right + 1) / (judged + 2) if others else 1.0
+        p = 1.0 / (len(came) + 1)  # of labels that never came; the others share the rest
+        if target in came:
+            share = again if target == came[-1] else (1.0 - again) * came.count(target) / others
+            p = share * (1.0 - p)
+        total -= math.log(p)
+    return total / n
+
+
+def test_labels_after_the_last_row_are_counted() -> None:
+    rows, targets, _ = data()
+    evaluation = Evaluation(model(), ArrayStream(rows, targets), delay=20)
+    list(evaluation.records())
+    assert evaluation.waiting_counts()["at_end"] == 0
+    told = evaluation.waiting_counts()["told"]
+    evaluation.finish()
+    counts = evaluation.waiting_counts()
+    assert counts["told"] - told == 20
+    assert counts["at_end"] == sum(target is not None for target in targets[-20:])
+    assert counts["told"] - counts["missing"] == sum(target is not None for target in targets)
+
+
+@pytest.mark.parametrize("delay", [0, 1, 7, 40])
+def test_no_change_learns_how_often_it_was_right_with_late_labels(delay: int) -> None:
+    rows, targets, _ = data(1)
+    stream = ArrayStream(rows, targets)
+    expected = log_loss_of_no_change(targets.tolist(), delay)
+    kept = prequential(model(), stream, delay=delay)
+    read = prequential(
+        SGDClassifier(loss="log_loss"), stream, delay=delay, classes=["c0", "c1", "c2"]
+    )
+    assert kept.baselines["no_change"]["log_loss"] == pytest.approx(expected, rel=1e-12)
+    assert read.baselines["no_change"]["log_loss"] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
@@ -226,6 +278,7 @@ def test_ids_of_every_kind_are_counted() -> None:
             "corrected": 1,
             "too_late": 1,
             "unknown": 1,
+            "missing": 1,
         }
         asked = [r.batch.start + i for r in records for i in r.asked]
         assert asked == [0, 1, 5, 7, 8, 9, 10, 11]
@@ -287,6 +340,7 @@ def test_a_state_of_before_continues_as_before() -> None:
     ("stream", "options", "message"),
     [
         ({}, {"delay": timedelta(days=1)}, "rows need times"),
+        ({}, {"delay": "72h"}, "a whole number >= 0 or a timedelta, got '72h'"),
         ({"times": [1, 2]}, {"delay": -timedelta(days=1)}, "must not be negative"),
         ({"times": [1, 2], "label_times": [1, 2]}, {"delay": 3}, "one of these three"),
         ({"ids": ["a", "b"]}, {"delay": 3}, "one of these three"),

@@ -447,6 +447,39 @@ def test_what_a_learner_does_not_give_is_said(pages: dict[str, tuple[Path, str]]
     assert "none" in words_of(pages["unpredicted"][1])
 
 
+def test_how_late_labels_are(tmp_path: Path) -> None:
+    for number, (more, protocol, expected) in enumerate(
+        [
+            ({}, {"delay": 500}, "labels are 500 rows late"),
+            ({}, {"delay": 0, "delay_seconds": 259200.0}, "labels are 3 days late"),
+            ({"id": "order"}, {}, "labels come with later rows (“order”)"),
+            ({"label_time": "paid_on"}, {}, "labels come at the times in the column “paid_on”"),
+        ]
+    ):
+        folder = synthetic.classification(tmp_path / str(number), rows=500, **more)
+        settings = json.loads((folder / "config.json").read_text())
+        settings["protocol"] |= protocol
+        (folder / "config.json").write_text(json.dumps(settings))
+        assert expected in words_of(make_report(folder))
+
+
+def test_no_label_came_before_the_end(tmp_path: Path) -> None:
+    def change(lines: list[Any]) -> list[Any]:
+        for line in lines:
+            line |= {"n": 0, "confusion": [], "reliability": None, "drift": []}
+            for part in ("window", "total"):
+                if part in line:
+                    line[part] = dict.fromkeys(line[part]) | {"code_length": -0.0}
+            line["baselines"] = {}
+        return lines
+
+    folder = synthetic.change_lines(synthetic.classification(tmp_path, rows=1000), change)
+    words = words_of(make_report(folder))
+    assert words.count("No row was scored: no label came before the end.") >= 4
+    for wrong in ("gives no probabilities", "not detect drift", "no baselines", "-0", "−0"):
+        assert wrong not in words
+
+
 def test_new_classes_are_told(pages: dict[str, tuple[Path, str]]) -> None:
     _, page = pages["many"]
     text = words_of(page)

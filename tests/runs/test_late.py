@@ -323,6 +323,46 @@ def test_a_run_that_begins_with_a_model_knows_none_of_its_ids(tmp_path: Path) ->
     assert Run(tmp_path / "three", ids).go()["waiting"]["asked"] == 20
 
 
+def test_rows_that_only_bring_labels_are_not_predicted(
+    tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = events()
+    source = csv(tmp_path / "ids.csv", ["order", "color", "x", "y"], lines)
+    Run(tmp_path / "run", Options(source=str(source), id="order", **QUICK)).go()
+    found = list(predicted_rows(tmp_path / "run", str(source)))[1:]
+    asked = [(k, line["order"]) for k, line in enumerate(lines) if "x" in line]
+    assert [(row[0], row[1]) for row in found] == asked
+    unlabelled = csv(tmp_path / "new.csv", ["order", "color", "x"], [{"order": "a"}])
+    assert len(list(predicted_rows(tmp_path / "run", str(unlabelled)))) == 2
+    command = ["kalstream", "predict", str(tmp_path / "run"), str(source), "--id", "order"]
+    monkeypatch.setattr(sys, "argv", command)
+    call_cli()
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 1 + len(asked)
+    assert "148 rows that only bring labels of other rows were left out" in err
+
+
+def test_an_opened_run_is_asked_and_told(tmp_path: Path) -> None:
+    source = csv(tmp_path / "ids.csv", ["order", "color", "x", "y"], events())
+    Run(tmp_path / "run", Options(source=str(source), id="order", **QUICK)).go()
+    run = open_run(tmp_path / "run")
+    assert run.waiting_.waiting == 12
+    row = {"color": "green", "x": 1.0}
+    expected = run.predict_proba([{"color": "red", "x": 1.0}])
+    assert run.ask([{"color": "red", "x": 1.0}], ids=["new"]).shape == expected.shape
+    assert run.ask([{**row, "order": "from the column"}]).shape == (1, 2)
+    assert run.waiting_.waiting == 14
+    assert run.tell(["new", "from the column", "o159"], ["up", "other", "down"]) is run
+    assert run.waiting_.waiting == 11
+    assert run.classes_.tolist() == ["down", "other", "up"]
+    assert run.encode([row])[0].tolist() != run.encode([{**row, "color": "pink"}])[0].tolist()
+    with pytest.raises(InvalidInput, match="column 'x'"):
+        run.ask([{"color": "red", "x": "no number"}], ids=["bad"])
+    assert run.waiting_.waiting == 11
+    run.save(tmp_path / "saved")
+    assert open_run(tmp_path / "saved").waiting_ == run.waiting_
+
+
 def test_labels_of_a_run_before_come_in_its_extension(tmp_path: Path) -> None:
     lines = events()
     names = ["order", "color", "x", "y"]
@@ -430,7 +470,9 @@ def test_live_predictions_on_standard_output(
     assert [line["id"] for line in lines] == [row["order"] for row in rows()]
     assert lines[0] == {"row": 0, "id": "o0", "prediction": None, "probabilities": {}}
     assert set(lines[-1]["probabilities"]) == {"up", "down"}
-    assert "late labels of 160 rows learned, 12 rows still wait" in err
+    assert "labels of 160 rows learned, 12 rows still wait" in err
+    assert "148 labels" in err
+    assert "after the last row" not in err
     assert "report" in err
     monkeypatch.setattr(sys, "argv", ["kalstream", "describe", str(tmp_path / "run")])
     call_cli()

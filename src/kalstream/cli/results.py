@@ -14,7 +14,7 @@ from rich.table import Table
 
 from kalstream._files import replacing
 from kalstream._printable import printable
-from kalstream.cli.console import app, escaped, out, print_file
+from kalstream.cli.console import app, err, escaped, out, print_file
 from kalstream.errors import InvalidInput
 from kalstream.runs.files import CHECKPOINT
 
@@ -97,14 +97,17 @@ def predict(
     from kalstream.runs import predicted_rows
 
     _refuse_to_replace(file, checkpoint, data)
-    rows = predicted_rows(checkpoint, data, id_column)
+    left_out: list[int] = []
+    rows = predicted_rows(checkpoint, data, id_column, left_out.append)
     if file is None:
         if sys.stdout.isatty():  # files and pipes get the labels unchanged
             rows = ([printable(cell) for cell in row] for row in rows)
         csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
-        return
-    with replacing(file) as handle:
-        csv.writer(codecs.getwriter("utf-8")(handle), lineterminator="\n").writerows(rows)
+    else:
+        with replacing(file) as handle:
+            csv.writer(codecs.getwriter("utf-8")(handle), lineterminator="\n").writerows(rows)
+    if left_out:
+        err.print(f"{sum(left_out):,} rows that only bring labels of other rows were left out")
 
 
 @app.command()

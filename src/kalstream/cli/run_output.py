@@ -154,6 +154,19 @@ def print_end(job: Run, end: dict[str, Any], report: Path | None) -> None:
 
 
 def _print_metrics(job: Run, end: dict[str, Any]) -> None:
+    if end["n"]:
+        out.print(_metrics(job, end))
+    else:
+        out.print("no row was scored: no label came before the end")
+    clock = end["clock"]
+    speed = f", {clock['rows_per_second']:,.0f} rows/s" if clock["rows_per_second"] else ""
+    out.print(
+        f"{_counted(end['row'], 'row')}, {clock['seconds']:.1f} s of predicting and learning"
+        f"{speed}, at most {clock['memory_mb']:,.0f} MB"
+    )
+
+
+def _metrics(job: Run, end: dict[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False, show_edge=False)
     table.add_column("")
     baselines = end["baselines"]
@@ -163,13 +176,7 @@ def _print_metrics(job: Run, end: dict[str, Any]) -> None:
         if value is not None:
             cells = [value, *(each.get(name) for each in baselines.values())]
             table.add_row(name, *("" if cell is None else f"{cell:,.4f}" for cell in cells))
-    out.print(table)
-    clock = end["clock"]
-    speed = f", {clock['rows_per_second']:,.0f} rows/s" if clock["rows_per_second"] else ""
-    out.print(
-        f"{_counted(end['row'], 'row')}, {clock['seconds']:.1f} s of predicting and learning"
-        f"{speed}, at most {clock['memory_mb']:,.0f} MB"
-    )
+    return table
 
 
 def _print_waiting(end: dict[str, Any]) -> None:
@@ -177,7 +184,10 @@ def _print_waiting(end: dict[str, Any]) -> None:
     counts = end.get("waiting")
     if counts is None:
         return
-    parts = [f"{_counted(counts['told'], 'late label')} of {counts['asked']:,} rows learned"]
+    learned = counts["told"] - counts.get("missing", 0)
+    parts = [f"{_counted(learned, 'label')} of {_counted(counts['asked'], 'row')} learned"]
+    if counts.get("at_end"):
+        parts[0] += f" ({counts['at_end']:,} of them after the last row)"
     for name, what in {
         "waiting": "rows still wait",
         "expired": "rows given up (--max-waiting)",

@@ -89,6 +89,13 @@ class LateTargets(_Clock):
         Whether targets arrive at a time.
     labelled : bool
         Whether the stream says when each target comes; ``delay`` then has no meaning.
+
+    Attributes
+    ----------
+    at_end : int
+        Targets that were learned after the last row, because the stream ended.
+    missing : int
+        Rows that wait no more, because the stream has no target for them.
     """
 
     def __init__(self, chunk: int, delay: float, *, timed: bool, labelled: bool) -> None:
@@ -96,6 +103,7 @@ class LateTargets(_Clock):
         self.rows = np.empty(0, np.int64)
         self.arrivals = np.empty(0)
         self.targets: Array | None = None
+        self.at_end = self.missing = 0
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -139,6 +147,7 @@ class LateTargets(_Clock):
         left = ~is_due & np.isfinite(arrivals)
 
         def done() -> None:
+            self.missing += int((~known(told.targets)).sum())
             self.rows, self.arrivals, self.targets = rows[left], arrivals[left], targets[left]
 
         return told, done
@@ -160,6 +169,8 @@ class LateTargets(_Clock):
         rows = self.rows[order].tolist()
 
         def done() -> None:
+            there = int(known(targets).sum())
+            self.at_end, self.missing = self.at_end + there, self.missing + len(targets) - there
             self.rows, self.arrivals, self.targets = self.rows[:0], self.arrivals[:0], targets[:0]
 
         return Told(rows, targets[order], np.zeros(len(rows), np.int64)), done
@@ -173,11 +184,13 @@ class LateTargets(_Clock):
         targets = [] if self.targets is None else self.targets.tolist()
         targets = [None if target != target else target for target in targets]
         parts = {"rows": self.rows.tolist(), "arrivals": self.arrivals.tolist()}
-        return {**parts, "targets": targets, "time": self.saved_time()}
+        more = {"at_end": self.at_end, "missing": self.missing}
+        return {**parts, "targets": targets, "time": self.saved_time(), **more}
 
     def restore(self, state: dict[str, Any], dtype: Any) -> None:
         """Restore what `state` returned; dtype: that of targets."""
         self.restore_time(state["time"])
+        self.at_end, self.missing = state.get("at_end", 0), state.get("missing", 0)
         self.rows = np.array(state["rows"], np.int64)
         self.arrivals = np.array(state["arrivals"], np.float64)
         self.targets = np.empty(len(self.rows), dtype)
@@ -202,13 +215,15 @@ class NamedRows(_Clock):
     repeated, again, unknown : int
         Rows that came again without a target, those of them that were predicted again, and targets
         of ids that nobody knows whose rows have nothing to predict from.
+    missing : int
+        Rows without an id and a target, for which none can come.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.waiting: dict[Any, Said] = {}
         self.done: dict[Any, None] = {}
-        self.repeated = self.again = self.unknown = 0
+        self.repeated = self.again = self.unknown = self.missing = 0
 
     def __len__(self) -> int:
         return len(self.waiting)
@@ -265,9 +280,10 @@ class NamedRows(_Clock):
             if said is None:  # told again
                 continue
             if there[i]:
-                judged.append((said, tracker.reveal_one(batch, i)))
+                judged.append((said, tracker.reveal_one(batch, i, said)))
             elif batch.ids is None or batch.ids[i] is None:  # no row that came again
                 tracker.missing += 1
+                self.missing += 1
             self._remember(key)
         for k, new in rows:
             self.waiting[new] = tracker.said(answer, k)
@@ -294,6 +310,7 @@ class NamedRows(_Clock):
             "repeated": self.repeated,
             "again": self.again,
             "unknown": self.unknown,
+            "missing": self.missing,
             "time": self.saved_time(),
         }
 
@@ -303,7 +320,7 @@ class NamedRows(_Clock):
         self.waiting = said_of(state, tracker)
         self.done = dict.fromkeys(state["done"])
         self.repeated, self.unknown = state["repeated"], state["unknown"]
-        self.again = state.get("again", 0)
+        self.again, self.missing = state.get("again", 0), state.get("missing", 0)
 
 
 @dataclass(slots=True)

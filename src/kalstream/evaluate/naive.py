@@ -16,8 +16,8 @@ from kalstream.streams import CLASSIFICATION, REGRESSION
 class NaiveLabels:
     """No-change and majority, in a few operations a label.
 
-    No-change gives the last label the frequency with which labels have repeated so far, and
-    divides the rest among the others by their frequencies. Majority gives every label its
+    No-change gives the last label that has come the frequency with which this was right so far,
+    and divides the rest among the others by their frequencies. Majority gives every label its
     frequency.
 
     Examples
@@ -35,7 +35,7 @@ class NaiveLabels:
     # The attributes are part of checkpoints, by their names.
     def __init__(self) -> None:
         self.counts: list[int] = []
-        self.n = self.repeats = 0
+        self.n = self.repeats = self.judged = 0  # predictions of no-change: right, and all
         self.last = self.top = -1
         self.sums = {name: [0, 0.0] for name in self.names}  # right, log probability
         self.n_scored = 0
@@ -55,16 +55,18 @@ class NaiveLabels:
         share = at.counts[code] / (n + 1.0)
         self.sums["majority"][1] += math.log(share)
         others = n - at.counts[at.last]
-        again = (at.repeats + 1.0) / (n + 1.0) if others else 1.0  # n - 1 pairs so far
+        again = (at.repeats + 1.0) / (at.judged + 2.0) if others else 1.0
         if code == at.last:
             p = again * n / (n + 1.0)
         else:
             p = (1.0 - again) * at.counts[code] / others * n / (n + 1.0)
         self.sums["no_change"][1] += math.log(p)
 
-    def learn(self, code: int) -> None:
-        """Learn a label."""
-        self.repeats += code == self.last
+    def learn(self, code: int, guess: int | None = None) -> None:
+        """Learn a label; ``guess``: the last one (or -1) when it was predicted, if not now's."""
+        guess = self.last if guess is None else guess
+        self.judged += guess >= 0
+        self.repeats += code == guess
         self.last = code
         self.n += 1
         while code >= len(self.counts):  # labels that come late come in any order
@@ -72,6 +74,12 @@ class NaiveLabels:
         self.counts[code] += 1
         if self.top < 0 or self.counts[code] > self.counts[self.top]:
             self.top = code
+
+    def restore(self, attributes: dict[str, Any]) -> None:
+        """Restore the attributes, of this or an older version."""
+        vars(self).update(attributes)
+        if "judged" not in attributes:  # every label was taken as the guess of the next one
+            self.judged = max(self.n - 1, 0)
 
     def values(self, *, window: bool = False) -> dict[str, Values]:
         """Metrics of each baseline."""
@@ -120,6 +128,10 @@ class NaiveValues:
         self.n += 1
         self.last = value
         self.mean += (value - self.mean) / self.n
+
+    def restore(self, attributes: dict[str, Any]) -> None:
+        """Restore the attributes."""
+        vars(self).update(attributes)
 
     def values(self, *, window: bool = False) -> dict[str, Values]:
         """Metrics of each baseline."""

@@ -130,7 +130,8 @@ class Evaluation:
         for name, value in {**whole, "limit": 1 if limit is None else limit}.items():
             least = 0 if name == "delay" else 1
             if not isinstance(value, int | np.integer) or value < least:
-                raise InvalidInput(f"{name} must be a whole number >= {least}, got {value!r}")
+                also = " or a timedelta" if name == "delay" else ""
+                raise InvalidInput(f"{name} must be a whole number >= {least}{also}, got {value!r}")
         if not cost >= 1.0:
             raise InvalidInput(f"cost must be a number >= 1, got {cost!r}")
         self.adapter, self.stream = adapt(learner, stream, classes), stream
@@ -141,6 +142,8 @@ class Evaluation:
         if self.late is not None and together > 1:
             self.together = _LATE_TOGETHER * together
         self.tracker: Tracker = ValueTracker() if stream.task == REGRESSION else LabelTracker()
+        self.tracker.late = bool(self.delay) and not isinstance(self.late, NamedRows)
+        self.tracker.late |= isinstance(self.late, LateTargets)
         self.forgetting = ForgettingTracker()
         self.n_rows = self.n_learned = 0
         self.pending: deque[Batch] = deque()
@@ -221,7 +224,8 @@ class Evaluation:
             answer, scored = self._ask_and_tell(batch, self.late)
         elif self._in_one_call():
             answer = self._timed(self.adapter.predict_then_learn, batch)
-            told = batch.targets, np.arange(1, len(batch) + 1)
+            rows = range(batch.start, batch.stop)
+            told = batch.targets, np.arange(1, len(batch) + 1), rows
             scored = self.tracker.score(batch, answer, told)
             self.n_rows = self.n_learned = batch.stop
         else:
@@ -246,7 +250,8 @@ class Evaluation:
         self._check_times(batch, late)
         told, done = late.due(batch)
         answer = self._timed(lambda batch: self.adapter.ask_and_tell(batch, told), batch)
-        scored: Scored | None = self.tracker.score(batch, answer, (told.targets, told.before))
+        reveals = told.targets, told.before, told.ids
+        scored: Scored | None = self.tracker.score(batch, answer, reveals)
         done()
         late.note_times(batch)
         self.n_rows, self.n_learned = batch.stop, late.first(batch.stop)
@@ -265,7 +270,7 @@ class Evaluation:
         begun = self.clock()
         self.adapter.tell(told, self.n_rows)
         self.seconds += self.clock() - begun
-        self.tracker.learn(told.targets)
+        self.tracker.learn(told.targets, told.ids)
         done()
         self.n_learned, self.settled = self.n_rows, True
 
@@ -425,13 +430,20 @@ class Evaluation:
         }
 
     def waiting_counts(self) -> dict[str, int]:
-        """How many rows wait for their labels, and what became of the others (`Waiting`)."""
+        """How many rows wait for their labels, and what became of the others (`Waiting`).
+
+        ``at_end``: labels that were told after the last row, because the stream ended;
+        ``missing``: rows of ``told`` that have no label.
+        """
         counts = asdict(self.adapter.learner.waiting_)
         if isinstance(self.late, NamedRows):
             counts["repeated"] += self.late.repeated
             for name in ("asked", "told"):
                 counts[name] -= self.late.again
             counts["unknown"] += self.late.unknown
+        elif self.late is not None:
+            counts["at_end"] = self.late.at_end
+        counts["missing"] = 0 if self.late is None else self.late.missing
         return counts
 
     def _clock(self, rows: int, seconds: float) -> dict[str, Any]:

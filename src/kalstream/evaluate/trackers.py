@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,8 +26,9 @@ from kalstream.streams import Batch
 Array = NDArray[Any]
 
 _MANY: Final = 1 << 31  # more than any number of classes: a pair of codes is one number
-# Targets (t,) that were learned while rows were predicted, and before which of the rows each was.
-Reveals = tuple[Array, Array]
+# Targets (t,) that were learned while rows were predicted, before which of the rows each was, and
+# the numbers of their own rows.
+Reveals = tuple[Array, Array, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,10 @@ class LabelTracker:
         it has not learned the label.
     n_seen, n_known : int
         Labels, and different ones, that the learner has learned.
+    late : bool
+        Whether labels come after later rows were predicted.
+    guesses : {row: code}
+        If so: the last label that had come when the row was predicted, or -1, until its own comes.
     """
 
     def __init__(self) -> None:
@@ -73,6 +78,8 @@ class LabelTracker:
         self.ranks: list[int] = []
         self.n_seen = self.n_known = 0
         self.snapshot: NaiveLabels | None = None
+        self.late = False
+        self.guesses: dict[int, int] = {}
         self.clear()
 
     @property
@@ -98,19 +105,21 @@ class LabelTracker:
         codes = self._codes(batch, there)
         n_seen, n_known = np.full((2, len(codes)), [[self.n_seen], [self.n_known]])
         reveals = self._reveals(told)
-        due, before = next(reveals)
+        due, before, own = next(reveals)
         for i, (row, code) in enumerate(
             zip(np.flatnonzero(there).tolist(), codes.tolist(), strict=True)
         ):
             while before <= row:
-                self._learn(due)
-                due, before = next(reveals)
+                self._learn(due, self.guesses.pop(own, None))
+                due, before, own = next(reveals)
+            if self.late:
+                self.guesses[batch.start + row] = self.naive.last
             n_seen[i], n_known[i] = self.n_seen, self.n_known
             if self.n_seen:
                 self.naive.score(code)
         while before < _MANY:
-            self._learn(due)
-            due, before = next(reveals)
+            self._learn(due, self.guesses.pop(own, None))
+            due, before, own = next(reveals)
         if len(codes) and not n_seen[0]:
             there[np.flatnonzero(there)[n_seen == 0]] = False
             codes, n_seen, n_known = (each[n_seen > 0] for each in (codes, n_seen, n_known))
@@ -123,13 +132,13 @@ class LabelTracker:
             scored = score_labels(codes, p[there], np.array(self.ranks), n_seen, n_known)
         return self._added(scored)
 
-    def _reveals(self, told: Reveals | None) -> Iterator[tuple[int, int]]:
-        """Code of each label that is told, and how many rows come before it; then no more."""
-        labels, before = ([], []) if told is None else (told[0].tolist(), told[1].tolist())
-        for label, place in zip(labels, before, strict=True):
-            if label is not None:
-                yield self.codes[label], place
-        yield -1, _MANY
+    def _reveals(self, told: Reveals | None) -> Iterator[tuple[int, int, int]]:
+        """Code of each label told, how many rows come before it, and its row; then no more."""
+        if told is not None:
+            for label, place, row in zip(told[0].tolist(), told[1].tolist(), told[2], strict=True):
+                if label is not None:
+                    yield self.codes[label], place, row
+        yield -1, _MANY, -1
 
     def _added(self, scored: Scored) -> Scored:
         self.total.add(scored)
@@ -148,10 +157,10 @@ class LabelTracker:
         values = answer.probabilities[row]
         return Said(answer.labels or [], values, self.n_seen, self.n_known, knowing)
 
-    def reveal_one(self, batch: Batch, row: int) -> int:
-        """Take in the label of one row of a batch; returns its code."""
+    def reveal_one(self, batch: Batch, row: int, said: Said) -> int:
+        """Take in a label, that of one row of a batch, after what was said; returns its code."""
         (code,) = self._codes(batch[row : row + 1], np.array([True])).tolist()
-        self._learn(code)
+        self._learn(code, said.knowing.last)
         return code
 
     def score_said(self, judged: list[tuple[Said, int]]) -> Scored:
@@ -171,9 +180,8 @@ class LabelTracker:
     def begin_with(self, state: dict[str, Any] | None, classes: list[Any]) -> None:
         """Begin with labels that were learned before: those of a state, or each seen once."""
         if state is not None:
-            self.naive.counts = list(state["simple"]["counts"])
-            for name in ("n", "repeats", "last", "top"):
-                setattr(self.naive, name, state["simple"][name])
+            names = {"counts", "n", "repeats", "judged", "last", "top"} & state["simple"].keys()
+            self.naive.restore(copy.deepcopy({name: state["simple"][name] for name in names}))
             # A label without a count was never revealed: it is not known yet.
             labels = state["codes"][: len(self.naive.counts)]
             self.codes = {label: code for code, label in enumerate(labels)}
@@ -189,20 +197,23 @@ class LabelTracker:
 
     def reveal(self, batch: Batch, *, learned: bool) -> None:
         """Take in the labels of rows: the baselines learn them, and the learner if ``learned``."""
-        for code in self._codes(batch, known(batch.targets)).tolist():
+        there = known(batch.targets)
+        rows = (batch.start + np.flatnonzero(there)).tolist()
+        for row, code in zip(rows, self._codes(batch, there).tolist(), strict=True):
+            guess = self.guesses.pop(row, None)
             if learned:
-                self._learn(code)
+                self._learn(code, guess)
             else:
-                self.naive.learn(code)
+                self.naive.learn(code, guess)
 
-    def learn(self, targets: Array) -> None:
-        """Take in labels that come late, at the end of the stream."""
-        for code, before in self._reveals((targets, np.zeros(len(targets), np.int64))):
+    def learn(self, targets: Array, rows: Sequence[int]) -> None:
+        """Take in labels of rows that come late, at the end of the stream."""
+        for code, before, row in self._reveals((targets, np.zeros(len(rows), np.int64), rows)):
             if before < _MANY:
-                self._learn(code)
+                self._learn(code, self.guesses.pop(row, None))
 
-    def _learn(self, code: int) -> None:
-        self.naive.learn(code)
+    def _learn(self, code: int, guess: int | None = None) -> None:
+        self.naive.learn(code, guess)
         self.n_seen += 1
         if self.ranks[code] == _MANY:
             self.ranks[code] = self.n_known
@@ -262,6 +273,7 @@ class LabelTracker:
             "ranks": list(self.ranks),
             "n_seen": self.n_seen,
             "n_known": self.n_known,
+            **({"guesses": list(self.guesses.items())} if self.late else {}),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -272,12 +284,14 @@ class LabelTracker:
         self.new_classes = list(state["new_classes"])
         self.codes = {label: code for code, label in enumerate(state["codes"])}
         self.confusion = dict(state["confusion"])
+        self.guesses = dict(state.get("guesses", ()))
 
 
 class ValueTracker:
     """Scores of numbers."""
 
     codes: Mapping[Any, int] = {}  # there are no classes
+    late = False  # as of `LabelTracker`; it makes no difference
 
     def __init__(self) -> None:
         self.total, self.naive = ValueScore(), NaiveValues()
@@ -313,8 +327,8 @@ class ValueTracker:
         self.total.add(targets, mean, std)
         self.recent.add(targets, mean, std)
 
-    def learn(self, targets: Array) -> None:
-        """Take in targets that come late, at the end of the stream."""
+    def learn(self, targets: Array, rows: Sequence[int]) -> None:
+        """Take in targets of rows that come late, at the end of the stream."""
         for value in targets.tolist():
             self._learn(value)
 
@@ -331,7 +345,7 @@ class ValueTracker:
         values = np.array([answer.predictions[row], answer.std[row]])
         return Said([], values, 0, 0, _snapshot(self))
 
-    def reveal_one(self, batch: Batch, row: int) -> float:
+    def reveal_one(self, batch: Batch, row: int, said: Said) -> float:
         """Take in the target of one row of a batch, and return it."""
         value = float(batch.targets[row])
         self.naive.learn(value)
@@ -424,7 +438,7 @@ def said_of(state: dict[str, Any], tracker: Tracker) -> dict[Any, Said]:
     knowing = []
     for attributes in state["knowing"]:
         naive = type(tracker.naive)()
-        vars(naive).update(attributes)
+        naive.restore(attributes)
         knowing.append(naive)
     waiting = {}
     for key, names, values, n_seen, n_known, place in state["waiting"]:
@@ -451,4 +465,4 @@ def _restore_common(tracker: Tracker, state: dict[str, Any]) -> None:
     tracker.naive_before, tracker.missing = state["simple_before"], state["missing"]
     tracker.total.restore(state["total"])
     tracker.recent.restore(state["recent"])
-    vars(tracker.naive).update(copy.deepcopy(state["simple"]))
+    tracker.naive.restore(copy.deepcopy(state["simple"]))

@@ -93,6 +93,20 @@ def plural(value: int, one: str, many: str | None = None) -> str:
     return f"{count(value)} {one if value == 1 else many or one + 's'}"
 
 
+def duration(value: float) -> str:
+    """Seconds in the largest unit of which there is a whole number.
+
+    Examples
+    --------
+    >>> duration(259200.0), duration(3600.0), duration(90.0), duration(0.5)
+    ('3 days', '1 hour', '90 seconds', '0.5 seconds')
+    """
+    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1)):
+        if value >= size and value % size == 0:
+            return plural(int(value // size), unit)
+    return f"{value:g} seconds"
+
+
 def compact(value: float) -> str:
     """Value in at most about five characters, for axes.
 

@@ -11,7 +11,6 @@ import base64
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -166,7 +165,7 @@ def _links(sections: Sequence[Section]) -> Markup:
     return tag("nav", *links, aria_label="Sections")
 
 
-def _protocol(protocol: Mapping[str, Any]) -> list[str]:
+def _protocol(protocol: Mapping[str, Any], stream: Mapping[str, Any]) -> list[str]:
     """Chunks, late labels and cost, where they are not the defaults."""
     chunk, delay, cost = (protocol.get(name) for name in ("chunk", "delay", "cost"))
     facts = []
@@ -175,7 +174,12 @@ def _protocol(protocol: Mapping[str, Any]) -> list[str]:
     if delay:
         facts.append(f"labels are {fmt.plural(delay, 'row')} late")
     if protocol.get("delay_seconds"):
-        facts.append(f"labels are {timedelta(seconds=protocol['delay_seconds'])} late")
+        facts.append(f"labels are {fmt.duration(protocol['delay_seconds'])} late")
+    if stream.get("label_time"):
+        column = fmt.shortened(stream["label_time"], 40)
+        facts.append(f"labels come at the times in the column “{column}”")
+    if stream.get("id"):
+        facts.append(f"labels come with later rows (“{fmt.shortened(stream['id'], 40)}”)")
     if cost and cost != 1:
         facts.append(f"one of {cost:g} chunks is learned")
     return facts
@@ -206,7 +210,7 @@ def _header(run: Run) -> Markup:
         f"{fmt.count(run.rows)} rows",
         f"{run.task} of “{fmt.shortened(target, 40)}”" if target else run.task,
         f"{run.learner}, each row predicted before it is learned",
-        *_protocol(run.config["protocol"]),
+        *_protocol(run.config["protocol"], run.stream),
         *_history(run),
     ]
     return join(

@@ -15,8 +15,9 @@ from kalstream.runs.files import CONFIG, METRICS, read_config
 from kalstream.runs.lines import End, FloatArray, IntArray, Window, read_results
 from kalstream.streams import CLASSIFICATION
 
-__all__ = ["FloatArray", "IntArray", "Run", "Window", "read_run", "window_lines"]
+__all__ = ["NOT_SCORED", "FloatArray", "IntArray", "Run", "Window", "read_run", "window_lines"]
 
+NOT_SCORED = "No row was scored: no label came before the end."
 _REMEDY = "give the folder that `kalstream run` wrote"
 
 

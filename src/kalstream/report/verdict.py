@@ -12,7 +12,7 @@ from kalstream.evaluate.compare import LEVEL, paired_test
 from kalstream.evaluate.metrics import METRICS, Show, shown
 from kalstream.report import format as fmt
 from kalstream.report.elements import baseline_name
-from kalstream.report.read import FloatArray, Run, window_lines
+from kalstream.report.read import NOT_SCORED, FloatArray, Run, window_lines
 
 _MEANING = {
     "no_change": "repeating the last {target}",
@@ -117,6 +117,8 @@ def verdict(run: Run) -> tuple[str, str]:
     sentence : str
         The same in words.
     """
+    if not run.n:
+        return "mixed", NOT_SCORED
     by_metric = {metric.title: leads(run, metric.name) for metric in shown(run.task, Show.VERDICT)}
     by_metric = {title: differences for title, differences in by_metric.items() if differences}
     if not by_metric:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kalstream._json import from_number
 from kalstream._printable import printable
 from kalstream.errors import InvalidInput
+from kalstream.evaluate.adapters import known
 from kalstream.runs.checkpoint import open_checkpoint
 from kalstream.streams import Batch, Columns, Stream, TableStream, format_of
 
@@ -19,12 +22,16 @@ _ROWS = 1000  # predicted at a time
 
 
 def predicted_rows(
-    checkpoint: str | Path, source: str, id: str | None = None
+    checkpoint: str | Path,
+    source: str,
+    id: str | None = None,
+    left_out: Callable[[int], None] = lambda n: None,
 ) -> Iterator[list[Any]]:
     """A header, then number, prediction, probabilities and uncertainty of every row.
 
     For regression, mean and std replace prediction and probabilities. Where rows have ids, in the
-    column ``id`` or in that of the run, they come second. The model does not change.
+    column ``id`` or in that of the run, they come second, and rows that only bring the target of an
+    earlier one are left out; ``left_out`` is called with their number. The model does not change.
     """
     model, columns, _ = open_checkpoint(checkpoint)
     stream = _rows_of(source, model, columns, id)
@@ -39,10 +46,24 @@ def predicted_rows(
     for batch in chain([] if first is None else [first], batches):
         for start in range(0, len(batch), _ROWS):
             rows, _ = batch[start : start + _ROWS].without_infinities()
-            yield from _predicted(model, rows, classes)
+            kept = _to_predict(rows)
+            if len(kept) < len(rows):
+                left_out(len(rows) - len(kept))
+            if kept:
+                numbers = [rows.start + i for i in kept]
+                yield from _predicted(model, rows.take(kept), numbers, classes)
 
 
-def _predicted(model: Any, batch: Batch, classes: Any) -> Iterator[list[Any]]:
+def _to_predict(batch: Batch) -> list[int]:
+    """Rows of a batch that do not only bring the target of an earlier row."""
+    if batch.ids is None or batch.targets is None:
+        return list(range(len(batch)))
+    brings = np.isnan(batch.rows).all(axis=1) & known(batch.targets)
+    brings &= np.array([each is not None for each in batch.ids.tolist()], bool)
+    return np.flatnonzero(~brings).tolist()
+
+
+def _predicted(model: Any, batch: Batch, numbers: list[int], classes: Any) -> Iterator[list[Any]]:
     times = {} if batch.times is None else {"time": batch.times}
     uncertainty = model.uncertainty(batch.rows, **times).tolist()
     if classes is None:
@@ -53,7 +74,7 @@ def _predicted(model: Any, batch: Batch, classes: Any) -> Iterator[list[Any]]:
         predictions = [[classes[row.argmax()], *row.tolist()] for row in p]
     for i, prediction in enumerate(predictions):
         named = [] if batch.ids is None else [batch.ids[i]]
-        yield [batch.start + i, *named, *prediction, uncertainty[i]]
+        yield [numbers[i], *named, *prediction, uncertainty[i]]
 
 
 def _rows_of(source: str, model: Any, columns: Columns | None, id: str | None) -> Stream:

@@ -117,6 +117,47 @@ class RunModel:
         self.encoder = encoder
         return self
 
+    def ask(self, rows: Any, ids: Any = None) -> Any:
+        """Predict rows whose targets come later, and keep them until `tell` brings the targets.
+
+        Parameters
+        ----------
+        rows : n rows
+            New categories are learned, as in `partial_fit`; a target is not used.
+        ids : n numbers or strings, optional
+            Names of the rows, for `tell`. By default those in the column of ids of the run; without
+            it, rows are numbered from 0, in the order in which they were asked for.
+
+        Returns
+        -------
+        predictions : (n, K), or two (n,)
+            Probabilities, or means and standard deviations: see `KalmanClassifier.ask`.
+        """
+        encoder = deepcopy(self.encoder)  # an error leaves the old one
+        batch = self._encoded(rows, encoder, asks=True)
+        ids = batch.ids if ids is None else ids
+        answer = self.model.ask(batch.rows, ids, **_times(batch))
+        self.encoder = encoder
+        return answer
+
+    def tell(self, ids: Any, y: Any, *, unknown: str = "raise") -> Self:
+        """Learn the targets of rows that were asked for; see `KalmanClassifier.tell`.
+
+        Rows that waited at the end of a run have the ids of the run, or the numbers of their rows.
+        """
+        target = None if self.encoder is None else self.encoder.target
+        if self.encoder is not None and target is not None:
+            bad: dict[int, tuple[str, Any, str]] = {}
+            y = self.encoder.encode_targets(as_table([{target.name: each} for each in y]), bad)
+            _refuse(bad)
+        self.model.tell(ids, y, unknown=unknown)
+        return self
+
+    @property
+    def waiting_(self) -> Any:
+        """How many rows wait for their targets, and what became of the others: a `Waiting`."""
+        return self.model.waiting_
+
     def save(self, folder: str | Path) -> None:
         """Write model and encoder to a new folder, for `open_run` and ``kalstream run --from``."""
         folder = Path(folder)
@@ -149,7 +190,13 @@ class RunModel:
         return self._encoded(rows, None if self.encoder is None else self.encoder.frozen())
 
     def _encoded(
-        self, rows: Any, encoder: Columns | None, y: Any = None, *, learns: bool = False
+        self,
+        rows: Any,
+        encoder: Columns | None,
+        y: Any = None,
+        *,
+        learns: bool = False,
+        asks: bool = False,
     ) -> Batch:
         """Rows as numbers; a value that cannot be read is an error that names it."""
         if encoder is None:
@@ -157,20 +204,27 @@ class RunModel:
                 raise InvalidInput("rows are numbers without names; give their targets as y")
             return Batch(0, rows, y)
         features, target = encoder.features, encoder.target
-        encoder = encoder.with_late(None, None)  # these targets are here
+        # Rows to learn have their targets; rows to ask for may have ids.
+        encoder = encoder.with_late(None, encoder.id.name if asks and encoder.id else None)
         encoder.features = features  # which learn new categories
         columns = {} if y is None or target is None else {target.name: y}
         table = as_table(rows, columns)
         names = table.schema.names
-        table = table.select(encoder.wanted(names, "rows"))
+        needs = encoder.frozen() if asks else encoder  # rows without targets, or without ids
+        table = table.select(needs.wanted(names, "rows"))
         numbers, targets, times, bad = encoder.encode(table)
-        if bad:
-            row = min(bad)
-            column, value, why = bad[row]
-            raise InvalidInput(
-                f"row {row}, column {quoted(column)}: {quoted(value)} {why}; correct it"
-            )
-        return Batch(0, numbers, np.asarray(targets), times).without_infinities()[0]
+        ids = encoder.encode_more(table, bad)[1] if asks else None
+        _refuse(bad)
+        batch = Batch(0, numbers, np.asarray(targets), times, ids=ids)
+        return batch.without_infinities()[0]
+
+
+def _refuse(bad: dict[int, tuple[str, Any, str]]) -> None:
+    """Raise an error that names the first value that cannot be read, if there is one."""
+    if bad:
+        row = min(bad)
+        column, value, why = bad[row]
+        raise InvalidInput(f"row {row}, column {quoted(column)}: {quoted(value)} {why}; correct it")
 
 
 def _times(batch: Batch) -> dict[str, Any]:

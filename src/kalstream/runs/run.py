@@ -293,7 +293,7 @@ class Run:
         if n_waiting and self.evaluation.late is not None:
             self.notes.append(
                 f"{n_waiting:,} of its rows still wait for labels, which are not expected here; to "
-                "go on with them, add the data to their run with --extend"
+                "bring these labels, add the data to their run with --extend"
             )
         try:
             self.evaluation.begin_with(progress["evaluation"])

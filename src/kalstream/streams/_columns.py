@@ -235,16 +235,10 @@ class Columns:
             For each row with a value of the wrong kind: its column, the value and what is wrong.
             The numbers of such a row are meaningless.
         """
-        n, bad = table.num_rows, Bad()
+        bad = Bad()
         rows = self._numbers(table, bad)
         present = table.schema.names
-        if self.target is None or self.target.name not in present:
-            regression = self.task == REGRESSION
-            targets = np.full(n, np.nan) if regression else np.full(n, None, object)
-        else:
-            number = self.id is not None and self.target.kind == NUMBER
-            hint = _NO_LABELS if number else ""
-            targets = _checked(table.column(self.target.name), self.target, bad, hint)
+        targets = self.encode_targets(table, bad)
         if self.time is None or self.time.name not in present:
             return rows, targets, None, bad
         array = table.column(self.time.name)
@@ -254,6 +248,15 @@ class Columns:
                 continue  # a row that brings the target of an earlier one needs no time
             bad.setdefault(row, (self.time.name, array[row].as_py(), "is not a time"))
         return rows, targets, times, bad
+
+    def encode_targets(self, table: pa.RecordBatch, bad: Bad) -> Array:
+        """Targets (n,), missing ones where there is no such column; adds to the bad rows."""
+        if self.target is None or self.target.name not in table.schema.names:
+            regression, n = self.task == REGRESSION, table.num_rows
+            return np.full(n, np.nan) if regression else np.full(n, None, object)
+        number = self.id is not None and self.target.kind == NUMBER
+        hint = _NO_LABELS if number else ""
+        return _checked(table.column(self.target.name), self.target, bad, hint)
 
     def encode_more(self, table: pa.RecordBatch, bad: Bad) -> tuple[Array | None, Array | None]:
         """Times at which targets came (NaN: never), and ids (None: none); adds to the bad rows."""
@@ -267,10 +270,15 @@ class Columns:
 
     def _numbers(self, table: pa.RecordBatch, bad: Bad) -> Array:
         """Columns of numbers; NaN in a row with an id that has nothing but that and a target."""
-        if self.id is None or self.is_frozen:
+        if self.id is None:
             return self._encoded(table, bad)
         names = [column.name for column in self.features]
         empty = np.logical_and.reduce([_is_missing(table.column(name)) for name in names])
+        if self.is_frozen:  # rows to predict: only those that bring a target are not
+            special = [column.name for column in (self.target, self.id) if column is not None]
+            for name in special:
+                there = name in table.schema.names
+                empty = empty & (~_is_missing(table.column(name)) if there else False)
         if not empty.any():
             return self._encoded(table, bad)
         rows = np.full((table.num_rows, sum(column.n_slots for column in self.features)), np.nan)
@@ -329,7 +337,9 @@ class Columns:
             for column in state["features"]
         ]
         special = ("target", "time", "label_time", "id")  # files of before lack the last two
-        target, time, came, id = (state.get(key) and Column(*state[key]) for key in special)
+        target, time, came, id = (
+            None if state.get(key) is None else Column(*state[key]) for key in special
+        )
         return cls(features, target, time, state["seen"], state["frozen"], came, id)
 
 

@@ -12,7 +12,7 @@ from kalstream.report import format as fmt
 from kalstream.report.axes import Axis, linear
 from kalstream.report.elements import Children, pair, prose
 from kalstream.report.markup import Markup, join, tag
-from kalstream.report.read import FloatArray, Run, Window
+from kalstream.report.read import NOT_SCORED, FloatArray, Run, Window
 from kalstream.report.sections.scores import windowed
 from kalstream.report.svg import Figure
 from kalstream.report.timeline import last_quarter, pooled
@@ -22,6 +22,8 @@ _FEW_ROWS = 20  # a bin with fewer rows is uncertain: its dot is small
 
 def calibration(run: Run) -> Children:
     """Reliability diagrams (classification), or histograms and coverage (regression)."""
+    if not run.n:
+        return [prose(NOT_SCORED)]
     quarter = last_quarter(run)
     stretches = [("The whole stream", run.windows)]
     if len(quarter) < len(run.windows):

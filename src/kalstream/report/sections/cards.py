@@ -14,6 +14,8 @@ from kalstream.report.sections.forgetting import life_unit, typical_half_life
 
 def cards(run: Run) -> list[Markup]:
     """All cards of a run."""
+    if not run.n:
+        return [_speed_card(run)]
     if run.classification:
         of_task = [_classes_card(run), _calibration_card(run)]
     else:

@@ -11,7 +11,7 @@ from kalstream.report import format as fmt
 from kalstream.report.axes import Axis, linear, rows_axis
 from kalstream.report.elements import Children, alarm_key, details, mark_alarms, prose, table
 from kalstream.report.markup import Markup, join, tag
-from kalstream.report.read import FloatArray, IntArray, Run
+from kalstream.report.read import NOT_SCORED, FloatArray, IntArray, Run
 from kalstream.report.svg import LEVELS, Figure, scale
 from kalstream.report.timeline import HEAT, Timeline
 
@@ -102,6 +102,8 @@ def _places(choice: Choice, codes: IntArray) -> IntArray:
 
 def classes(run: Run) -> Children:
     """Confusion matrices, recall over time, and first appearances of classes."""
+    if not run.n:
+        return [prose(NOT_SCORED)]
     counted = confusions(run)
     if not len(counted):
         return [prose("The files hold no confusion matrix.")]

@@ -17,13 +17,15 @@ from kalstream.report.elements import (
     table,
 )
 from kalstream.report.markup import Markup
-from kalstream.report.read import Run
+from kalstream.report.read import NOT_SCORED, Run
 from kalstream.report.svg import Figure
 from kalstream.report.timeline import Timeline
 
 
 def code_length(run: Run) -> Children:
     """Bits needed to send all labels, by learner and baselines."""
+    if not run.n and run.classification:
+        return [prose(NOT_SCORED)]
     ours = run.total("code_length")
     if math.isnan(ours):
         why = "regression" if not run.classification else "a learner without probabilities"

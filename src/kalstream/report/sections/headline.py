@@ -31,7 +31,7 @@ def headline(run: Run) -> Markup:
             _skipped_banner(run),
             tag("p", sign, sentence, class_=f"verdict {kind}"),
             tag("div", *paragraphs, _repeats(run) if run.classification else None, class_="prose"),
-            _scoreboard(run),
+            _scoreboard(run) if run.n else None,
             tag("dl", *cards(run), class_="cards"),
         ]
     )

@@ -21,7 +21,7 @@ from kalstream.report.elements import (
     prose,
 )
 from kalstream.report.markup import Markup, tag
-from kalstream.report.read import FloatArray, Run
+from kalstream.report.read import NOT_SCORED, FloatArray, Run
 from kalstream.report.svg import Figure
 from kalstream.report.timeline import Timeline, trend
 
@@ -34,6 +34,8 @@ _FAR = 3.0  # a baseline this many times worse than the others would flatten the
 
 def scores(run: Run) -> Children:
     """Scores over time, window by window and over all rows so far."""
+    if not run.n:
+        return [prose(NOT_SCORED)]
     metrics = shown(run.task, Show.CURVES)
     body = [windowed(run, metric, explain=i == 0) for i, metric in enumerate(metrics)]
     missing = [metric for metric, figure in zip(metrics, body, strict=True) if figure is None]

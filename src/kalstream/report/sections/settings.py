@@ -12,8 +12,9 @@ from kalstream.report.read import Run
 # What became of rows whose labels come late; see `kalstream.estimators.Waiting`.
 _WAITING = {
     "waiting": "rows that wait for labels",
-    "asked": "rows that waited",
-    "told": "late labels",
+    "asked": "rows kept for their labels",
+    "told": "labels learned",
+    "at_end": "labels learned after the last row",
     "expired": "rows given up",
     "repeated": "rows or labels that came again",
     "corrected": "labels corrected",
@@ -37,6 +38,9 @@ def settings(run: Run) -> Children:
         stream["model at the start"] = f"{origin['path']}, which had learned {learned}"
     stream["rows without target"] = sum(window.missing for window in run.windows)
     waiting = {} if run.end is None else run.end.waiting
+    if waiting:
+        told = max(waiting.get("told", 0) - waiting.get("missing", 0), 0)
+        waiting = waiting | {"told": told}
     stream |= {_WAITING[name]: n for name, n in waiting.items() if name in _WAITING}
     params = config["learner"].get("params") or {}
     groups = [
