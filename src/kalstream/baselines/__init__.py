@@ -4,7 +4,7 @@ from kalstream._optional import require
 
 require("torch", "torch")
 
-from kalstream.baselines.head import SoftmaxHead  # noqa: E402
 from kalstream.baselines.learners import ACE, ExperienceReplay, OnlineSGD  # noqa: E402
+from kalstream.deep.softmax import SoftmaxHead  # noqa: E402
 
 __all__ = ["ACE", "ExperienceReplay", "OnlineSGD", "SoftmaxHead"]

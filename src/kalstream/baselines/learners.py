@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import nn
 
-from kalstream.baselines.head import SoftmaxHead
-from kalstream.deep import Learner, RecentMemory, ReplayStreams
-from kalstream.deep.replay import check_images, mirrored
+from kalstream.deep import CrossEntropy, Learner, RecentMemory, ReplayStreams, SoftmaxHead
+from kalstream.deep.training import Optimizer
 from kalstream.errors import InvalidInput
 
 #: as in the public code of Ghunaim et al. (2023) for CIFAR; for CLOC they use lr=0.005
@@ -21,11 +17,9 @@ SGD: Final = partial(torch.optim.SGD, lr=0.001, momentum=0.9, weight_decay=1e-4)
 
 
 class _Baseline(Learner):
-    """A backbone and a softmax layer, trained by gradients alone.
+    """A backbone and a softmax layer, trained by `CrossEntropy` alone.
 
-    To add a baseline learner, subclass it, set ``replays``, and write `_chunks`, which makes all
-    random draws; or, to train on new and drawn rows, subclass `_Replayed` and write `_beside`.
-    Override `_train` for another loss. Then export the class in baselines/__init__.py, and add it
+    To add a baseline learner, subclass it and export the class in baselines/__init__.py, and add it
     to `BASELINES` in paper/learners.py.
 
     A gradient step that fails changes nothing. If a chunk takes several steps, those before the
@@ -33,16 +27,17 @@ class _Baseline(Learner):
     """
 
     replays: type[RecentMemory] | type[ReplayStreams]
-    head: SoftmaxHead
 
     def __init__(
         self,
         backbone: nn.Module,
         head: SoftmaxHead,
         *,
-        optimizer: Callable[[list[Any]], torch.optim.Optimizer] = SGD,
+        optimizer: Optimizer = SGD,
+        n_steps: int = 1,
         replay: RecentMemory | ReplayStreams | None = None,
         flip: bool = False,
+        spare_past: bool = False,
         seed: int = 0,
         **shared: Any,
     ) -> None:
@@ -53,47 +48,15 @@ class _Baseline(Learner):
                 f"replay of {type(self).__name__} must be {self.replays.__name__}, got "
                 f"{type(replay).__name__}"
             )
-        super().__init__(backbone, head, replay=replay, **shared)
-        trained = [p for part in (backbone, head) for p in part.parameters() if p.requires_grad]
-        self._optimize(optimizer, trained)
-        self.flip, self.generator = flip, torch.Generator().manual_seed(seed)
-
-    def _inputs(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        if self.flip:
-            check_images(rows)
-        labels = self.head.checked(labels, len(rows))
-        trained = [each for chunk in self._chunks(rows, labels) for each in self._flipped(*chunk)]
-        return rows, labels, *trained
-
-    @abstractmethod
-    def _chunks(self, rows: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """The chunks to train on, one gradient step each."""
-
-    def _flipped(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return (mirrored(rows, self.generator) if self.flip else rows), labels
-
-    def _train(self, rows: Tensor, labels: Tensor, *trained: Tensor) -> None:
-        for chunk in zip(trained[::2], trained[1::2], strict=True):
-            self._descend(self._cross_entropy, *chunk)
-
-    def _logits(self, rows: Tensor) -> Tensor:
-        """Logits (b, K) for a gradient step; batch norm uses the averages of these rows."""
-        return self.head(self._features(rows, grad=self.tunes)).mean
-
-    def _cross_entropy(self, rows: Tensor, labels: Tensor) -> Tensor:
-        return cross_entropy(self._logits(rows), labels)
-
-    def _finish(self, features: Tensor | None, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
-        self.head.note(inputs[1])
-        return lambda: None
-
-    def state_dict(self) -> dict[str, Any]:
-        """As `Learner.state_dict`, with the random generator of the flips."""
-        return super().state_dict() | {"flip_rng": self.generator.get_state()}
-
-    def _load(self, state: dict[str, Any]) -> None:
-        super()._load(state)
-        self.generator.set_state(state["flip_rng"].cpu())
+        training = CrossEntropy(
+            optimizer=optimizer,
+            n_steps=n_steps,
+            replay=replay,
+            flip=flip,
+            spare_past=spare_past,
+            seed=seed,
+        )
+        super().__init__(backbone, head, training, **shared)
 
 
 class OnlineSGD(_Baseline):
@@ -144,9 +107,6 @@ class OnlineSGD(_Baseline):
 
     replays = ReplayStreams
 
-    def _chunks(self, rows: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
-        return [(rows, labels), *([] if self.replay is None else self.replay.chunks())]
-
 
 class _Replayed(_Baseline):
     """Gradient steps on the chunk together with rows drawn from a memory.
@@ -165,25 +125,8 @@ class _Replayed(_Baseline):
         replay: RecentMemory | None = None,
         **options: Any,
     ) -> None:
-        if n_steps < 1:
-            raise InvalidInput(f"n_steps must be 1 or more, got {n_steps}")
-        self.n_steps = n_steps
-        super().__init__(
-            backbone, head, replay=RecentMemory() if replay is None else replay, **options
-        )
-
-    def _chunks(self, rows: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
-        chunks = []
-        for _ in range(self.n_steps):
-            again = self.replay.sample()
-            chunks += [(rows, labels)] if again is None else self._beside(rows, labels, *again)
-        return chunks
-
-    @abstractmethod
-    def _beside(
-        self, rows: Tensor, labels: Tensor, past_rows: Tensor, past_labels: Tensor
-    ) -> list[tuple[Tensor, Tensor]]:
-        """The passes through the network of one step on new and replayed rows."""
+        replay = RecentMemory() if replay is None else replay
+        super().__init__(backbone, head, n_steps=n_steps, replay=replay, **options)
 
 
 class ExperienceReplay(_Replayed):
@@ -210,11 +153,6 @@ class ExperienceReplay(_Replayed):
     (1, 2)
     """
 
-    def _beside(
-        self, rows: Tensor, labels: Tensor, past_rows: Tensor, past_labels: Tensor
-    ) -> list[tuple[Tensor, Tensor]]:
-        return [(torch.cat([rows, past_rows]), torch.cat([labels, past_labels]))]
-
 
 class ACE(_Replayed):
     """ER with an asymmetric cross-entropy (Caccia et al., 2022), which protects past classes.
@@ -238,19 +176,5 @@ class ACE(_Replayed):
     (1, 2)
     """
 
-    def _beside(
-        self, rows: Tensor, labels: Tensor, past_rows: Tensor, past_labels: Tensor
-    ) -> list[tuple[Tensor, Tensor]]:
-        return [(rows, labels), (past_rows, past_labels)]
-
-    def _train(self, rows: Tensor, labels: Tensor, *trained: Tensor) -> None:
-        if len(trained) < 4 * self.n_steps:  # the first chunk
-            return super()._train(rows, labels, *trained)
-        for first in range(0, len(trained), 4):
-            self._descend(self._loss, *trained[first : first + 4])
-
-    def _loss(self, rows: Tensor, labels: Tensor, past_rows: Tensor, past_labels: Tensor) -> Tensor:
-        present = torch.zeros_like(self.head.seen).index_fill(0, labels, True)
-        past = self.head.seen & ~present  # (K,)
-        new = cross_entropy(self._logits(rows).masked_fill(past, -torch.inf), labels)
-        return new + self._cross_entropy(past_rows, past_labels)
+    def __init__(self, backbone: nn.Module, head: SoftmaxHead, **options: Any) -> None:
+        super().__init__(backbone, head, spare_past=True, **options)

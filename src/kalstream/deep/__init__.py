@@ -4,15 +4,22 @@ from kalstream._optional import require
 
 require("torch", "torch")
 
-from kalstream.deep.base import Learner, Outcome  # noqa: E402
+from kalstream.deep.base import Learner  # noqa: E402
 from kalstream.deep.fleet import Fleet  # noqa: E402
 from kalstream.deep.head import KalmanHead, Moments  # noqa: E402
 from kalstream.deep.learner import OnlineLearner  # noqa: E402
 from kalstream.deep.mixture import MixtureHead  # noqa: E402
 from kalstream.deep.replay import RecentMemory, ReplayStreams  # noqa: E402
+from kalstream.deep.slow import SlowCopies  # noqa: E402
+from kalstream.deep.softmax import SoftmaxHead  # noqa: E402
+from kalstream.deep.stack import Stack  # noqa: E402
+from kalstream.deep.step import Outcome  # noqa: E402
+from kalstream.deep.training import CrossEntropy, Frozen, ThroughHead, Training  # noqa: E402
 
 __all__ = [
+    "CrossEntropy",
     "Fleet",
+    "Frozen",
     "KalmanHead",
     "Learner",
     "MixtureHead",
@@ -21,4 +28,9 @@ __all__ = [
     "Outcome",
     "RecentMemory",
     "ReplayStreams",
+    "SlowCopies",
+    "SoftmaxHead",
+    "Stack",
+    "ThroughHead",
+    "Training",
 ]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kalstream.deep.filter import Chunk, Step, update_
 from kalstream.deep.head import seen_before
+from kalstream.deep.step import Made, Said
 
 if TYPE_CHECKING:
     from kalstream.deep.base import Learner
@@ -187,35 +188,32 @@ class CapturedWeights:
 
 
 class CapturedStep:
-    """A learner's prediction and training step, for inputs of given shapes.
+    """A learner's work on a chunk, for inputs of given shapes.
 
     Parameters
     ----------
     learner : Learner
     inputs : tuple of tensors
-        Arguments of `Learner._train`; the first two are rows and labels to predict.
+        Arguments of `Learner._work`.
     """
 
     def __init__(self, learner: Learner, inputs: tuple[Tensor, ...]) -> None:
         self.learner, self.inputs = learner, tuple(each.clone() for each in inputs)
-        learner.optimizer.zero_grad(set_to_none=True)
-        learner._capturing = True
-        try:
-            self.graph = captured(self._step)
-        finally:
-            learner._capturing = False
+        self.side = torch.cuda.Stream(learner.device)
+        if learner.optimizer is not None:
+            learner.optimizer.zero_grad(set_to_none=True)
+        self.graph = captured(self._work)
 
-    def _step(self) -> None:
-        self.predicted = self.learner._predict(*self.inputs[:2])
-        self.features = self.learner._train(*self.inputs)
+    def _work(self) -> None:
+        self.made = self.learner._work(self.inputs, True, self.side)
 
-    def __call__(self, inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-        """The prediction, and the features of `Learner._train`, valid until the next chunk."""
+    def run(self, inputs: tuple[Tensor, ...], predicts: bool) -> Made:
+        """The work on a chunk; the prediction is its own, the rest is valid until the next one."""
         for mine, given in zip(self.inputs, inputs, strict=True):
             mine.copy_(given)
         self.graph.replay()
-        log_prob, predicted = self.predicted
-        return (log_prob.clone(), predicted.clone()), self.features
+        said, parts = (each and Said(*(t.clone() for t in each)) for each in self.made[:2])
+        return self.made._replace(said=said, parts=parts)
 
 
 def captured(part: Callable[[], Any], state: list[Tensor] | None = None) -> torch.cuda.CUDAGraph:

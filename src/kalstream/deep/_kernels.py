@@ -343,7 +343,16 @@ def _scan_kernel(  # type: ignore[no-untyped-def]
     rest_ptr, mean_ptr, label_ptr, shown_ptr, others_ptr, factor_ptr, scaled_ptr, var_ptr, c_ptr,
     first, count, n, n_classes, R: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """Learn ``count`` rows from ``first`` on through the softmax, one after the other."""
+    """Learn ``count`` rows from ``first`` on through the softmax, one after the other.
+
+    Each program does so for one filter.
+    """
+    number = tl.program_id(0).to(tl.int64)
+    rest_ptr += number * n * n
+    factor_ptr += number * n * n
+    mean_ptr += number * n * n_classes
+    scaled_ptr += number * n * n_classes
+    var_ptr += number * n
     probit, least = tl.load(c_ptr + _PROBIT), tl.load(c_ptr + _LEAST_CURVATURE)
     least_var = tl.load(c_ptr + _LEAST_VAR)
     k = tl.arange(0, B)
@@ -447,7 +456,8 @@ class Rounds:
         )
         if self.softmax:  # the joint covariance has no noise yet: noise_var is 0
             prior_mean = self.log_kept.exp()[:, None] * chunk.base_mean
-            factor, scaled, *moments = scan_softmax(self.joint, prior_mean, labels, seen)
+            scan = scan_softmax(self.joint[None], prior_mean[None], labels, seen)
+            factor, scaled, *moments = (each[0] for each in scan)
             self.scanned = moments[0], moments[1]
             return factor, scaled
         _expected_kernel[(n,)](
@@ -497,25 +507,26 @@ class Rounds:
 def scan_softmax(
     joint: Tensor, prior_mean: Tensor, labels: Tensor, seen: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`filter.scan_softmax`, in blocks of rows: a kernel inside, matrix products between them."""
-    n, k = prior_mean.shape
+    """`filter.scan_softmax_bank`, in blocks of rows: a kernel inside, products between them."""
+    j, n, k = prior_mean.shape
     rest, mean = joint.clone().contiguous(), prior_mean.clone().contiguous()
-    factor, scaled, var = torch.zeros_like(rest), torch.zeros_like(mean), torch.empty_like(rest[0])
+    factor, scaled = torch.zeros_like(rest), torch.zeros_like(mean)
+    var = torch.empty_like(rest[..., 0])
     shown = seen.to(torch.uint8).scatter(1, labels[:, None], 1)
     others, wide = shown.sum(1, dtype=torch.float64) - 1.0, triton.next_power_of_2(k)
     size = min(_SCAN_ROWS, max(16, triton.next_power_of_2(n)))
-    for first in range(0, n, size):
-        _scan_kernel[(1,)](
+    for first in range(0, n if j else 0, size):
+        _scan_kernel[(j,)](
             rest, mean, labels, shown, others, factor, scaled, var, scan_constants(mean.device),
             first, min(size, n - first), n, k, R=size, B=wide, num_warps=4 if wide <= 512 else 8,
         )  # fmt: skip
         done, later = slice(first, first + size), slice(first + size, n)
         if first + size < n:
-            own = factor[done, done].T
-            below = torch.linalg.solve_triangular(own, rest[later, done], upper=True, left=False)
-            factor[later, done] = below
-            rest[later, later] -= below @ below.T
-            mean[later].addmm_(below, scaled[done])
+            own = factor[:, done, done].mT
+            below = torch.linalg.solve_triangular(own, rest[:, later, done], upper=True, left=False)
+            factor[:, later, done] = below
+            rest[:, later, later] -= below @ below.mT
+            mean[:, later] += below @ scaled[:, done]
     return factor, scaled, mean, var
 
 

@@ -1,16 +1,13 @@
-"""Base class of learners: the chunk protocol, features, scikit-learn's methods, checkpoints."""
+"""The learner: chunk protocol, features, scikit-learn's methods, checkpoints."""
 
 from __future__ import annotations
 
 import copy
 import os
-import warnings
 import zipfile
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -20,53 +17,94 @@ from torch import Tensor, nn
 from kalstream._files import replacing
 from kalstream.core import checks as check
 from kalstream.deep._ranks import Ranks
-from kalstream.deep.replay import RecentMemory, ReplayStreams
+from kalstream.deep.head import KalmanHead
+from kalstream.deep.mixture import MixtureHead
+from kalstream.deep.slow import SlowCopies
+from kalstream.deep.softmax import SoftmaxHead
+from kalstream.deep.stack import Reading, Stack
+from kalstream.deep.step import ChunkStep, Executors, Made, Observation, Outcome, Said
+from kalstream.deep.training import CrossEntropy, ThroughHead, Training, check_kind
 from kalstream.errors import CheckpointError, InvalidInput, NumericalError
 
 Array = NDArray[Any]
 
 BATCH_NORM: Final = ("eval", "train", "running", "fixed")
 # Raise it when `state_dict` changes. `restore` reads all formats from the oldest on. In format 2 a
-# head had no likelihood; when it is loaded, `KalmanHead` adds the one it had then, "onehot".
-FORMAT: Final = 3
+# head had no likelihood; when it is loaded, `KalmanHead` adds the one it had then, "onehot". Before
+# format 4 there were no slow copies, and the training had no state but that of flips.
+FORMAT: Final = 4
 _OLDEST_FORMAT: Final = 2
-_PLAIN_STEPS: Final = 3  # chunks of a shape that are learned before it is captured
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Result of predicting and learning one chunk.
+class Learner:
+    """A network and what reads its features out, learned chunk by chunk.
+
+    How the network is trained is one choice (``training``), what predicts from its features another
+    (``head``). Each chunk is predicted, every row separately, before anything is learned from it.
+    `OnlineLearner` is the paper's method; the baselines are combinations too.
+
+    In a process group (`torch.distributed`, torchrun) every rank gets all rows and computes the
+    features of its part. Gradients are summed and features gathered, so the posterior is the same
+    on all ranks. Batch norm uses the rows of one rank; running averages are averaged over ranks.
+
+    Parameters
+    ----------
+    backbone : nn.Module
+        Maps rows, as `preprocess` returns them, to features (b, n_features). Parameters that do not
+        require gradients are not trained.
+    head : Stack, KalmanHead, MixtureHead or SoftmaxHead
+    training : Training, optional
+        `CrossEntropy()` by default, or `ThroughHead()` for a Kalman head. ``Frozen()`` trains
+        nothing.
+    slow : float or sequence of float
+        Decays of slow copies of the network (`SlowCopies`). A `Stack` reads the network and all
+        copies, and has decays of its own by default. Other heads read the last copy in place of the
+        network.
+    batch_norm : "eval", "train", "running" or "fixed"
+        Which averages batch norm uses; slow copies always use their running averages.
+
+        - "eval": running averages to predict and to filter, those of the chunk in the gradient
+          step.
+        - "train": those of the chunk everywhere; the features of a row then depend on the chunk.
+        - "running": as "eval", but the running averages follow the stream also if the backbone is
+          frozen. Good for random weights, bad for pretrained ones.
+        - "fixed": running averages everywhere, and they do not change.
+    preprocess : function, optional
+        Maps an array of rows to a tensor for the backbone. By default numbers become float32, and
+        images (b, h, w, c) of uint8 become (b, c, h, w) from 0 to 1. `step` takes such tensors.
+    device : str or device
+    autocast : torch.dtype, optional
+        Data type of the backbone on a GPU, such as torch.bfloat16; the head keeps its own.
+    capture : bool
+        On a GPU, run the work on a chunk as one CUDA graph, after the first three chunks of a
+        shape. This is several times faster. The backbone must do the same operations every time.
 
     Attributes
     ----------
-    log_prob : (b,)
-        Log-probabilities of the labels, predicted before they were learned.
-    predicted : (b,)
-        Most probable classes.
-    gamma : ()
-        Forgetting coefficient after the chunk; 1 for a learner without one.
+    classes_ : (K,)
+        0 to K - 1.
+    n_seen_ : int
+        Rows learned, without replayed ones: the row of the stream from which to resume.
+
+    Examples
+    --------
+    >>> from kalstream.deep import CrossEntropy, Stack
+    >>> _ = torch.manual_seed(0)
+    >>> network = nn.Sequential(nn.Linear(2, 8), nn.ReLU())
+    >>> learner = Learner(network, Stack(8, 2), CrossEntropy(n_steps=1))
+    >>> for _ in range(20):
+    ...     learner = learner.partial_fit([[1.0, 0.0], [0.0, 1.0]] * 5, [0, 1] * 5)
+    >>> learner.predict([[1.0, 0.1]]), learner.n_seen_
+    (array([0]), 200)
     """
-
-    log_prob: Tensor
-    predicted: Tensor
-    gamma: Tensor
-
-
-class Learner(ABC):
-    """A backbone and a head, learned chunk by chunk: base of `OnlineLearner` and the baselines.
-
-    A subclass defines the gradient steps of a chunk (`_inputs`, `_train`) and how the head learns
-    afterwards (`_finish`).
-    """
-
-    _capturing = False
 
     def __init__(
         self,
         backbone: nn.Module,
         head: Any,
+        training: Training | None = None,
         *,
-        replay: RecentMemory | ReplayStreams | None = None,
+        slow: float | Sequence[float] | None = None,
         batch_norm: str = "eval",
         preprocess: Callable[[Array], Tensor] | None = None,
         device: str | torch.device = "cpu",
@@ -74,35 +112,80 @@ class Learner(ABC):
         capture: bool = True,
     ) -> None:
         check.choice("batch_norm", batch_norm, BATCH_NORM)
+        check_kind("backbone", backbone, nn.Module)
+        check_kind("head", head, Stack | KalmanHead | MixtureHead | SoftmaxHead)
+        if training is None:
+            own = KalmanHead | MixtureHead
+            training = ThroughHead() if isinstance(head, own) else CrossEntropy()
+        check_kind("training", training, Training)
         self.device = torch.device(device)
         self.backbone, self.head = backbone.to(self.device), head.to(self.device)
         if self.device.type == "cuda":  # convolutions are faster there with channels last
             self.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.replay: Any = replay  # subclasses accept one of the two kinds
         self.batch_norm, self.autocast = batch_norm, autocast
         self.preprocess = preprocess or _as_floats
-        self.optimizer: Any = None
         self.ranks = Ranks.now(backbone, head)
         self.tunes = any(parameter.requires_grad for parameter in backbone.parameters())
         if not (autocast is None or isinstance(autocast, torch.dtype)):
             raise InvalidInput(f"autocast must be a dtype such as torch.bfloat16, got {autocast!r}")
         self.capture = capture and self.ranks is None and self.device.type == "cuda"
         self.n_seen_ = 0
-        self._steps: dict[Any, Any] = {}
+        self.training = training
+        training.attach(self)
+        self.slow = self._slow_copies(slow)
+        self.executors = Executors(self)
 
-    def _optimize(
+    def _slow_copies(self, slow: float | Sequence[float] | None) -> SlowCopies | None:
+        stack = self.head if isinstance(self.head, Stack) else None
+        if slow is None:
+            slow = () if stack is None else stack.decays
+        decays = [slow] if isinstance(slow, int | float) else list(slow)
+        if decays and isinstance(self.head, SoftmaxHead):
+            raise InvalidInput(
+                "a SoftmaxHead alone reads no slow copies; Stack(n_features, n_classes, gammas=(), "
+                f"decays={decays}) averages the layer too, and calibrates it"
+            )
+        if stack is not None and decays != list(stack.decays):
+            raise InvalidInput(
+                f"the stack was made for slow copies with decays {list(stack.decays)}, got "
+                f"slow={decays}; give the stack these: Stack(decays=...)"
+            )
+        return SlowCopies(self._network(), decays).to(self.device) if decays else None
+
+    def _network(self) -> nn.ModuleList:
+        """The backbone, and the layer of a stack: what slow copies average."""
+        layer = getattr(self.head, "layer", None)
+        return nn.ModuleList([self.backbone] if layer is None else [self.backbone, layer])
+
+    def make_optimizer(
         self, optimizer: Callable[[list[Any]], torch.optim.Optimizer], parameters: list[Any]
-    ) -> None:
-        """Make the optimizer, capturable if the step is to be captured."""
+    ) -> torch.optim.Optimizer:
+        """An optimizer, capturable if the step is to be captured."""
         if not callable(optimizer):
             raise InvalidInput(
                 f"optimizer must be a function from parameters to an optimizer, such as "
                 f"torch.optim.SGD, got {optimizer!r}"
             )
-        self.optimizer = optimizer(parameters)
-        for group in self.optimizer.param_groups if self.capture else ():
+        made = optimizer(parameters)
+        for group in made.param_groups if self.capture else ():
             if "capturable" in group:
                 group["capturable"] = True
+        return made
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer of the training, or None."""
+        return self.training.optimizer
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is more to do before the head begins than a forward pass."""
+        return self.optimizer is not None or isinstance(self.head, Stack)
+
+    @property
+    def replay(self) -> Any:
+        """The replay of the training, or None."""
+        return self.training.replay
 
     @property
     def classes_(self) -> Array:
@@ -118,55 +201,70 @@ class Learner(ABC):
         """Predict a chunk of rows on the device, then learn it.
 
         If an error is raised, the posterior is unchanged; the network may have taken its gradient
-        step.
+        steps.
         """
-        parts = self.parts(rows, labels)
-        while True:
-            try:
-                next(parts)
-            except StopIteration as end:
-                return end.value
+        step = ChunkStep(self, rows, labels)
+        step.prepare()
+        step.launch()
+        outcome = step.collect()
+        assert outcome is not None
+        return outcome
 
-    def parts(self, rows: Tensor, labels: Tensor) -> Generator[None, None, Outcome]:
-        """A `step` in three parts: prepare inputs, start the work on the device, wait for it.
-
-        Call no other method of the learner in between.
-        """
-        inputs = self._inputs(rows, labels)
-        yield
-        graph = self._graph(inputs)
-        if graph is None:
-            predicted, features = self._predict(*inputs[:2]), self._train(*inputs)
-        else:
-            predicted, features = graph(inputs)
-        wait = self._finish(features, inputs)
-        yield
-        wait()
-        self._count(*inputs[:2])
-        delta = getattr(self.head, "delta", torch.zeros((), dtype=torch.float64))
-        return Outcome(*predicted, torch.exp(-0.5 * delta))
-
-    def _predict(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of the labels (b,), and most probable classes (b,)."""
-        features = self._features(rows, grad=False)
-        with torch.no_grad():
-            return self.head.log_prob(features, labels), self.head.scores(features).argmax(1)
-
-    @abstractmethod
     def _inputs(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """Rows, labels and all further inputs of the gradient steps, random draws included."""
+        if not (self.capture and isinstance(self.head, KalmanHead | MixtureHead)):
+            labels = self.head.checked(labels, len(rows))  # a captured filter checks them itself
+        return rows, labels, *self.training.inputs(rows, labels)
 
-    @abstractmethod
-    def _train(self, rows: Tensor, labels: Tensor, *more: Tensor) -> Tensor | None:
-        """Take the gradient steps of a chunk; returns the features (b, m) that the head learns.
+    def _work(
+        self, inputs: tuple[Tensor, ...], predicts: bool, side: torch.cuda.Stream | None = None
+    ) -> Made:
+        """Predict, train and, with a stack, observe.
 
         It may be captured as a CUDA graph, so it draws no random numbers and never waits for the
-        device.
+        device. Then a stack is read out on the stream ``side``, beside the training.
         """
+        if isinstance(self.head, Stack):
+            return self._work_of_stack(inputs, side)
+        rows, labels = inputs[:2]
+        said = self._said(rows, labels) if predicts else None
+        self.training.run(self, *inputs)
+        self._follow()
+        shown, named = self.training.shown(*inputs)
+        features = None if isinstance(self.head, SoftmaxHead) else self._read(torch.cat(shown))
+        return Made(said, None, features, torch.cat(named))
 
-    @abstractmethod
-    def _finish(self, features: Tensor | None, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
-        """Start learning the head; returns a function that waits for it."""
+    def _work_of_stack(self, inputs: tuple[Tensor, ...], side: torch.cuda.Stream | None) -> Made:
+        rows, labels = inputs[:2]
+        own = self._own_reading(rows)  # first: training changes the network
+        main = None if side is None else torch.cuda.current_stream()
+        if main is not None and side is not None:
+            side.wait_stream(main)
+        with nullcontext() if side is None else torch.cuda.stream(side):
+            said, parts, sound = self.head.predict_then_observe(self._readings(rows, own), labels)
+        self.training.run(self, *inputs)
+        if main is not None and side is not None:
+            main.wait_stream(side)
+        self._follow()
+        return Made(said, parts, sound=sound)
+
+    def _said(self, rows: Tensor, labels: Tensor) -> Said:
+        """Log-probabilities of the labels (b,), and most probable classes (b,)."""
+        features = self._read(rows)
+        with torch.no_grad():
+            scores = self.head.scores(features)
+            return Said(self.head.log_prob(features, labels), scores.argmax(1))
+
+    def _follow(self) -> None:
+        """Move slow copies towards the network."""
+        if self.slow is not None:
+            self.slow.follow(self._network())
+
+    def _observe(self, made: Made) -> Observation:
+        """Start what the head has still to learn after the work."""
+        if made.sound is not None:
+            return _Checked(made.sound, self.n_seen_)
+        return self.head.begin(made.features, made.labels)
 
     def _count(self, rows: Tensor, labels: Tensor) -> None:
         """Add a learned chunk to the replay memory and to the number of rows."""
@@ -174,45 +272,17 @@ class Learner(ABC):
             self.replay.add(rows, labels)
         self.n_seen_ += len(labels)
 
-    def _graph(self, inputs: tuple[Tensor, ...]) -> Any:
-        """The CUDA graph for inputs of these shapes, or None.
-
-        The first chunks of a shape are learned without a graph, which initialises the buffers that
-        a graph needs.
-        """
-        if not (self.capture and self.optimizer is not None and inputs[0].is_cuda):
-            return None
-        key = tuple(each.shape for each in inputs)
-        step = self._steps.get(key, 0)
-        if isinstance(step, int) and step < _PLAIN_STEPS:
-            self._steps[key] = step + 1
-            return None
-        if isinstance(step, int):
-            from kalstream.deep._graph import CapturedStep
-
-            try:
-                step = self._steps[key] = CapturedStep(self, inputs)
-            except RuntimeError as error:
-                warnings.warn(
-                    f"the training step cannot be captured as a CUDA graph ({error}); it runs "
-                    "without one, which is slower. Pass capture=False to avoid this warning",
-                    stacklevel=4,
-                )
-                self.capture = False
-                return None
-        return step
-
-    def _descend(self, loss: Callable[..., Tensor], *data: Tensor) -> None:
-        """Take one gradient step; if it fails, nothing changes."""
+    def descend(self, loss: Callable[[], Tensor]) -> None:
+        """Take one gradient step on a loss; if it fails, nothing changes."""
         self.optimizer.zero_grad(set_to_none=True)
-        if self._capturing:
-            loss(*data).backward()
+        if self._is_capturing():
+            loss().backward()
         else:
             # a failed forward pass may already have changed the running averages of batch norm
             before = [(buffer, buffer.clone()) for buffer in self.backbone.buffers()]
             try:
                 with torch.enable_grad():
-                    loss(*data).backward()
+                    loss().backward()
             except Exception:
                 for buffer, kept in before:
                     buffer.copy_(kept)
@@ -221,12 +291,50 @@ class Learner(ABC):
             self.ranks.reduce_(self.backbone)
         self.optimizer.step()
 
-    def _features(self, rows: Tensor, *, grad: bool, train: bool = False) -> Tensor:
+    def follow_averages(self, rows: Tensor) -> None:
+        """Let running averages follow rows, if batch norm is to and no gradient step does so."""
+        if self.batch_norm == "running" and not self.tunes:
+            self.features(rows, grad=False, train=True)
+
+    def _is_capturing(self) -> bool:
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+    # ---- features ----------------------------------------------------------------------------
+
+    def features(self, rows: Tensor, *, grad: bool, train: bool = False) -> Tensor:
+        """Features (b, m) of the network itself; with ``train`` its running averages move."""
         self.backbone.train(grad or train)
         if self.batch_norm in ("train", "fixed"):
             for module in self.backbone.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.train(self.batch_norm == "train")
+        return self._features(self.backbone, rows, grad)
+
+    def _read(self, rows: Tensor) -> Any:
+        """What the head predicts from: features (b, m), or the readings of a stack."""
+        if isinstance(self.head, Stack):
+            return self._readings(rows, self._own_reading(rows))
+        if self.slow is None:
+            return self.features(rows, grad=False)
+        return self._features(next(iter(self.slow.networks[-1])), rows)
+
+    def _own_reading(self, rows: Tensor) -> Reading:
+        """Features of the network, and the logits of its layer."""
+        features = self.features(rows, grad=False)
+        layer = self.head.layer
+        with torch.no_grad():
+            return Reading(features, None if layer is None else layer(features).mean)
+
+    def _readings(self, rows: Tensor, own: Reading) -> list[Reading]:
+        """The network's reading, and that of each slow copy."""
+        readings = [own]
+        for backbone, *layer in () if self.slow is None else self.slow.networks:
+            features = self._features(backbone, rows)
+            with torch.no_grad():
+                readings.append(Reading(features, layer[0](features).mean if layer else None))
+        return readings
+
+    def _features(self, network: nn.Module, rows: Tensor, grad: bool = False) -> Tensor:
         if rows.is_cuda and rows.ndim == 4:
             rows = rows.contiguous(memory_format=torch.channels_last)
         mixed: AbstractContextManager[object] = nullcontext()
@@ -234,7 +342,7 @@ class Learner(ABC):
             mixed = torch.autocast(self.device.type, self.autocast)
         try:
             with torch.set_grad_enabled(grad), mixed:
-                features = self._computed(rows)
+                features = self._computed(network, rows)
         except torch.OutOfMemoryError as error:
             raise NumericalError(
                 f"{self.device} has not enough memory for a chunk of {len(rows)} rows; use smaller "
@@ -252,7 +360,7 @@ class Learner(ABC):
                 f"the backbone must return a tensor of features (b, m), got "
                 f"{type(features).__name__}; wrap it in a module that returns one"
             )
-        if not self._capturing and not bool(torch.isfinite(features).all()):
+        if not self._is_capturing() and not bool(torch.isfinite(features).all()):
             raise InvalidInput(
                 "the backbone returned NaN or infinity: it has diverged, or its input is too "
                 "large; lower its learning rate, or restore a checkpoint (the posterior is "
@@ -260,10 +368,10 @@ class Learner(ABC):
             )
         return features
 
-    def _computed(self, rows: Tensor) -> Tensor:
+    def _computed(self, network: nn.Module, rows: Tensor) -> Tensor:
         if self.ranks is None:
-            return self.backbone(rows)
-        return self.ranks.gather(self.backbone(self.ranks.own(rows)), len(rows))
+            return network(rows)
+        return self.ranks.gather(network(self.ranks.own(rows)), len(rows))
 
     # ---- scikit-learn's methods ----------------------------------------------------------
 
@@ -272,23 +380,20 @@ class Learner(ABC):
         rows, labels = self._rows(X), self._as_labels(y)
         if len(rows) != len(labels):
             raise InvalidInput(f"y has {len(labels)} labels for the {len(rows)} rows of X")
-        inputs = self._inputs(rows, labels)
-        graph = self._graph(inputs)
-        features = self._train(*inputs) if graph is None else graph(inputs)[1]
-        self._finish(features, inputs)()
-        self._count(*inputs[:2])
+        step = ChunkStep(self, rows, labels, predicts=False)
+        step.prepare()
+        step.launch()
+        step.collect()
         return self
 
     def predict_proba(self, X: ArrayLike) -> Array:
         """Class probabilities (b, K), exact."""
-        features = self._features(self._rows(X), grad=False)
-        return self.head.probabilities(features).double().cpu().numpy()
+        return self.head.probabilities(self._read(self._rows(X))).double().cpu().numpy()
 
     def predict(self, X: ArrayLike) -> Array:
         """Most probable class of each row (b,)."""
         with torch.no_grad():
-            features = self._features(self._rows(X), grad=False)
-            return self.head.scores(features).argmax(1).cpu().numpy()
+            return self.head.scores(self._read(self._rows(X))).argmax(1).cpu().numpy()
 
     def _rows(self, X: ArrayLike) -> Tensor:
         rows = self.preprocess(np.asarray(X))
@@ -325,6 +430,8 @@ class Learner(ABC):
             "head": self.head.state_dict(),
             "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
             "replay": None if self.replay is None else self.replay.state_dict(),
+            "training": self.training.state_dict(),
+            "slow": None if self.slow is None else self.slow.state_dict(),
             "n_seen": self.n_seen_,
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state() if self.device.type == "cuda" else None,
@@ -341,6 +448,7 @@ class Learner(ABC):
         for differs, name in (
             (other, "optimizer"),
             ((self.replay is None) != (state["replay"] is None), "replay"),
+            ((self.slow is None) != (state.get("slow") is None), "slow"),
         ):
             if differs:
                 raise CheckpointError(
@@ -355,14 +463,17 @@ class Learner(ABC):
             raise
 
     def _load(self, state: dict[str, Any]) -> None:
-        for name in ("backbone", "head", "optimizer", "replay"):
+        if state["format"] < 4:
+            rng = {"rng": state["flip_rng"]} if "flip_rng" in state else {}
+            state = {**state, "slow": None, "training": {"layer": None, **rng}}
+        for name in ("backbone", "head", "optimizer", "replay", "training", "slow"):
             if state[name] is not None:
                 getattr(self, name).load_state_dict(state[name])
         self.n_seen_ = state["n_seen"]
         torch.set_rng_state(state["rng"].cpu())
         if state["cuda_rng"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_rng"].cpu())
-        self._steps = {}  # graphs refer to the old buffers
+        self.executors = Executors(self)  # graphs refer to the old buffers
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint to one file, atomically. Of several ranks only the first writes."""
@@ -393,6 +504,22 @@ class Learner(ABC):
                 f"{path} cannot be restored into this {type(self).__name__}: {error}"
             ) from error
         return self
+
+
+class _Checked(NamedTuple):
+    """A chunk that a stack has observed within the work, if it was sound."""
+
+    sound: Tensor
+    row: int
+
+    def end(self) -> None:
+        """Wait for the device."""
+        if not bool(self.sound):
+            raise NumericalError(
+                f"the stack could not observe the chunk at row {self.row}: features are NaN or "
+                "infinite, or a filter failed; it is unchanged. Lower the learning rate, or "
+                "restore a checkpoint"
+            )
 
 
 def _as_floats(rows: Array) -> Tensor:

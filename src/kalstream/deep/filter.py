@@ -196,8 +196,23 @@ def scan_softmax(joint: Tensor, prior_mean: Tensor, labels: Tensor, seen: Tensor
     if joint.is_cuda and predictive.fused():
         from kalstream.deep import _kernels
 
-        return Scan(*_kernels.scan_softmax(joint, prior_mean, labels, seen))
+        bank = _kernels.scan_softmax(joint[None], prior_mean[None], labels, seen)
+        return Scan(*(each[0] for each in bank))
     return plain_scan_softmax(joint, prior_mean, labels, seen)
+
+
+def scan_softmax_bank(joint: Tensor, prior_mean: Tensor, labels: Tensor, seen: Tensor) -> Scan:
+    """`scan_softmax` for J filters: ``joint`` (J, b, b) and ``prior_mean`` (J, b, K)."""
+    if joint.is_cuda and predictive.fused():
+        from kalstream.deep import _kernels
+
+        return Scan(*_kernels.scan_softmax(joint, prior_mean, labels, seen))
+    scans = [
+        scan_softmax(each, mean, labels, seen) for each, mean in zip(joint, prior_mean, strict=True)
+    ]
+    if not scans:
+        return Scan(joint, prior_mean, prior_mean, joint.diagonal(dim1=1, dim2=2))
+    return Scan(*(torch.stack(each) for each in zip(*scans, strict=True)))
 
 
 def plain_scan_softmax(joint: Tensor, prior_mean: Tensor, labels: Tensor, seen: Tensor) -> Scan:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Final
 
 import torch
 from torch import Tensor
 
-from kalstream.deep.base import Learner, Outcome
+from kalstream.deep.base import Learner
+from kalstream.deep.step import ChunkStep, Outcome
 from kalstream.errors import InvalidInput, KalstreamError
-
-_PARTS: Final = 3  # of a step
 
 
 class Fleet:
@@ -69,28 +67,28 @@ class Fleet:
                 f"{len(self.learners)} learners need as many chunks (rows, labels), got "
                 f"{len(chunks)}; [(rows, labels)] * {len(self.learners)} gives all the same chunk"
             )
-        steps = [self.learners[n].parts(*chunk) for n, chunk in enumerate(chunks)]
+        steps = [ChunkStep(self.learners[n], *chunk) for n, chunk in enumerate(chunks)]
         outcomes: list[Outcome | None] = [None] * len(steps)
         # No part that waits for the device may run before every learner has started.
-        for _ in range(_PARTS):
-            for number, parts in enumerate(steps):
+        for part in (ChunkStep.prepare, ChunkStep.launch, ChunkStep.collect):
+            for number, step in enumerate(steps):
                 if number not in self.failed:
-                    outcomes[number] = self._advance(number, parts)
+                    outcomes[number] = self._advance(number, part, step)
         for stream in self.streams:
             if stream is not None:
                 torch.cuda.default_stream(stream.device).wait_stream(stream)
         return outcomes
 
-    def _advance(self, number: int, parts: Generator[None, None, Outcome]) -> Outcome | None:
-        """Run the next part of a learner's step; returns the outcome after the last part."""
+    def _advance(
+        self, number: int, part: Callable[[ChunkStep], Outcome | None], step: ChunkStep
+    ) -> Outcome | None:
+        """Run a part of a learner's step; returns the outcome after the last part."""
         stream = self.streams[number]
         if stream is not None:  # rows may still be being computed
             stream.wait_stream(torch.cuda.default_stream(stream.device))
         try:
             with nullcontext() if stream is None else torch.cuda.stream(stream):
-                next(parts)
-        except StopIteration as end:
-            return end.value
+                return part(step)
         except KalstreamError as error:
             if isinstance(error.__cause__, torch.OutOfMemoryError):  # no fault of this learner
                 raise

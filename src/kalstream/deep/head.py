@@ -15,6 +15,7 @@ from kalstream.core.chunk import LIKELIHOODS, TRANSITIONS
 from kalstream.core.single import LARGEST_DELTA
 from kalstream.deep import predictive
 from kalstream.deep.filter import Chunk, Step, run_chunk, run_softmax, update_
+from kalstream.deep.step import Observation, Observed
 from kalstream.errors import InvalidInput, NumericalError
 
 if TYPE_CHECKING:
@@ -39,6 +40,19 @@ class Moments(NamedTuple):
 
     mean: Tensor
     var: Tensor
+
+
+class _Begun(NamedTuple):
+    """A chunk that a head observes as a CUDA graph."""
+
+    head: KalmanHead
+    graph: Captured
+    features: Tensor
+    labels: Tensor
+
+    def end(self) -> Step:
+        """Wait for it. What a graph cannot do is done without one."""
+        return self.graph.end() or self.head._observe_eagerly(self.features, self.labels)
 
 
 class KalmanHead(nn.Module):
@@ -273,20 +287,16 @@ class KalmanHead(nn.Module):
             Moments of each row before its label was seen, and the gamma of its transition. On a
             GPU its tensors are valid until the next chunk.
         """
-        return self.observing(features, labels)()
+        return self.begin(features, labels).end()
 
     @torch.no_grad()
-    def observing(self, features: Tensor, labels: Tensor) -> Callable[[], Step]:
-        """Start `observe` and return a function that waits for it and returns the step.
-
-        Call that function before any other method of the head.
-        """
+    def begin(self, features: Tensor, labels: Tensor) -> Observation:
+        """Start `observe`; call ``end`` of the result before any other method of the head."""
         graph = self._captured(features, labels) if self.mean.is_cuda else None
         if graph is None:
-            step = self._observe_eagerly(features, labels)
-            return lambda: step
+            return Observed(self._observe_eagerly(features, labels))
         graph.begin(features, labels)
-        return lambda: graph.end() or self._observe_eagerly(features, labels)
+        return _Begun(self, graph, features, labels)
 
     @torch.no_grad()
     def _observe_eagerly(self, features: Tensor, labels: Tensor) -> Step:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,25 @@ from kalstream.core import checks as check
 from kalstream.deep import predictive
 from kalstream.deep.filter import Step
 from kalstream.deep.head import MOST_GRAPHS, KalmanHead, Moments, seen_before
+from kalstream.deep.step import Observation, Observed
 from kalstream.errors import InvalidInput
 
 GAMMAS = (1.0, 0.9999, 0.999, 0.99, 0.9)
+
+
+class _Begun(NamedTuple):
+    """A chunk that all heads of a mixture have begun to observe."""
+
+    mixture: MixtureHead
+    parts: list[Observation]
+    labels: Tensor
+    seen: Tensor
+
+    def end(self) -> list[Step]:
+        """Wait for all heads, and weigh them."""
+        steps = [part.end() for part in self.parts]
+        self.mixture._weigh(*_stacked(steps), self.labels.long(), self.seen)
+        return steps
 
 
 class MixtureHead(nn.Module):
@@ -106,6 +122,11 @@ class MixtureHead(nn.Module):
         return self._kalman_heads[0].n_seen
 
     @property
+    def seen(self) -> Tensor:
+        """Classes that have been observed, (K,) bool."""
+        return self._kalman_heads[0].seen
+
+    @property
     def calibration(self) -> Tensor:
         """Alpha, which multiplies the logits; differentiable."""
         return self.log_calibration.exp()
@@ -155,22 +176,15 @@ class MixtureHead(nn.Module):
 
     def observe(self, features: Tensor, labels: Tensor) -> list[Step]:
         """Update all filters with a chunk, and their weights row by row."""
-        return self.observing(features, labels)()
+        return self.begin(features, labels).end()
 
-    def observing(self, features: Tensor, labels: Tensor) -> Callable[[], list[Step]]:
-        """Start `observe` and return a function that waits for it and returns the steps."""
+    def begin(self, features: Tensor, labels: Tensor) -> Observation:
+        """Start `observe`; call ``end`` of the result before any other method of the head."""
         if not self.log_weights.is_cuda:
-            steps = self._observe_eagerly(features, labels)
-            return lambda: steps
+            return Observed(self._observe_eagerly(features, labels))
         seen = self._kalman_heads[0].seen.clone()
-        waits = [head.observing(features, labels) for head in self._kalman_heads]
-
-        def end() -> list[Step]:
-            steps = [wait() for wait in waits]
-            self._weigh(*_stacked(steps), labels.long(), seen)
-            return steps
-
-        return end
+        parts = [head.begin(features, labels) for head in self._kalman_heads]
+        return _Begun(self, parts, labels, seen)
 
     @torch.no_grad()
     def _observe_eagerly(self, features: Tensor, labels: Tensor) -> list[Step]:

@@ -1,8 +1,7 @@
 """Replay: a memory of recent rows, and streams over all past chunks.
 
-A learner draws from its replay before it trains on a chunk (`OnlineLearner._inputs`, the
-baselines' `_chunks`), and adds the chunk after it has learned it (`Learner` in `base`). ER, ER++
-and `OnlineLearner` use `RecentMemory`; `OnlineSGD` uses `ReplayStreams`.
+A learner draws from its replay before it trains on a chunk (`Training.inputs`), and adds the chunk
+after it has learned it (`Learner._count`).
 """
 
 from __future__ import annotations
@@ -29,6 +28,17 @@ def mirrored(rows: Tensor, generator: torch.Generator) -> Tensor:
     """Images (b, c, h, w), each mirrored with probability 1/2."""
     flips = torch.rand(len(rows), generator=generator) < 0.5
     return torch.where(flips.to(rows.device)[:, None, None, None], rows.flip(3), rows)
+
+
+def shifted(rows: Tensor, most: int, generator: torch.Generator) -> Tensor:
+    """Images (b, c, h, w), each moved by up to ``most`` pixels down and right; zeros come in."""
+    b, _, h, w = rows.shape
+    down, right = torch.randint(2 * most + 1, (2, b, 1), generator=generator).to(rows.device)
+    padded = torch.nn.functional.pad(rows, (most, most, most, most))
+    image = torch.arange(b, device=rows.device)[:, None, None]
+    y = down + torch.arange(h, device=rows.device)
+    x = right + torch.arange(w, device=rows.device)
+    return padded[image, :, y[:, :, None], x[:, None, :]].permute(0, 3, 1, 2)
 
 
 class RecentMemory:
@@ -61,28 +71,48 @@ class RecentMemory:
             raise InvalidInput(f"size and draw must be 1 or more, got {size} and {draw}")
         self.size, self.draw, self.flip = size, draw, flip
         self.generator = torch.Generator().manual_seed(seed)
-        self.rows: Tensor | None = None
-        self.labels: Tensor | None = None
+        self._ring: tuple[Tensor, Tensor] | None = None  # rows and labels, the oldest at _start
+        self._start = self._n = 0
+
+    @property
+    def rows(self) -> Tensor | None:
+        """The rows, the oldest first; None while the memory is empty."""
+        return self._in_order(0)
+
+    @property
+    def labels(self) -> Tensor | None:
+        """Their labels."""
+        return self._in_order(1)
+
+    def _in_order(self, which: int) -> Tensor | None:
+        return None if self._ring is None else self._ring[which][: self._n].roll(-self._start, 0)
 
     def add(self, rows: Tensor, labels: Tensor) -> None:
         """Add a chunk."""
         if self.flip:
             check_images(rows)
-        if self.rows is not None and self.labels is not None:
-            rows = torch.cat([self.rows, rows])
-            labels = torch.cat([self.labels, labels])
-        self.rows, self.labels = rows[-self.size :].clone(), labels[-self.size :].clone()
+        rows, labels = rows[-self.size :], labels[-self.size :]
+        if self._ring is None:
+            empty = (each.new_empty(self.size, *each.shape[1:]) for each in (rows, labels))
+            self._ring = next(empty), next(empty)
+        end = (self._start + self._n) % self.size
+        first = min(len(rows), self.size - end)  # the rest begins the ring again
+        for ring, new in zip(self._ring, (rows, labels), strict=True):
+            ring[end : end + first] = new[:first]
+            ring[: len(new) - first] = new[first:]
+        n_over = max(self._n + len(rows) - self.size, 0)
+        self._start, self._n = (self._start + n_over) % self.size, self._n + len(rows) - n_over
 
     def sample(self) -> tuple[Tensor, Tensor] | None:
         """Draw a chunk of rows and labels; None while the memory is empty."""
-        if self.rows is None or self.labels is None:
+        if self._ring is None:
             return None
-        index = torch.randint(len(self.rows), (self.draw,), generator=self.generator)
-        index = index.to(self.rows.device)
-        rows = self.rows[index]
+        age = torch.randint(self._n, (self.draw,), generator=self.generator)
+        index = ((self._start + age) % self.size).to(self._ring[0].device)
+        rows = self._ring[0][index]
         if self.flip:
             rows = mirrored(rows, self.generator)
-        return rows, self.labels[index]
+        return rows, self._ring[1][index]
 
     def state_dict(self) -> dict[str, Any]:
         """Complete state, for a checkpoint."""
@@ -90,7 +120,9 @@ class RecentMemory:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state that `state_dict` returned."""
-        self.rows, self.labels = state["rows"], state["labels"]
+        self._ring, self._start, self._n = None, 0, 0
+        if state["rows"] is not None:
+            self.add(state["rows"], state["labels"])
         self.generator.set_state(state["rng"].cpu())
 
 

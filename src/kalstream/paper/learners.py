@@ -12,12 +12,15 @@ from torch import Tensor, nn
 
 from kalstream.baselines import ACE, ExperienceReplay, OnlineSGD, SoftmaxHead
 from kalstream.deep import (
+    CrossEntropy,
+    Frozen,
     KalmanHead,
     Learner,
     MixtureHead,
     OnlineLearner,
     RecentMemory,
     ReplayStreams,
+    Stack,
 )
 from kalstream.deep import backbones as networks
 from kalstream.deep.backbones import CIFAR100_MEAN, CIFAR100_STD
@@ -26,7 +29,10 @@ from kalstream.errors import InvalidInput
 BASELINES: Final = {"sgd": OnlineSGD, "er": ExperienceReplay, "ace": ACE}
 _OF_NETWORK: Final = ("stem", "init", "zero_residual")
 _OF_STREAM: Final = ("transition", "bias", "normalize")
-_OF_HEAD: Final = (*_OF_STREAM, "gamma", "gamma_lr", "predictive", "n_samples", "calibration")
+_OF_HEAD: Final = (
+    *(*_OF_STREAM, "gamma", "gamma_lr", "likelihood", "predictive", "n_samples", "calibration"),
+)
+_OF_STACK: Final = ("decays", "gammas", "layers", "prior_var")
 
 Reader = Callable[[int], tuple[Tensor, Tensor]]
 
@@ -43,7 +49,7 @@ def make(
     Parameters
     ----------
     options : mapping
-        learner ("kalman", "sgd", "er", "ace"), backbone, and the options of these.
+        learner ("kalman", "stack", "sgd", "er", "ace"), backbone, and the options of these.
     n_classes, seed : int
     device : str
     again : function, optional
@@ -59,16 +65,34 @@ def make(
         "autocast": torch.bfloat16 if options.pop("autocast", False) and device != "cpu" else None,
         "optimizer": _optimizer(options),
     }
+    torch.manual_seed(seed)
+    if kind == "stack":
+        return _stack(options, backbone, n_classes, seed, shared)
     if kind == "kalman":
         head = _kalman_head(options, backbone.n_features, n_classes)
         return OnlineLearner(backbone, head, **shared, **options)
     if kind not in BASELINES:
-        raise InvalidInput(f"learner must be one of kalman, {', '.join(BASELINES)}, got {kind!r}")
+        names = ", ".join(("kalman", "stack", *BASELINES))
+        raise InvalidInput(f"learner must be one of {names}, got {kind!r}")
     _pop(options, _OF_STREAM)  # these are for a Kalman head
     optimizer = partial(shared.pop("optimizer"), lr=options.pop("lr"))
-    torch.manual_seed(seed)
     softmax = SoftmaxHead(backbone.n_features, n_classes)
     return BASELINES[kind](backbone, softmax, **shared, optimizer=optimizer, seed=seed, **options)
+
+
+def _stack(
+    options: dict[str, Any], backbone: Any, n_classes: int, seed: int, shared: dict[str, Any]
+) -> Learner:
+    """A stack, and a network that is trained by cross-entropy or, with ``tune = false``, frozen."""
+    _pop(options, _OF_STREAM)  # these are for a Kalman head
+    head = Stack(backbone.n_features, n_classes, **_pop(options, _OF_STACK))
+    optimizer, replay = shared.pop("optimizer"), shared.pop("replay")
+    if not options.pop("tune", True):
+        return Learner(backbone, head, Frozen(), **shared, **options)
+    own = _pop(options, ("n_steps", "flip", "shift"))
+    optimizer = partial(optimizer, lr=options.pop("lr"))
+    training = CrossEntropy(optimizer=optimizer, replay=replay, seed=seed, **own)
+    return Learner(backbone, head, training, **shared, **options)
 
 
 def _kalman_head(
@@ -76,11 +100,13 @@ def _kalman_head(
 ) -> KalmanHead | MixtureHead:
     """The Kalman head, whose options are removed."""
     m = n_features + int(options.get("bias", False))
+    softmax = options.get("likelihood") == "softmax"  # its weights make logits
+    usual = (100.0 if options.get("normalize") else 100.0 / m) if softmax else 1.0 / m
     mixes = options.pop("mixture", False)
     head = (MixtureHead if mixes else KalmanHead)(
         n_features,
         n_classes,
-        prior_var=options.pop("prior_scale", 1.0) / m,
+        prior_var=options.pop("prior_scale", 1.0) * usual,
         dtype=getattr(torch, options.pop("dtype", "float64")),
         **_pop(options, _OF_HEAD),
     )
@@ -139,7 +165,7 @@ def _optimizer(options: dict[str, Any]) -> Callable[..., torch.optim.Optimizer]:
 def _replay(
     kind: str, options: dict[str, Any], seed: int, again: Reader | None
 ) -> RecentMemory | ReplayStreams | None:
-    recent = getattr(BASELINES.get(kind), "replays", None) is RecentMemory
+    recent = kind == "stack" or getattr(BASELINES.get(kind), "replays", None) is RecentMemory
     name = options.pop("replay", "recent" if recent else None)
     size, draw = options.pop("memory", (100, 10))
     if name == "streams":

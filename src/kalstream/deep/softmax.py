@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from kalstream.core import checks as check
-from kalstream.deep import Moments
-from kalstream.deep.head import check_labels, is_capturing
+from kalstream.deep.head import Moments, check_labels, is_capturing
+from kalstream.deep.step import Observed
 from kalstream.errors import InvalidInput, NumericalError
 
 
@@ -53,6 +53,11 @@ class SoftmaxHead(nn.Linear):
         return int(self.out_features)
 
     @property
+    def n_features(self) -> int:
+        """Features of a row."""
+        return int(self.in_features)
+
+    @property
     def n_seen(self) -> int:
         """Rows learned."""
         return int(self.count)
@@ -91,6 +96,12 @@ class SoftmaxHead(nn.Linear):
         remedy = "make SoftmaxHead with n_classes for all of them"
         check_labels(labels, n, self.n_classes, remedy)
         return labels.long()
+
+    @torch.no_grad()
+    def begin(self, features: Tensor | None, labels: Tensor) -> Observed:
+        """Record labels (b,) as learned; gradients have trained the layer."""
+        self.note(labels)
+        return Observed(None)
 
     @torch.no_grad()
     def note(self, labels: Tensor) -> None:

@@ -1,0 +1,171 @@
+"""One chunk on its way through a learner: prepare, launch, collect."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from kalstream.deep.base import Learner
+
+_PLAIN_STEPS: Final = 3  # chunks of a shape that are learned before it is captured
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of predicting and learning one chunk.
+
+    Attributes
+    ----------
+    log_prob : (b,)
+        Log-probabilities of the labels, predicted before they were learned.
+    predicted : (b,)
+        Most probable classes.
+    gamma : ()
+        Forgetting coefficient after the chunk; 1 for a learner without one.
+    parts : Said, optional
+        What each part of a `Stack` would have said; ``stack.names`` are the parts.
+    """
+
+    log_prob: Tensor
+    predicted: Tensor
+    gamma: Tensor
+    parts: Said | None = None
+
+
+class Said(NamedTuple):
+    """Log-probabilities of the labels, and most probable classes: (b,), or (E, b) of E parts."""
+
+    log_prob: Tensor
+    predicted: Tensor
+
+
+class Made(NamedTuple):
+    """What a learner's work on a chunk gives: valid until its next chunk.
+
+    Attributes
+    ----------
+    said : Said, optional
+        The prediction, if it was asked for.
+    parts : Said, optional
+        Those of the parts of a stack.
+    features, labels : (n, m), (n,), optional
+        What the head has still to observe, where it does so after the work, replayed rows included.
+    sound : (), optional
+        Whether the head could observe the chunk, where it did so within the work.
+    """
+
+    said: Said | None
+    parts: Said | None = None
+    features: Tensor | None = None
+    labels: Tensor | None = None
+    sound: Tensor | None = None
+
+
+class Observation(Protocol):
+    """A chunk that a head has begun to observe."""
+
+    def end(self) -> Any:
+        """Wait for it; returns what `observe` of the head returns."""
+
+
+class Observed(NamedTuple):
+    """A chunk that a head has observed."""
+
+    step: Any
+
+    def end(self) -> Any:
+        """What `observe` of the head returns."""
+        return self.step
+
+
+class ChunkStep:
+    """Predict a chunk of rows on the device, then learn it, in three parts.
+
+    No part before `collect` waits for the device, except to check labels, so several learners can
+    be stepped side by side (`Fleet`). Call no other method of the learner in between.
+
+    Parameters
+    ----------
+    learner : Learner
+    rows, labels : (b, ...), (b,)
+    predicts : bool
+        Whether the prediction is wanted.
+    """
+
+    def __init__(
+        self, learner: Learner, rows: Tensor, labels: Tensor, *, predicts: bool = True
+    ) -> None:
+        self.learner, self.rows, self.labels, self.predicts = learner, rows, labels, predicts
+
+    def prepare(self) -> None:
+        """Check the labels and make all random draws."""
+        self.inputs = self.learner._inputs(self.rows, self.labels)
+
+    def launch(self) -> None:
+        """Start all work on the device."""
+        executor = self.learner.executors.of(self.inputs)
+        self.made: Made = executor.run(self.inputs, self.predicts)
+        self.observation = self.learner._observe(self.made)
+
+    def collect(self) -> Outcome | None:
+        """Wait for the device; returns the outcome, or None if no prediction was wanted."""
+        learner, made = self.learner, self.made
+        self.observation.end()
+        learner._count(*self.inputs[:2])
+        if made.said is None or not self.predicts:
+            return None
+        delta = getattr(learner.head, "delta", torch.zeros((), dtype=torch.float64))
+        return Outcome(*made.said, torch.exp(-0.5 * delta), made.parts)
+
+
+class Eager:
+    """Runs a learner's work operation by operation."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
+
+    def run(self, inputs: tuple[Tensor, ...], predicts: bool) -> Made:
+        """The work on a chunk."""
+        return self.learner._work(inputs, predicts)
+
+
+class Executors:
+    """What runs a learner's work: as one CUDA graph for each shape of inputs, where possible.
+
+    The first chunks of a shape run without a graph, which initialises the buffers that a graph
+    needs.
+    """
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner, self.eager = learner, Eager(learner)
+        self.captured: dict[Any, Any] = {}
+        self.n_plain: dict[Any, int] = {}
+
+    def of(self, inputs: tuple[Tensor, ...]) -> Any:
+        """The executor for inputs of these shapes."""
+        learner = self.learner
+        if not (learner.capture and learner.has_work and inputs[0].is_cuda):
+            return self.eager
+        key = tuple(each.shape for each in inputs)
+        self.n_plain[key] = self.n_plain.get(key, 0) + 1
+        if self.n_plain[key] <= _PLAIN_STEPS:
+            return self.eager
+        if key not in self.captured:
+            from kalstream.deep._graph import CapturedStep
+
+            try:
+                self.captured[key] = CapturedStep(learner, inputs)
+            except RuntimeError as error:
+                warnings.warn(
+                    f"the training step cannot be captured as a CUDA graph ({error}); it runs "
+                    "without one, which is slower. Pass capture=False to avoid this warning",
+                    stacklevel=5,
+                )
+                learner.capture = False
+                return self.eager
+        return self.captured[key]

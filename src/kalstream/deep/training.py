@@ -1,0 +1,301 @@
+"""How the network of a learner is trained: what a gradient step descends, and on which rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from kalstream.core import checks as check
+from kalstream.deep.head import is_capturing
+from kalstream.deep.replay import RecentMemory, ReplayStreams, check_images, mirrored, shifted
+from kalstream.deep.softmax import SoftmaxHead
+from kalstream.errors import InvalidInput, NumericalError
+
+if TYPE_CHECKING:
+    from kalstream.deep.base import Learner
+
+Optimizer = Callable[[list[Any]], torch.optim.Optimizer]
+
+#: AdamW, whose size of a step does not depend on that of the gradients
+ADAMW: Final = partial(torch.optim.AdamW, lr=0.001, weight_decay=0.05)
+
+
+class Training(ABC):
+    """What trains a network on a chunk; a learner has one of its own.
+
+    Attributes
+    ----------
+    optimizer : torch.optim.Optimizer or None
+    replay : RecentMemory, ReplayStreams or None
+    layer : SoftmaxHead or None
+        The layer through which the network is trained, if it is not the head itself.
+    """
+
+    optimizer: Any = None
+    replay: Any = None
+    layer: SoftmaxHead | None = None
+
+    @abstractmethod
+    def attach(self, learner: Learner) -> None:
+        """Make the optimizer for a learner."""
+
+    def inputs(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """Further inputs of `run`, with all random draws."""
+        return ()
+
+    @abstractmethod
+    def run(self, learner: Learner, rows: Tensor, labels: Tensor, *more: Tensor) -> None:
+        """Take the gradient steps of a chunk.
+
+        It may be captured as a CUDA graph, so it draws no random numbers and never waits for the
+        device.
+        """
+
+    def shown(
+        self, rows: Tensor, labels: Tensor, *more: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Rows and labels that the head learns after the gradient steps, in parts."""
+        return (rows,), (labels,)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs beside optimizer and replay."""
+        return {"layer": None if self.layer is None else self.layer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state that `state_dict` returned."""
+        if self.layer is not None:
+            self.layer.load_state_dict(state["layer"])
+
+
+class Frozen(Training):
+    """No gradient steps. With batch_norm="running", running averages still follow the stream."""
+
+    def attach(self, learner: Learner) -> None:
+        """Train nothing."""
+        learner.tunes = False
+
+    def run(self, learner: Learner, rows: Tensor, labels: Tensor, *more: Tensor) -> None:
+        """Only update the running averages."""
+        learner.follow_averages(rows)
+
+
+class ThroughHead(Training):
+    """One gradient step on the head's mean log-probability, as in the paper (appendix D.2).
+
+    It trains the backbone, and the calibration of a Kalman head or the layer of another head.
+
+    Parameters
+    ----------
+    lr : float
+        Learning rate of the head's own parameters; 0 disables all gradient steps.
+    beta : float
+        Learning rate of the backbone divided by ``lr``; 0 freezes the backbone.
+    optimizer : function from parameter groups to an optimizer
+    replay : RecentMemory, optional
+        Drawn rows are appended to the chunk. They enter the gradient and the filter, never a
+        metric.
+    replay_head : bool
+        Whether the head also learns drawn rows, as in the paper.
+    """
+
+    def __init__(
+        self,
+        *,
+        lr: float = 0.01,
+        beta: float = 1.0,
+        optimizer: Optimizer = torch.optim.SGD,
+        replay: RecentMemory | None = None,
+        replay_head: bool = True,
+    ) -> None:
+        if not (0.0 <= lr < np.inf and 0.0 <= beta < np.inf):
+            raise InvalidInput(f"lr and beta must be 0 or more, got {lr!r} and {beta!r}")
+        check_kind("replay", replay, RecentMemory | None)
+        self.lr, self.beta, self.make_optimizer = lr, beta, optimizer
+        self.replay, self.replay_head = replay, replay_head
+
+    def attach(self, learner: Learner) -> None:
+        """Make the optimizer, with a group for the head and one for the backbone."""
+        learner.tunes = learner.tunes and self.lr * self.beta > 0.0
+        head: Any = learner.head
+        own = [head.log_calibration] if hasattr(head, "log_calibration") else head.parameters()
+        groups: list[Any] = [{"params": list(own), "lr": self.lr}]
+        if learner.tunes:
+            trained = [p for p in learner.backbone.parameters() if p.requires_grad]
+            groups.append({"params": trained, "lr": self.lr * self.beta})
+        if self.lr > 0.0:
+            self.optimizer = learner.make_optimizer(self.make_optimizer, groups)
+
+    def inputs(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """Rows and labels drawn from the memory."""
+        return (self.replay and self.replay.sample()) or ()
+
+    def run(self, learner: Learner, rows: Tensor, labels: Tensor, *again: Tensor) -> None:
+        """Take the gradient step."""
+        if again:
+            rows, labels = torch.cat([rows, again[0]]), torch.cat([labels, again[1]])
+        learner.follow_averages(rows)
+        if self.optimizer is not None:
+            learner.descend(partial(self._loss, learner, rows, labels))
+
+    def _loss(self, learner: Learner, rows: Tensor, labels: Tensor) -> Tensor:
+        features = learner.features(rows, grad=learner.tunes)
+        loss = -learner.head.log_prob(features, labels).mean()
+        if not is_capturing(loss) and not bool(torch.isfinite(loss)):
+            raise NumericalError(
+                f"the loss is {float(loss)} at row {learner.n_seen_}; nothing was learned from "
+                "this chunk. Lower lr or beta, or check the backbone"
+            )
+        return loss
+
+    def shown(
+        self, rows: Tensor, labels: Tensor, *again: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The chunk, and the drawn rows if the head learns them."""
+        if not (again and self.replay_head):
+            return (rows,), (labels,)
+        return (rows, again[0]), (labels, again[1])
+
+
+class CrossEntropy(Training):
+    """Gradient steps on the mean cross-entropy of a softmax layer of the network's own.
+
+    With a `RecentMemory` each step takes the new rows and a new draw of old ones, in one pass
+    through the network. With `ReplayStreams` one step on the new rows is followed by a step on a
+    past chunk of each stream.
+
+    Parameters
+    ----------
+    optimizer : function from a list of parameters to an optimizer
+        AdamW with lr 0.001 and weight decay 0.05 by default.
+    n_steps : int
+        Gradient steps per chunk.
+    replay : RecentMemory, ReplayStreams, optional
+        By default 54 rows are drawn, with replacement, from the 4,000 most recent ones. None trains
+        on new rows only.
+    flip : bool
+        Mirror each training image, new or replayed, with probability 1/2. Images are predicted and
+        added to the memory as they are.
+    shift : int
+        Move each training image by up to so many pixels, in both directions; zeros come in.
+    spare_past : bool
+        Protect past classes (ACE; Caccia et al., 2022). The loss is L_new + L_past, with a pass
+        through the network for each. L_past is the cross-entropy of drawn rows. L_new is that of
+        new rows among the classes of this chunk and those never seen: logits of past classes (seen
+        in an earlier chunk, absent from this one) are set to minus infinity.
+    seed : int
+        Seed of flips and shifts, and of the default memory.
+    """
+
+    def __init__(
+        self,
+        *,
+        optimizer: Optimizer = ADAMW,
+        n_steps: int = 3,
+        replay: RecentMemory | ReplayStreams | str | None = "recent",
+        flip: bool = False,
+        shift: int = 0,
+        spare_past: bool = False,
+        seed: int = 0,
+    ) -> None:
+        if n_steps < 1:
+            raise InvalidInput(f"n_steps must be 1 or more, got {n_steps}")
+        if isinstance(replay, str):
+            check.choice("replay", replay, ("recent",))
+            replay = RecentMemory(size=4000, draw=54, seed=seed)
+        check_kind("replay", replay, RecentMemory | ReplayStreams | None)
+        if spare_past and not isinstance(replay, RecentMemory):
+            raise InvalidInput("spare_past compares new rows with drawn ones; give a RecentMemory")
+        self.make_optimizer, self.n_steps, self.replay = optimizer, n_steps, replay
+        self.flip, self.shift = flip, check.count("shift", shift) if shift else 0
+        self.spare_past = spare_past
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def attach(self, learner: Learner) -> None:
+        """Make the layer, unless the head has one, and the optimizer of backbone and layer."""
+        head = learner.head
+        layer = head if isinstance(head, SoftmaxHead) else getattr(head, "layer", None)
+        if layer is None:
+            layer = self.layer = SoftmaxHead(head.n_features, head.n_classes).to(learner.device)
+        self._trained: SoftmaxHead = layer
+        trained = [
+            p for part in (learner.backbone, layer) for p in part.parameters() if p.requires_grad
+        ]
+        self.optimizer = learner.make_optimizer(self.make_optimizer, trained)
+
+    def inputs(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """Rows and labels of every pass through the network, drawn, mirrored and moved."""
+        if self.flip or self.shift:
+            check_images(rows)
+        return tuple(each for pair in self._passes(rows, labels) for each in self._moved(*pair))
+
+    def _passes(self, rows: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
+        if not isinstance(self.replay, RecentMemory):
+            past = [] if self.replay is None else self.replay.chunks()
+            return [(rows, labels)] * self.n_steps + past
+        passes = []
+        for _ in range(self.n_steps):
+            again = self.replay.sample()
+            if again is None:  # the first chunk
+                passes += [(rows, labels)]
+            elif self.spare_past:
+                passes += [(rows, labels), again]
+            else:
+                passes += [(torch.cat([rows, again[0]]), torch.cat([labels, again[1]]))]
+        return passes
+
+    def _moved(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        if self.flip:
+            rows = mirrored(rows, self.generator)
+        if self.shift:
+            rows = shifted(rows, self.shift, self.generator)
+        return rows, labels
+
+    def run(self, learner: Learner, rows: Tensor, labels: Tensor, *passes: Tensor) -> None:
+        """Take a gradient step for each pass, or for each two if past classes are spared."""
+        pairs = list(zip(passes[::2], passes[1::2], strict=True))
+        if self.spare_past and len(pairs) == 2 * self.n_steps:
+            for new, old in zip(pairs[::2], pairs[1::2], strict=True):
+                learner.descend(partial(self._sparing, learner, *new, *old))
+            return
+        for pair in pairs:
+            learner.descend(partial(self._loss, learner, *pair))
+
+    def _loss(self, learner: Learner, rows: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(self._logits(learner, rows), labels)
+
+    def _sparing(
+        self, learner: Learner, rows: Tensor, labels: Tensor, past_rows: Tensor, past_labels: Tensor
+    ) -> Tensor:
+        seen = learner.head.seen
+        present = torch.zeros_like(seen).index_fill(0, labels, True)
+        past = seen & ~present  # (K,)
+        new = cross_entropy(self._logits(learner, rows).masked_fill(past, -torch.inf), labels)
+        return new + self._loss(learner, past_rows, past_labels)
+
+    def _logits(self, learner: Learner, rows: Tensor) -> Tensor:
+        """Logits (b, K) for a gradient step; batch norm uses the averages of these rows."""
+        return self._trained(learner.features(rows, grad=learner.tunes)).mean
+
+    # ---- state --------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The layer, if it is not part of the head, and the generator of flips and shifts."""
+        return {**super().state_dict(), "rng": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state that `state_dict` returned."""
+        super().load_state_dict(state)
+        self.generator.set_state(state["rng"].cpu())
+
+
+def check_kind(name: str, value: Any, kind: Any) -> None:
+    """Refuse a value that is of another type."""
+    if not isinstance(value, kind):
+        raise InvalidInput(f"{name} must be a {kind}, got {type(value).__name__}")
