@@ -29,7 +29,7 @@ from kalstream.deep import (  # noqa: E402
     ThroughHead,
 )
 from kalstream.deep.bank import FilterBank  # noqa: E402
-from kalstream.deep.replay import shifted  # noqa: E402
+from kalstream.deep.replay import draw_moves, moved  # noqa: E402
 from kalstream.deep.stack import Reading  # noqa: E402
 from kalstream.errors import CheckpointError, InvalidInput, NumericalError  # noqa: E402
 
@@ -366,17 +366,18 @@ def test_a_checkpoint_of_another_combination_is_refused(tmp_path: Path) -> None:
         made("kalman", "cross-entropy").restore(tmp_path / "file")
 
 
-def test_shifted_images_move_and_zeros_come_in() -> None:
+def test_moved_images_are_mirrored_and_shifted_and_zeros_come_in() -> None:
     images = torch.arange(1.0, 1.0 + 2 * 3 * 5 * 4).view(2, 3, 5, 4)
-    moved = shifted(images, 1, torch.Generator().manual_seed(0))
-    padded = nn.functional.pad(images, (1, 1, 1, 1))
-    for before, after in zip(padded, moved, strict=True):
-        found = [
-            torch.equal(before[:, y : y + 5, x : x + 4], after) for y in range(3) for x in range(3)
-        ]
-        assert sum(found) == 1
-    draws = [shifted(images, 1, torch.Generator().manual_seed(k)) for k in range(20)]
-    assert len({tuple(each.flatten().tolist()) for each in draws}) > 5
+    moves = torch.tensor([[0, 1, -2], [1, 0, 0]])
+    one, two = moved(images, moves, 2)
+    assert torch.equal(one[:, 1:, :2], images[0, :, :4, 2:])
+    assert not one[:, 0].any()
+    assert not one[:, :, 2:].any()
+    assert torch.equal(two, images[1].flip(2))
+    drawn = draw_moves(1000, True, 2, torch.Generator().manual_seed(0))
+    assert sorted(set(drawn[:, 0].tolist())) == [0, 1]
+    assert sorted(set(drawn[:, 1].tolist())) == [-2, -1, 0, 1, 2]
+    assert torch.equal(moved(images, torch.zeros(2, 3, dtype=torch.int64), 2), images)
 
 
 # ---- on a GPU ------------------------------------------------------------------------------------
@@ -394,7 +395,9 @@ def test_a_captured_stack_equals_the_cpu(head: str, training: str) -> None:
         one = cpu.step(rows, labels)
         for each in (gpu, plain):
             other = each.step(rows.cuda(), labels.cuda())
-            torch.testing.assert_close(other.log_prob.cpu(), one.log_prob, atol=2e-3, rtol=2e-3)
+            # Gradients through the head amplify the roundings of float32.
+            close = 0.1 if training == "head" else 2e-3
+            torch.testing.assert_close(other.log_prob.cpu(), one.log_prob, atol=close, rtol=close)
             assert other.parts.log_prob.shape == one.parts.log_prob.shape
     assert gpu.executors.captured
     assert not plain.executors.captured

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -238,8 +238,11 @@ def captured(part: Callable[[], Any], state: list[Tensor] | None = None) -> torc
             graph.capture_begin()
             try:
                 part()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # which would hide why the part failed
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         if state is not None:
             for each, value in zip(state, kept, strict=True):
                 each.copy_(value)

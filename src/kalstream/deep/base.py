@@ -170,6 +170,8 @@ class Learner:
         for group in made.param_groups if self.capture else ():
             if "capturable" in group:
                 group["capturable"] = True
+            if "betas" in group and group["foreach"] is None:  # Adam and AdamW, in one kernel
+                group["fused"] = True
         return made
 
     @property

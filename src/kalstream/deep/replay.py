@@ -14,6 +14,8 @@ from torch import Tensor
 
 from kalstream.errors import InvalidInput
 
+Pair = tuple[Tensor, Tensor]  # rows and labels of a chunk
+
 
 def check_images(rows: Tensor) -> None:
     """Refuse rows that cannot be mirrored."""
@@ -24,20 +26,25 @@ def check_images(rows: Tensor) -> None:
         )
 
 
-def mirrored(rows: Tensor, generator: torch.Generator) -> Tensor:
-    """Images (b, c, h, w), each mirrored with probability 1/2."""
-    flips = torch.rand(len(rows), generator=generator) < 0.5
-    return torch.where(flips.to(rows.device)[:, None, None, None], rows.flip(3), rows)
+def draw_moves(n: int, flip: bool, shift: int, generator: torch.Generator) -> Tensor:
+    """How n images are moved, (n, 3): whether mirrored, and by how many pixels down and right."""
+    flips = (torch.rand(n, generator=generator) < 0.5) if flip else torch.zeros(n)
+    most = torch.zeros(n, 2, dtype=torch.int64)
+    if shift:
+        most = torch.randint(-shift, shift + 1, (n, 2), generator=generator)
+    return torch.cat([flips[:, None].long(), most], 1)
 
 
-def shifted(rows: Tensor, most: int, generator: torch.Generator) -> Tensor:
-    """Images (b, c, h, w), each moved by up to ``most`` pixels down and right; zeros come in."""
+def moved(rows: Tensor, moves: Tensor, shift: int = 0) -> Tensor:
+    """Images (b, c, h, w), moved as `draw_moves` drew it, by ``shift`` at most; zeros come in."""
+    rows = torch.where((moves[:, 0] > 0)[:, None, None, None], rows.flip(3), rows)
+    if not shift:
+        return rows
     b, _, h, w = rows.shape
-    down, right = torch.randint(2 * most + 1, (2, b, 1), generator=generator).to(rows.device)
-    padded = torch.nn.functional.pad(rows, (most, most, most, most))
+    padded = torch.nn.functional.pad(rows, (shift, shift, shift, shift))
     image = torch.arange(b, device=rows.device)[:, None, None]
-    y = down + torch.arange(h, device=rows.device)
-    x = right + torch.arange(w, device=rows.device)
+    y = shift - moves[:, 1:2] + torch.arange(h, device=rows.device)
+    x = shift - moves[:, 2:] + torch.arange(w, device=rows.device)
     return padded[image, :, y[:, :, None], x[:, None, :]].permute(0, 3, 1, 2)
 
 
@@ -103,16 +110,25 @@ class RecentMemory:
         n_over = max(self._n + len(rows) - self.size, 0)
         self._start, self._n = (self._start + n_over) % self.size, self._n + len(rows) - n_over
 
-    def sample(self) -> tuple[Tensor, Tensor] | None:
+    def sample(self) -> Pair | None:
         """Draw a chunk of rows and labels; None while the memory is empty."""
+        drawn = self.samples(1)
+        return drawn[0] if drawn else None
+
+    def samples(self, n: int) -> list[Pair]:
+        """Draw n chunks; an empty list while the memory is empty."""
         if self._ring is None:
-            return None
-        age = torch.randint(self._n, (self.draw,), generator=self.generator)
-        index = ((self._start + age) % self.size).to(self._ring[0].device)
-        rows = self._ring[0][index]
+            return []
+        ages, moves = [], []
+        for _ in range(n):
+            ages.append(torch.randint(self._n, (self.draw,), generator=self.generator))
+            if self.flip:
+                moves.append(draw_moves(self.draw, True, 0, self.generator))
+        index = ((self._start + torch.cat(ages)) % self.size).to(self._ring[0].device)
+        rows, labels = self._ring[0][index], self._ring[1][index]
         if self.flip:
-            rows = mirrored(rows, self.generator)
-        return rows, self._ring[1][index]
+            rows = moved(rows, torch.cat(moves).to(rows.device))
+        return list(zip(rows.split(self.draw), labels.split(self.draw), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         """Complete state, for a checkpoint."""

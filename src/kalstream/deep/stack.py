@@ -312,7 +312,7 @@ class Stack(nn.Module):
         weights = (log_weights + gain).log_softmax(-1) + math.log(kept)
         even = math.log((1.0 - kept) / log_weights.shape[-1])
         log_weights.copy_(
-            torch.logaddexp(weights, weights.new_tensor(even)).where(gate, log_weights)
+            torch.logaddexp(weights, torch.full_like(weights, even)).where(gate, log_weights)
         )
 
     def _pool(self, forecast: _Forecast, labels: Tensor, there: Tensor, sound: Tensor) -> None:
@@ -326,8 +326,8 @@ class Stack(nn.Module):
         kept = (self._kept ** len(labels))[:, None, None]
         eye = torch.eye(logs.shape[0], dtype=logs.dtype, device=logs.device)
         precision = kept * self.precision + curvature + (1.0 - kept) * _PRECISION * eye
-        factor = torch.linalg.cholesky_ex(precision)[0]
-        move = torch.cholesky_solve(slope[..., None], factor)[..., 0]
+        # One after the other: batches of solutions cannot be captured as a CUDA graph.
+        move = torch.stack([_solved(*each) for each in zip(precision, slope, strict=True)])
         gate = sound & torch.isfinite(move).all()
         self.pooled.add_(move.where(gate, 0.0))
         self.precision.copy_(precision.where(gate, self.precision))
@@ -346,6 +346,11 @@ class Stack(nn.Module):
                 f"layers ({theirs.tolist()}, here {self.made_with.tolist()}); make it with the same"
             )
         super()._load_from_state_dict(state, prefix, *rest)
+
+
+def _solved(matrix: Tensor, vector: Tensor) -> Tensor:
+    """The solution (n,) of a positive definite system (n, n); NaN if it is not."""
+    return torch.cholesky_solve(vector[:, None], torch.linalg.cholesky_ex(matrix)[0])[:, 0]
 
 
 def _own(log_prob: Tensor, labels: Tensor) -> Tensor:

@@ -14,7 +14,14 @@ from torch.nn.functional import cross_entropy
 
 from kalstream.core import checks as check
 from kalstream.deep.head import is_capturing
-from kalstream.deep.replay import RecentMemory, ReplayStreams, check_images, mirrored, shifted
+from kalstream.deep.replay import (
+    Pair,
+    RecentMemory,
+    ReplayStreams,
+    check_images,
+    draw_moves,
+    moved,
+)
 from kalstream.deep.softmax import SoftmaxHead
 from kalstream.errors import InvalidInput, NumericalError
 
@@ -230,37 +237,46 @@ class CrossEntropy(Training):
         self.optimizer = learner.make_optimizer(self.make_optimizer, trained)
 
     def inputs(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        """Rows and labels of every pass through the network, drawn, mirrored and moved."""
+        """Drawn rows and labels, and how the images of every pass are moved."""
         if self.flip or self.shift:
             check_images(rows)
-        return tuple(each for pair in self._passes(rows, labels) for each in self._moved(*pair))
+        past = self._drawn()
+        flat = [each for pair in past for each in pair]
+        if self.flip or self.shift:
+            passes = self._passes((rows, labels), past)
+            sizes = [sum(len(part[1]) for part in parts) for parts in passes]
+            moves = [draw_moves(n, self.flip, self.shift, self.generator) for n in sizes]
+            flat.append(torch.cat(moves).to(rows.device))
+        return tuple(flat)
 
-    def _passes(self, rows: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def _drawn(self) -> list[Pair]:
+        if isinstance(self.replay, RecentMemory):
+            return self.replay.samples(self.n_steps)
+        return [] if self.replay is None else self.replay.chunks()
+
+    def _passes(self, new: Pair, past: list[Pair]) -> list[list[Pair]]:
+        """Each pass through the network, in parts: new rows, drawn ones, or both."""
         if not isinstance(self.replay, RecentMemory):
-            past = [] if self.replay is None else self.replay.chunks()
-            return [(rows, labels)] * self.n_steps + past
-        passes = []
-        for _ in range(self.n_steps):
-            again = self.replay.sample()
-            if again is None:  # the first chunk
-                passes += [(rows, labels)]
-            elif self.spare_past:
-                passes += [(rows, labels), again]
-            else:
-                passes += [(torch.cat([rows, again[0]]), torch.cat([labels, again[1]]))]
-        return passes
+            return [[new]] * self.n_steps + [[each] for each in past]
+        if not past:  # the first chunk
+            return [[new]] * self.n_steps
+        if self.spare_past:
+            return [[each] for old in past for each in (new, old)]
+        return [[new, old] for old in past]
 
-    def _moved(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        if self.flip:
-            rows = mirrored(rows, self.generator)
-        if self.shift:
-            rows = shifted(rows, self.shift, self.generator)
-        return rows, labels
-
-    def run(self, learner: Learner, rows: Tensor, labels: Tensor, *passes: Tensor) -> None:
+    def run(self, learner: Learner, rows: Tensor, labels: Tensor, *more: Tensor) -> None:
         """Take a gradient step for each pass, or for each two if past classes are spared."""
-        pairs = list(zip(passes[::2], passes[1::2], strict=True))
-        if self.spare_past and len(pairs) == 2 * self.n_steps:
+        moves = more[-1] if self.flip or self.shift else None
+        drawn = more if moves is None else more[:-1]
+        past = list(zip(drawn[::2], drawn[1::2], strict=True))
+        pairs, first = [], 0
+        for parts in self._passes((rows, labels), past):
+            x, y = (torch.cat(each) for each in zip(*parts, strict=True))
+            if moves is not None:
+                x = moved(x, moves[first : first + len(y)], self.shift)
+            pairs.append((x, y))
+            first += len(y)
+        if self.spare_past and past:
             for new, old in zip(pairs[::2], pairs[1::2], strict=True):
                 learner.descend(partial(self._sparing, learner, *new, *old))
             return
