@@ -117,8 +117,8 @@ def test_probabilities_add_up_and_what_was_said_was_said_before(
     decays: Any, gammas: Any, layers: bool
 ) -> None:
     stack = Stack(M, K, decays=decays, gammas=gammas, layers=layers)
-    n_parts = len(decays or [0]) * len(gammas) + (1 + len(decays)) * layers
-    assert len(stack.names) == n_parts
+    n_experts = len(decays or [0]) * len(gammas) + (1 + len(decays)) * layers
+    assert len(stack.names) == n_experts
     for turn in range(6):
         now, labels = readings(stack, 7, turn), torch.randint(0, 1 + min(turn, K - 2), (7,))
         p = stack.probabilities(now)
@@ -126,11 +126,11 @@ def test_probabilities_add_up_and_what_was_said_was_said_before(
         # Classes that did not come are equally probable, and the last one never comes.
         left = p[:, ~stack.seen]
         torch.testing.assert_close(left, left[:, :1].expand_as(left))
-        said, parts, sound = stack.predict_then_observe(now, labels)
+        said, experts, sound = stack.predict_then_observe(now, labels)
         assert bool(sound)
         torch.testing.assert_close(said.log_prob, p.log().gather(1, labels[:, None])[:, 0])
         assert torch.equal(said.predicted, p.argmax(1))
-        assert parts.log_prob.shape == (n_parts, 7)
+        assert experts.log_prob.shape == (n_experts, 7)
     assert stack.n_seen == 42
     assert sum(stack.weights.values()) == pytest.approx(1.0)
 
@@ -149,7 +149,7 @@ def test_classes_that_never_come_change_nothing_but_the_probability_of_new_ones(
         large.observe(now, labels)
 
 
-def test_the_better_part_gains_weight() -> None:
+def test_the_better_expert_gains_weight() -> None:
     stack = Stack(M, 3, decays=(), gammas=())
     stack_of_two = Stack(M, 3, decays=(0.9,), gammas=())
     torch.manual_seed(0)
@@ -258,7 +258,7 @@ def test_every_combination_learns_and_resumes(head: str, training: str, tmp_path
     for chunk in chunks[:6]:
         outcome = learner.step(*chunk)
         assert torch.isfinite(outcome.log_prob).all()
-        assert (outcome.parts is not None) == ("stack" in head or head in ("filters", "layers"))
+        assert (outcome.experts is not None) == ("stack" in head or head in ("filters", "layers"))
     changed = any(not torch.equal(v, before[k]) for k, v in learner.backbone.state_dict().items())
     assert changed == (training != "frozen")
     learner.save(tmp_path / "file")
@@ -322,7 +322,7 @@ def test_a_stack_is_better_than_its_layer_where_classes_change() -> None:
     for turn, (rows, labels) in enumerate(stream(120, k=4)):
         outcome = learner.step(rows, (labels + turn // 40) % 4)
         said.append(outcome.log_prob.mean())
-        layer.append(outcome.parts.log_prob[0].mean())
+        layer.append(outcome.experts.log_prob[0].mean())
     assert float(torch.stack(said).mean()) > float(torch.stack(layer).mean())
 
 
@@ -398,7 +398,7 @@ def test_a_captured_stack_equals_the_cpu(head: str, training: str) -> None:
             # Gradients through the head amplify the roundings of float32.
             close = 0.1 if training == "head" else 2e-3
             torch.testing.assert_close(other.log_prob.cpu(), one.log_prob, atol=close, rtol=close)
-            assert other.parts.log_prob.shape == one.parts.log_prob.shape
+            assert other.experts.log_prob.shape == one.experts.log_prob.shape
     assert gpu.executors.captured
     assert not plain.executors.captured
     bad = torch.full((10, D), torch.nan).cuda()

@@ -212,8 +212,8 @@ class CapturedStep:
         for mine, given in zip(self.inputs, inputs, strict=True):
             mine.copy_(given)
         self.graph.replay()
-        said, parts = (each and Said(*(t.clone() for t in each)) for each in self.made[:2])
-        return self.made._replace(said=said, parts=parts)
+        said, experts = (each and Said(*(t.clone() for t in each)) for each in self.made[:2])
+        return self.made._replace(said=said, experts=experts)
 
 
 def captured(part: Callable[[], Any], state: list[Tensor] | None = None) -> torch.cuda.CUDAGraph:

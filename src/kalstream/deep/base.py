@@ -243,12 +243,12 @@ class Learner:
         if main is not None and side is not None:
             side.wait_stream(main)
         with nullcontext() if side is None else torch.cuda.stream(side):
-            said, parts, sound = self.head.predict_then_observe(self._readings(rows, own), labels)
+            said, experts, sound = self.head.predict_then_observe(self._readings(rows, own), labels)
         self.training.run(self, *inputs)
         if main is not None and side is not None:
             main.wait_stream(side)
         self._follow()
-        return Made(said, parts, sound=sound)
+        return Made(said, experts, sound=sound)
 
     def _said(self, rows: Tensor, labels: Tensor) -> Said:
         """Log-probabilities of the labels (b,), and most probable classes (b,)."""

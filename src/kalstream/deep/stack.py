@@ -18,7 +18,7 @@ from kalstream.errors import InvalidInput
 
 DECAYS: Final = (0.9, 0.98, 0.998)
 GAMMAS: Final = (1.0, 0.9999, 0.999)
-# Factors of the logits of a part, which are mixed over.
+# Factors of the logits of a expert, which are mixed over.
 _FACTORS: Final = (0.5, 0.65, 0.8, 1.0, 1.25)
 # Probabilities that the next row is of a class that did not come before, which are mixed over.
 _NEW: Final = (1e-4, 1e-3, 1e-2, 0.1, 0.5)
@@ -42,13 +42,13 @@ class _Forecast(NamedTuple):
     Attributes
     ----------
     scaled : (F, E, b, K)
-        Of each part, with each factor.
-    parts : (E, b, K)
-        Of each part, with its factors mixed.
+        Of each expert, with each factor.
+    experts : (E, b, K)
+        Of each expert, with its factors mixed.
     logs : (E, b, K)
         The same with a floor; 0 for classes that did not come.
     tops : (T, b, K)
-        Of the mixture of the parts, and of the pools.
+        Of the mixture of the experts, and of the pools.
     whole : (b, K)
         Of the stack, among all classes.
     new : ()
@@ -56,7 +56,7 @@ class _Forecast(NamedTuple):
     """
 
     scaled: Tensor
-    parts: Tensor
+    experts: Tensor
     logs: Tensor
     tops: Tensor
     whole: Tensor
@@ -66,15 +66,16 @@ class _Forecast(NamedTuple):
 class Stack(nn.Module):
     """Softmax filters and softmax layers on a network and its slow copies, stacked.
 
-    The parts are the layer of the network, that of each slow copy, and a filter for each slow copy
-    and gamma (without slow copies, for the network). Each part's logits have a factor, mixed over
-    five values. The parts are mixed, weighed by how well they predict, and pooled: a pool adds up
-    their log-probabilities with weights learned by online Newton steps, with and without
-    forgetting. The prediction mixes the mixture and the pools. All mixtures share a small part of
-    the weight evenly after each row, so that anything can regain weight.
+    The experts are the layer of the network, that of each slow copy, and a filter for each slow
+    copy and gamma (without slow copies, for the network). Each expert's logits have a factor, mixed
+    over five values. The experts are mixed, weighed by how well they predict, and pooled: a pool
+    adds up their log-probabilities with weights learned by online Newton steps, with and without
+    forgetting. The prediction mixes the mixture and the pools. All mixtures share a little of the
+    weight evenly after each row, so that anything can regain weight.
 
-    Classes that did not come yet take no part in this. Together they have the probability that the
-    next class is new, which is mixed over five values. So a class may be declared that never comes.
+    Classes that did not come yet are left out of all this. Together they have the probability that
+    the next class is new, which is mixed over five values. So a class may be declared that never
+    comes.
 
     Parameters
     ----------
@@ -84,7 +85,7 @@ class Stack(nn.Module):
     gammas : sequence of float in (0, 1]
         Forgetting coefficients of the filters of each copy; empty for layers alone.
     layers : bool
-        Whether layers take part, trained by `CrossEntropy`. Without, for a frozen network.
+        Whether layers take expert, trained by `CrossEntropy`. Without, for a frozen network.
     prior_var : float
         Prior variance of a filter's weight. Features have length 1.
     share : float in (0, 1)
@@ -96,7 +97,7 @@ class Stack(nn.Module):
         The layer of the network.
     bank : FilterBank
     names : list of str
-        The parts.
+        The experts.
     seen : (K,) bool
         Classes that came.
 
@@ -185,7 +186,7 @@ class Stack(nn.Module):
 
     @property
     def weights(self) -> dict[str, float]:
-        """Weights of the parts in their mixture."""
+        """Weights of the experts in their mixture."""
         return dict(zip(self.names, self.log_mixed.exp().tolist(), strict=True))
 
     @property
@@ -201,7 +202,7 @@ class Stack(nn.Module):
     def log_prob(self, features: Any, labels: Tensor) -> Tensor:
         """Log-probability (b,) of labels (b,) among all classes.
 
-        ``features`` are readings, or features (b, m) of the network, on which then all parts are
+        ``features`` are readings, or features (b, m) of the network, on which then all experts are
         evaluated. It is differentiable with respect to these.
         """
         labels = self.checked(labels, len(labels))
@@ -229,20 +230,20 @@ class Stack(nn.Module):
         return [Reading(features, logits)] * (1 + len(self.decays))
 
     def _combined(self, logits: Tensor) -> _Forecast:
-        """Combine the logits (E, b, K) of all parts."""
+        """Combine the logits (E, b, K) of all experts."""
         seen, n_seen = self.seen, self.seen.sum()
         own = logits.masked_fill(~seen, _AWAY).log_softmax(2)
         scaled = (self._factors[:, None, None, None] * own).log_softmax(3)
-        parts = torch.logsumexp(self.log_factors.T[:, :, None, None] + scaled, 0)
-        mixed = torch.logsumexp(self.log_mixed[:, None, None] + parts, 0)
+        experts = torch.logsumexp(self.log_factors.T[:, :, None, None] + scaled, 0)
+        mixed = torch.logsumexp(self.log_mixed[:, None, None] + experts, 0)
         floor = _FLOOR / n_seen.clamp_min(1)
-        logs = torch.log((1.0 - _FLOOR) * parts.exp() + floor).masked_fill(~seen, 0.0)
+        logs = torch.log((1.0 - _FLOOR) * experts.exp() + floor).masked_fill(~seen, 0.0)
         pools = torch.einsum("pe,ebk->pbk", self.pooled, logs).masked_fill(~seen, _AWAY)
         tops = torch.cat([mixed[None], pools.log_softmax(2)])
         known = torch.logsumexp(self.log_tops[:, None, None] + tops, 0)
         new = (self.log_new.exp() * self._rates).sum()
         new = new.where(n_seen < len(seen), 0.0).where(n_seen > 0, 1.0)
-        return _Forecast(scaled, parts, logs, tops, self._among_all(known, new), new)
+        return _Forecast(scaled, experts, logs, tops, self._among_all(known, new), new)
 
     def _among_all(self, log_prob: Tensor, new: Tensor) -> Tensor:
         """Log-probabilities (..., K) among all classes, from those among the classes that came."""
@@ -270,15 +271,15 @@ class Stack(nn.Module):
         -------
         said : Said
             Of the stack, (b,).
-        parts : Said
-            What each part would have said, (E, b).
+        experts : Said
+            What each expert would have said, (E, b).
         sound : () bool
             Whether all numbers are finite. If not, nothing has changed.
         """
         forecast, rows, features = self._forecast(readings)
-        whole, parts = forecast.whole, self._among_all(forecast.parts, forecast.new)
+        whole, experts = forecast.whole, self._among_all(forecast.experts, forecast.new)
         said = Said(_own(whole, labels), whole.argmax(1))
-        each = Said(_own(parts, labels), parts.argmax(2))
+        each = Said(_own(experts, labels), experts.argmax(2))
         sound = torch.isfinite(each.log_prob).all()
         sound = self.bank.observe(rows, features, labels, self.seen, gate=sound)
         self._weigh(forecast, labels, sound)
@@ -292,7 +293,7 @@ class Stack(nn.Module):
         n_rows = len(labels)
         for log_weights, log_prob in (
             (self.log_factors, forecast.scaled.movedim(0, 1)),
-            (self.log_mixed, forecast.parts),
+            (self.log_mixed, forecast.experts),
             (self.log_tops, forecast.tops),
         ):
             gain = (_own(log_prob, labels) * there).sum(-1)
@@ -304,7 +305,7 @@ class Stack(nn.Module):
         self._pool(forecast, labels, there, sound)
 
     def _reweigh(self, log_weights: Tensor, gain: Tensor, n_rows: int, gate: Tensor) -> None:
-        """Multiply weights (..., J) by exp(gain), and share a part of them, as ``n_rows`` rows do.
+        """Multiply weights (..., J) by exp(gain), and share some of them, as ``n_rows`` rows do.
 
         The rows of a chunk are predicted with the same weights, so they count at once.
         """

@@ -27,18 +27,18 @@ class Outcome:
         Most probable classes.
     gamma : ()
         Forgetting coefficient after the chunk; 1 for a learner without one.
-    parts : Said, optional
-        What each part of a `Stack` would have said; ``stack.names`` are the parts.
+    experts : Said, optional
+        What each expert of a `Stack` would have said; ``stack.names`` are the experts.
     """
 
     log_prob: Tensor
     predicted: Tensor
     gamma: Tensor
-    parts: Said | None = None
+    experts: Said | None = None
 
 
 class Said(NamedTuple):
-    """Log-probabilities of the labels, and most probable classes: (b,), or (E, b) of E parts."""
+    """Log-probabilities of the labels, and most probable classes: (b,), or (E, b) of E experts."""
 
     log_prob: Tensor
     predicted: Tensor
@@ -51,8 +51,8 @@ class Made(NamedTuple):
     ----------
     said : Said, optional
         The prediction, if it was asked for.
-    parts : Said, optional
-        Those of the parts of a stack.
+    experts : Said, optional
+        Those of the experts of a stack.
     features, labels : (n, m), (n,), optional
         What the head has still to observe, where it does so after the work, replayed rows included.
     sound : (), optional
@@ -60,7 +60,7 @@ class Made(NamedTuple):
     """
 
     said: Said | None
-    parts: Said | None = None
+    experts: Said | None = None
     features: Tensor | None = None
     labels: Tensor | None = None
     sound: Tensor | None = None
@@ -120,7 +120,7 @@ class ChunkStep:
         if made.said is None or not self.predicts:
             return None
         delta = getattr(learner.head, "delta", torch.zeros((), dtype=torch.float64))
-        return Outcome(*made.said, torch.exp(-0.5 * delta), made.parts)
+        return Outcome(*made.said, torch.exp(-0.5 * delta), made.experts)
 
 
 class Eager:

@@ -99,21 +99,23 @@ def _curves(plan: Plan, results: Results, stream: str, axis: Any) -> None:
 def _gamma(plan: Plan, results: Results, axes: list[Any]) -> None:
     """Gamma above, accuracy below, with the boundaries of tasks."""
     above, below = axes
-    for method, stream in plan.cells():
-        runs = results.runs_of(method, stream)
+    n_rows = 0
+    for number, (method, stream) in enumerate(plan.cells()):
+        runs, colour = results.runs_of(method, stream), f"C{number}"
         for run in runs:
             rows = _window_ends(run["pass"])
-            lowest = run["pass"]["lowest"]
-            above.plot(rows, lowest, linewidth=1, label=f"seed {run['seed']}, lowest")
+            label = f"{method.name}, lowest" if run is runs[0] else None
+            style = {"color": colour, "linewidth": 1, "alpha": 0.6}
+            above.plot(rows, run["pass"]["lowest"], label=label, **style)
             window = 100.0 * np.array(run["pass"]["right"]) / np.diff(rows, prepend=0.0)
-            below.plot(rows, window, linewidth=1, alpha=0.5)
+            below.plot(rows, window, **{**style, "alpha": 0.3})
         if runs:
             rows, values = _running_mean(runs, "right")
-            below.plot(rows, 100.0 * values, color="black", label="average online accuracy")
+            below.plot(rows, 100.0 * values, color=colour, label=f"{method.name}, average")
             n_rows = runs[0]["pass"]["rows"]
-            for axis in axes:
-                for task in range(1, 10):
-                    axis.axvline(task * n_rows / 10, color="red", linestyle="--", linewidth=0.6)
+    for axis in axes:
+        for task in range(1, 10):
+            axis.axvline(task * n_rows / 10, color="red", linestyle="--", linewidth=0.6)
     above.set_ylabel("gamma")
     below.set_ylabel("accuracy (%)")
     below.set_xlabel("rows")

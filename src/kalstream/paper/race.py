@@ -37,8 +37,8 @@ class Pass:
         Why the pass failed.
     seconds : float
         Time of all passes that ran together, divided by their number.
-    parts : {name: (accuracy in percent, mean log-probability)}
-        What the parts of a stack would have had.
+    experts : {name: (accuracy in percent, mean log-probability)}
+        What the experts of a stack would have had.
     """
 
     window: int
@@ -49,7 +49,7 @@ class Pass:
     rows: int = 0
     failed: str | None = None
     seconds: float = 0.0
-    parts: dict[str, tuple[float, float]] = field(default_factory=dict)
+    experts: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float:
@@ -66,8 +66,8 @@ class Pass:
         rounded = {"log_prob": [round(each, 3) for each in self.log_prob]}
         for name in ("gamma", "lowest"):
             rounded[name] = [round(each, 6) for each in getattr(self, name)]
-        parts = {name: [round(a, 2), round(b, 4)] for name, (a, b) in self.parts.items()}
-        return {**asdict(self), **rounded, "seconds": round(self.seconds, 2), "parts": parts}
+        experts = {name: [round(a, 2), round(b, 4)] for name, (a, b) in self.experts.items()}
+        return {**asdict(self), **rounded, "seconds": round(self.seconds, 2), "experts": experts}
 
 
 class Race:
@@ -118,7 +118,7 @@ class Race:
             for place, (number, mine) in enumerate(zip(self.active, outcomes, strict=True)):
                 _add_window(self.passes[number], mine)
                 names = getattr(self.fleet.learners[place].head, "names", ())
-                _add_parts(self.passes[number], mine, names)
+                _add_experts(self.passes[number], mine, names)
         spent = (time.perf_counter() - begun) / n_active
         for place, number in enumerate(self.active):
             self.passes[number].seconds += spent
@@ -140,7 +140,7 @@ class Race:
         self._free_memory()
 
     def _free_memory(self) -> None:
-        if self.device.startswith("cuda"):  # graphs are parts of cycles, which hold memory
+        if self.device.startswith("cuda"):  # graphs are experts of cycles, which hold memory
             gc.collect()
             torch.cuda.empty_cache()
 
@@ -172,15 +172,15 @@ def _add_window(into: Pass, outcomes: list[tuple[Outcome, Tensor]]) -> None:
     into.rows += len(labels)
 
 
-def _add_parts(into: Pass, outcomes: list[tuple[Outcome, Tensor]], names: Sequence[str]) -> None:
-    """Add the scores of the parts of a stack, whose window was added before."""
+def _add_experts(into: Pass, outcomes: list[tuple[Outcome, Tensor]], names: Sequence[str]) -> None:
+    """Add the scores of the experts of a stack, whose window was added before."""
     if not (outcomes and names) or into.failed is not None:
         return
-    said = [outcome.parts for outcome, _ in outcomes if outcome.parts is not None]
+    said = [outcome.experts for outcome, _ in outcomes if outcome.experts is not None]
     labels = torch.cat([labels for _, labels in outcomes])
     right = (torch.cat([each.predicted for each in said], 1) == labels).double().mean(1)
     log_prob = torch.cat([each.log_prob for each in said], 1).mean(1)
     new = len(labels) / into.rows
     for name, a, b in zip(names, (100.0 * right).tolist(), log_prob.tolist(), strict=True):
-        old = into.parts.get(name, (0.0, 0.0))
-        into.parts[name] = old[0] + new * (a - old[0]), old[1] + new * (b - old[1])
+        old = into.experts.get(name, (0.0, 0.0))
+        into.experts[name] = old[0] + new * (a - old[0]), old[1] + new * (b - old[1])
