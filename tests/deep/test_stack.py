@@ -1,6 +1,7 @@
 """Stacks, slow copies and the combinations of a training with what reads the network out."""
 
 import copy
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from kalstream.baselines import ExperienceReplay  # noqa: E402
 from kalstream.deep import (  # noqa: E402
     CrossEntropy,
     Fleet,
@@ -21,6 +23,7 @@ from kalstream.deep import (  # noqa: E402
     KalmanHead,
     Learner,
     MixtureHead,
+    OnlineLearner,
     RecentMemory,
     ReplayStreams,
     SlowCopies,
@@ -408,3 +411,40 @@ def test_a_captured_stack_equals_the_cpu(head: str, training: str) -> None:
     for name, value in gpu.head.state_dict().items():
         if not name.startswith("layer"):
             assert torch.equal(value, before[name]), name
+
+
+# ---- files of format 3 ---------------------------------------------------------------------------
+
+SAVED = Path(__file__).parents[1] / "data"
+
+
+def small_images() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(18, 4)
+    )
+
+
+@pytest.mark.parametrize("name", ["replay", "kalman"])
+def test_files_of_format_3_are_restored_and_continue(name: str) -> None:
+    memory = RecentMemory(15, 4, 2)
+    learner: Learner
+    if name == "replay":
+        options = {"n_steps": 2, "flip": True, "seed": 3, "replay": memory}
+        learner = ExperienceReplay(small_images(), SoftmaxHead(4, 3), **options)
+    else:
+        head = KalmanHead(4, 3, gamma=0.99)
+        learner = OnlineLearner(small_images(), head, lr=0.05, replay=memory)
+    learner.restore(SAVED / f"learner-{name}-format-3.pt")
+    generator = torch.Generator().manual_seed(1)
+    chunks = [
+        (
+            torch.randn(6, 1, 5, 5, generator=generator),
+            torch.randint(0, 3, (6,), generator=generator),
+        )
+        for _ in range(8)
+    ]
+    expected = json.loads((SAVED / f"learner-{name}-format-3.json").read_text())
+    for chunk, said in zip(chunks[4:], expected, strict=True):
+        np.testing.assert_allclose(learner.step(*chunk).log_prob.tolist(), said, rtol=1e-4)
+    assert learner.n_seen_ == 48

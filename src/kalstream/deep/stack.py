@@ -18,7 +18,7 @@ from kalstream.errors import InvalidInput
 
 DECAYS: Final = (0.9, 0.98, 0.998)
 GAMMAS: Final = (1.0, 0.9999, 0.999)
-# Factors of the logits of a expert, which are mixed over.
+# Factors of the logits of an expert, which are mixed over.
 _FACTORS: Final = (0.5, 0.65, 0.8, 1.0, 1.25)
 # Probabilities that the next row is of a class that did not come before, which are mixed over.
 _NEW: Final = (1e-4, 1e-3, 1e-2, 0.1, 0.5)
