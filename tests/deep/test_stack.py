@@ -319,6 +319,19 @@ def test_rows_of_a_chunk_are_predicted_separately() -> None:
         np.testing.assert_allclose(learner.predict_proba(rows[k : k + 1])[0], whole[k], atol=1e-6)
 
 
+def test_a_gradient_through_the_stack_is_that_before_the_chunk() -> None:
+    """The loss of a chunk must not know its labels."""
+    learner = Learner(network(), Stack(M, 3, decays=(0.9,)), ThroughHead(lr=1e-9))
+    losses = []
+    descend = learner.descend
+    learner.descend = lambda loss: (losses.append(float(loss().detach())), descend(loss))[1]
+    for rows, labels in stream(6, k=3):
+        learner.features(rows, grad=False)
+        before = learner.head.log_prob(learner.features(rows, grad=True), labels).mean()
+        learner.step(rows, labels)
+        assert losses[-1] == pytest.approx(-float(before.detach()), rel=1e-3)
+
+
 def test_a_stack_is_better_than_its_layer_where_classes_change() -> None:
     learner = made("stack", "cross-entropy")
     said, layer = [], []
@@ -330,12 +343,13 @@ def test_a_stack_is_better_than_its_layer_where_classes_change() -> None:
 
 
 def test_bad_values_are_refused() -> None:
-    stack = Stack(M, K, decays=(0.9,))
+    stack, used = Stack(M, K, decays=(0.9,)), CrossEntropy()
     for make, message in (
         (lambda: Learner(network(), stack, slow=0.5), "was made for slow copies with decays"),
         (lambda: Learner(network(), SoftmaxHead(M, K), slow=0.5), "reads no slow copies"),
         (lambda: Learner(network(), stack, training="sgd"), "training must be a"),
         (lambda: Learner(network(), nn.Linear(M, K)), "head must be a"),
+        (lambda: [Learner(network(), SoftmaxHead(M, K), used) for _ in range(2)], "belongs to"),
         (lambda: CrossEntropy(n_steps=0), "n_steps must be 1 or more"),
         (lambda: CrossEntropy(replay=None, spare_past=True), "give a RecentMemory"),
         (lambda: CrossEntropy(replay="all"), "replay must be"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import zipfile
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
@@ -130,7 +130,11 @@ class Learner:
             raise InvalidInput(f"autocast must be a dtype such as torch.bfloat16, got {autocast!r}")
         self.capture = capture and self.ranks is None and self.device.type == "cuda"
         self.n_seen_ = 0
-        self.training = training
+        if training.is_attached:
+            raise InvalidInput(
+                "this training already belongs to a learner; make another one with the same options"
+            )
+        self.training, training.is_attached = training, True
         training.attach(self)
         self.slow = self._slow_copies(slow)
         self.executors = Executors(self)
@@ -170,8 +174,8 @@ class Learner:
         for group in made.param_groups if self.capture else ():
             if "capturable" in group:
                 group["capturable"] = True
-            if "betas" in group and group["foreach"] is None:  # Adam and AdamW, in one kernel
-                group["fused"] = True
+            if {"betas", "fused"} <= group.keys() and group["foreach"] is None:
+                group["fused"] = True  # Adam or AdamW in one kernel
         return made
 
     @property
@@ -239,14 +243,17 @@ class Learner:
     def _work_of_stack(self, inputs: tuple[Tensor, ...], side: torch.cuda.Stream | None) -> Made:
         rows, labels = inputs[:2]
         own = self._own_reading(rows)  # first: training changes the network
-        main = None if side is None else torch.cuda.current_stream()
-        if main is not None and side is not None:
-            side.wait_stream(main)
-        with nullcontext() if side is None else torch.cuda.stream(side):
-            said, experts, sound = self.head.predict_then_observe(self._readings(rows, own), labels)
-        self.training.run(self, *inputs)
-        if main is not None and side is not None:
-            main.wait_stream(side)
+        if self.training.reads_head:  # as it was before the chunk
+            readings = self._readings(rows, own)
+            self.training.run(self, *inputs)
+            said, experts, sound = self.head.predict_then_observe(readings, labels)
+        else:
+            with _on(side):
+                readings = self._readings(rows, own)
+                said, experts, sound = self.head.predict_then_observe(readings, labels)
+            self.training.run(self, *inputs)
+            if side is not None:
+                torch.cuda.current_stream().wait_stream(side)
         self._follow()
         return Made(said, experts, sound=sound)
 
@@ -506,6 +513,17 @@ class Learner:
                 f"{path} cannot be restored into this {type(self).__name__}: {error}"
             ) from error
         return self
+
+
+@contextmanager
+def _on(side: torch.cuda.Stream | None) -> Iterator[None]:
+    """Work on another stream, after all work on the current one; the caller joins them."""
+    if side is None:
+        yield
+        return
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        yield
 
 
 class _Checked(NamedTuple):

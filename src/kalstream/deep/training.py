@@ -48,6 +48,9 @@ class Training(ABC):
     optimizer: Any = None
     replay: Any = None
     layer: SoftmaxHead | None = None
+    #: whether `run` reads the head, which must then not have observed the chunk
+    reads_head = False
+    is_attached = False
 
     @abstractmethod
     def attach(self, learner: Learner) -> None:
@@ -111,6 +114,8 @@ class ThroughHead(Training):
     replay_head : bool
         Whether the head also learns drawn rows, as in the paper.
     """
+
+    reads_head = True
 
     def __init__(
         self,
@@ -221,7 +226,7 @@ class CrossEntropy(Training):
             raise InvalidInput("spare_past compares new rows with drawn ones; give a RecentMemory")
         self.make_optimizer, self.n_steps, self.replay = optimizer, n_steps, replay
         self.flip, self.shift = flip, check.count("shift", shift) if shift else 0
-        self.spare_past = spare_past
+        self.spare_past = self.reads_head = spare_past
         self.generator = torch.Generator().manual_seed(seed)
 
     def attach(self, learner: Learner) -> None:
