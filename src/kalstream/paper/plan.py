@@ -166,8 +166,17 @@ class Plan:
             "weights": None,
             "size": None,
         }
+        draws = {"memory": [100, 10]}  # in place of more
         methods = tuple(
-            replace(method, options={**method.options, **small}, rungs=())
+            replace(
+                method,
+                options={
+                    **method.options,
+                    **small,
+                    **(draws if "memory" in method.options else {}),
+                },
+                rungs=(),
+            )
             for method in self.methods
         )
         search = {**self.search, "rows": 0, "rungs": [(30, 1)], "candidates": 2}
