@@ -89,12 +89,35 @@ def drift_alarm(printed: str) -> None:
     assert int(false) <= 4
 
 
+def images(printed: str) -> None:
+    accuracy, log_loss, of_layer, log_loss_of_layer = numbers(printed, "all rows")
+    assert accuracy > of_layer
+    assert log_loss < log_loss_of_layer
+    accuracy, log_loss, of_layer, log_loss_of_layer = numbers(
+        printed, "first 100 rows after a change"
+    )
+    assert accuracy > of_layer + 0.05
+    assert log_loss < log_loss_of_layer - 0.2
+    assert "weights of mixture and pools: mixture " in printed
+
+
+def texts(printed: str) -> None:  # the texts are those of this version of Python
+    stack, layer = numbers(printed, "network, stack"), numbers(printed, "network, its layer")
+    classifier = numbers(printed, "KalmanClassifier, 256 columns")
+    assert min(stack[0], layer[0], classifier[0]) > 0.4  # the largest area has 0.23 of the rows
+    assert stack[1] < layer[1] + 0.02
+    assert stack[3] < layer[3] + 0.02
+    assert stack[1] < classifier[1]
+
+
 CHECKS: dict[str, tuple[Callable[[str], None], list[str]]] = {
     "tabular_drift": (tabular_drift, ["--rows", "4000"]),
     "new_classes": (new_classes, ["--rows", "500"]),
     "delayed_labels": (delayed_labels, ["--rows", "2000"]),
     "regression": (regression, ["--rows", "3000"]),
     "drift_alarm": (drift_alarm, []),  # the alarm first needs a thousand rows without drift
+    "images": (images, ["--rows", "300"]),
+    "texts": (texts, ["--rows", "3000"]),
 }
 
 
@@ -103,6 +126,8 @@ def test_example(name: str, tmp_path: Path) -> None:  # time_series: see test_do
     assert name in CHECKS, f"examples/{name}.py has no check here"
     check, options = CHECKS[name]
     script = ROOT / f"examples/{name}.py"
+    if "kalstream.deep" in script.read_text():
+        pytest.importorskip("torch")
     picture = tmp_path / "figure.png"
     if "--plot" in script.read_text():
         options = [*options, "--plot", str(picture)]

@@ -162,8 +162,9 @@ def test_the_better_expert_gains_weight() -> None:
         features = torch.zeros(10, M)
         stack.observe([Reading(features, good)], labels)
         stack_of_two.observe([Reading(features, -good), Reading(features, good)], labels)
-    weights = stack_of_two.weights
-    assert weights["layer 0.9"] > 0.9
+    weights = stack_of_two.expert_weights
+    assert weights["mixture"]["layer 0.9"] > 0.9
+    assert weights["pool"]["layer 0.9"] == float(stack_of_two.pooled[0, 1])
     assert float(stack_of_two.pooled[0, 1]) > 0.5 > float(stack_of_two.pooled[0, 0])
 
 
@@ -309,6 +310,16 @@ def test_a_head_reads_the_last_slow_copy() -> None:
     assert not torch.equal(features, learner.features(rows, grad=False))
 
 
+def test_a_learning_rate_numbers_of_other_types_and_the_representation() -> None:
+    learner = Learner(network(), Stack(M, K, decays=0.9, gammas=1.0), CrossEntropy(lr=0.02))
+    assert [group["lr"] for group in learner.optimizer.param_groups] == [0.02]
+    assert learner.optimizer.param_groups[0]["weight_decay"] == 0.05
+    rows, labels = stream(1)[0]
+    learner.step(rows.double(), labels)
+    assert repr(learner) == "Learner(Sequential, Stack, CrossEntropy, n_seen_=10)"
+    assert learner.head.names == ["layer", "layer 0.9", "filter 0.9, gamma 1"]
+
+
 def test_rows_of_a_chunk_are_predicted_separately() -> None:
     learner = made("stack", "cross-entropy")
     for chunk in stream(10):
@@ -348,7 +359,10 @@ def test_bad_values_are_refused() -> None:
         (lambda: Learner(network(), stack, slow=0.5), "was made for slow copies with decays"),
         (lambda: Learner(network(), SoftmaxHead(M, K), slow=0.5), "reads no slow copies"),
         (lambda: Learner(network(), stack, training="sgd"), "training must be a"),
-        (lambda: Learner(network(), nn.Linear(M, K)), "head must be a"),
+        (lambda: Learner(network(), nn.Linear(M, K)), "head must be a Stack or KalmanHead"),
+        (lambda: Learner(network(), stack, CrossEntropy), "got the class CrossEntropy; call it"),
+        (lambda: CrossEntropy(lr=0.0), "lr must be"),
+        (lambda: Learner(network(), stack).predict(["text"]), "pass preprocess="),
         (lambda: [Learner(network(), SoftmaxHead(M, K), used) for _ in range(2)], "belongs to"),
         (lambda: CrossEntropy(n_steps=0), "n_steps must be 1 or more"),
         (lambda: CrossEntropy(replay=None, spare_past=True), "give a RecentMemory"),

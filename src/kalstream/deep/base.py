@@ -21,7 +21,7 @@ from kalstream.deep.head import KalmanHead
 from kalstream.deep.mixture import MixtureHead
 from kalstream.deep.slow import SlowCopies
 from kalstream.deep.softmax import SoftmaxHead
-from kalstream.deep.stack import Reading, Stack
+from kalstream.deep.stack import Reading, Stack, as_tuple
 from kalstream.deep.step import ChunkStep, Executors, Made, Observation, Outcome, Said
 from kalstream.deep.training import CrossEntropy, ThroughHead, Training, check_kind
 from kalstream.errors import CheckpointError, InvalidInput, NumericalError
@@ -143,7 +143,7 @@ class Learner:
         stack = self.head if isinstance(self.head, Stack) else None
         if slow is None:
             slow = () if stack is None else stack.decays
-        decays = [slow] if isinstance(slow, int | float) else list(slow)
+        decays = list(as_tuple(slow))
         if decays and isinstance(self.head, SoftmaxHead):
             raise InvalidInput(
                 "a SoftmaxHead alone reads no slow copies; Stack(n_features, n_classes, gammas=(), "
@@ -198,6 +198,10 @@ class Learner:
         """Classes 0 to K - 1."""
         return np.arange(self.head.n_classes)
 
+    def __repr__(self) -> str:
+        names = (type(each).__name__ for each in (self.backbone, self.head, self.training))
+        return f"{type(self).__name__}({', '.join(names)}, n_seen_={self.n_seen_})"
+
     def __sklearn_is_fitted__(self) -> bool:
         return self.n_seen_ > 0
 
@@ -209,7 +213,7 @@ class Learner:
         If an error is raised, the posterior is unchanged; the network may have taken its gradient
         steps.
         """
-        step = ChunkStep(self, rows, labels)
+        step = ChunkStep(self, self._as_network(rows), labels)
         step.prepare()
         step.launch()
         outcome = step.collect()
@@ -408,13 +412,16 @@ class Learner:
         rows = self.preprocess(np.asarray(X))
         if not isinstance(rows, torch.Tensor):
             raise InvalidInput(f"preprocess must return a torch tensor, got {type(rows).__name__}")
-        dtype = next((each.dtype for each in self.backbone.parameters()), rows.dtype)
-        if rows.is_floating_point():
-            rows = rows.to(dtype)
+        rows = self._as_network(rows)
         if not bool(torch.isfinite(rows).all()):  # NaN would stay in the running averages
             row = int((~torch.isfinite(rows)).flatten(1).any(1).nonzero()[0, 0])
             raise InvalidInput(f"X holds NaN or infinity in row {row}; remove such rows")
         return rows.to(self.device)
+
+    def _as_network(self, rows: Tensor) -> Tensor:
+        """Rows with the data type of the network's numbers."""
+        dtype = next((each.dtype for each in self.backbone.parameters()), rows.dtype)
+        return rows.to(dtype) if rows.is_floating_point() else rows
 
     def _as_labels(self, y: ArrayLike) -> Tensor:
         labels = np.asarray(y)
@@ -544,6 +551,11 @@ class _Checked(NamedTuple):
 
 def _as_floats(rows: Array) -> Tensor:
     """Numbers as float32; images (b, h, w, c), uint8, as (b, c, h, w) from 0 to 1."""
+    if rows.dtype.kind not in "biuf":
+        raise InvalidInput(
+            f"X holds {rows.dtype}, which is no number; pass preprocess=, a function from such "
+            "rows to a tensor, to the learner"
+        )
     if rows.dtype == np.uint8 and rows.ndim == 4:
         return torch.from_numpy(np.ascontiguousarray(rows)).permute(0, 3, 1, 2).float() / 255.0
     return torch.from_numpy(np.asarray(rows, np.float32))

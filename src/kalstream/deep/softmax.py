@@ -67,7 +67,7 @@ class SoftmaxHead(nn.Linear):
         if features.ndim != 2 or features.shape[1] != self.in_features:
             raise InvalidInput(
                 f"features must be (b, {self.in_features}), got {tuple(features.shape)}; "
-                "make SoftmaxHead with the n_features that the backbone returns"
+                "make the head with the n_features that the backbone returns"
             )
         logits = super().forward(features.to(self.weight.dtype))
         if not is_capturing(logits) and not bool(torch.isfinite(logits).all()):

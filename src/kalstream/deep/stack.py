@@ -24,6 +24,7 @@ _FACTORS: Final = (0.5, 0.65, 0.8, 1.0, 1.25)
 _NEW: Final = (1e-4, 1e-3, 1e-2, 0.1, 0.5)
 # Of the two pools: how much of what they know remains after a row.
 _KEPT: Final = (1.0, 0.9995)
+_TOPS: Final = ("mixture", "pool", "pool that forgets")
 _PRECISION: Final = 10.0  # of the pools' first weights
 _FLOOR: Final = 1e-3  # of the probabilities that are pooled, in all
 _AWAY: Final = -1e4  # logit of a class that did not come
@@ -80,9 +81,9 @@ class Stack(nn.Module):
     Parameters
     ----------
     n_features, n_classes : int
-    decays : sequence of float
+    decays : float or sequence of float
         Decays of the slow copies (`SlowCopies`), which the learner makes.
-    gammas : sequence of float in (0, 1]
+    gammas : float or sequence of float in (0, 1]
         Forgetting coefficients of the filters of each copy; empty for layers alone.
     layers : bool
         Whether layers take expert, trained by `CrossEntropy`. Without, for a frozen network.
@@ -130,20 +131,20 @@ class Stack(nn.Module):
         n_features: int,
         n_classes: int,
         *,
-        decays: Sequence[float] = DECAYS,
-        gammas: Sequence[float] = GAMMAS,
+        decays: float | Sequence[float] = DECAYS,
+        gammas: float | Sequence[float] = GAMMAS,
         layers: bool = True,
         prior_var: float = 100.0,
         share: float = 0.001,
     ) -> None:
         super().__init__()
-        self.decays, self.share = tuple(decays), check.positive("share", share)
+        self.decays, self.gammas = as_tuple(decays), as_tuple(gammas)
+        self.share = check.positive("share", share)
         if share >= 1.0:
             raise InvalidInput(f"share must be above 0 and below 1, got {share!r}")
-        if not layers and not gammas:
+        if not layers and not self.gammas:
             raise InvalidInput("a stack needs layers or gammas; give at least one of them")
         n_sources = max(len(self.decays), 1)
-        self.gammas = tuple(gammas)
         self.bank = FilterBank(n_features, n_classes, n_sources, self.gammas, prior_var)
         self.layer = SoftmaxHead(n_features, n_classes) if layers else None
         copies = [f" {decay:g}" for decay in self.decays]
@@ -186,8 +187,15 @@ class Stack(nn.Module):
 
     @property
     def weights(self) -> dict[str, float]:
-        """Weights of the experts in their mixture."""
-        return dict(zip(self.names, self.log_mixed.exp().tolist(), strict=True))
+        """Weights of the mixture of the experts and of the two pools in the prediction."""
+        return dict(zip(_TOPS, self.log_tops.exp().tolist(), strict=True))
+
+    @property
+    def expert_weights(self) -> dict[str, dict[str, float]]:
+        """Weights of the experts in the mixture (they add up to 1), and in each pool (any sign)."""
+        rows = [self.log_mixed.exp(), *self.pooled]
+        named = (dict(zip(self.names, row.tolist(), strict=True)) for row in rows)
+        return dict(zip(_TOPS, named, strict=True))
 
     @property
     def delta(self) -> Tensor:
@@ -347,6 +355,11 @@ class Stack(nn.Module):
                 f"layers ({theirs.tolist()}, here {self.made_with.tolist()}); make it with the same"
             )
         super()._load_from_state_dict(state, prefix, *rest)
+
+
+def as_tuple(values: float | Sequence[float]) -> tuple[float, ...]:
+    """One number or several, as a tuple."""
+    return (float(values),) if isinstance(values, int | float) else tuple(values)
 
 
 def _solved(matrix: Tensor, vector: Tensor) -> Tensor:

@@ -184,6 +184,8 @@ class CrossEntropy(Training):
 
     Parameters
     ----------
+    lr : float, optional
+        Learning rate, in place of the optimizer's own.
     optimizer : function from a list of parameters to an optimizer
         AdamW with lr 0.001 and weight decay 0.05 by default.
     n_steps : int
@@ -208,6 +210,7 @@ class CrossEntropy(Training):
     def __init__(
         self,
         *,
+        lr: float | None = None,
         optimizer: Optimizer = ADAMW,
         n_steps: int = 3,
         replay: RecentMemory | ReplayStreams | str | None = "recent",
@@ -224,6 +227,7 @@ class CrossEntropy(Training):
         check_kind("replay", replay, RecentMemory | ReplayStreams | None)
         if spare_past and not isinstance(replay, RecentMemory):
             raise InvalidInput("spare_past compares new rows with drawn ones; give a RecentMemory")
+        self.lr = None if lr is None else check.positive("lr", lr)
         self.make_optimizer, self.n_steps, self.replay = optimizer, n_steps, replay
         self.flip, self.shift = flip, check.count("shift", shift) if shift else 0
         self.spare_past = self.reads_head = spare_past
@@ -240,6 +244,8 @@ class CrossEntropy(Training):
             p for part in (learner.backbone, layer) for p in part.parameters() if p.requires_grad
         ]
         self.optimizer = learner.make_optimizer(self.make_optimizer, trained)
+        for group in self.optimizer.param_groups if self.lr is not None else ():
+            group["lr"] = self.lr
 
     def inputs(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """Drawn rows and labels, and how the images of every pass are moved."""
@@ -319,4 +325,7 @@ class CrossEntropy(Training):
 def check_kind(name: str, value: Any, kind: Any) -> None:
     """Refuse a value that is of another type."""
     if not isinstance(value, kind):
-        raise InvalidInput(f"{name} must be a {kind}, got {type(value).__name__}")
+        kinds = [each.__name__ for each in getattr(kind, "__args__", (kind,))]
+        wanted = " or ".join(each for each in kinds if each != "NoneType")
+        got = f"the class {value.__name__}; call it" if isinstance(value, type) else repr(value)
+        raise InvalidInput(f"{name} must be a {wanted}, got {got}")
