@@ -30,12 +30,11 @@ LIMIT, CHUNK, SEEDS = 40_000, 10, (0, 1, 2)
 WIDTH = 128  # of both hidden layers
 HALF_LIFE = 2000.0  # of the scaling of columns, as in KalmanClassifier
 RATE, OTHERS = 0.001, (0.0003, 0.003)  # of AdamW: the default of CrossEntropy, and two more
-DECAY = 0.05  # weight decay, the default of CrossEntropy
 OWN = "layer"  # the part of a stack that is the network's own layer
 
 
 class Watched:
-    """A learner with a stack, and the scores of the stack's parts by the rule of `prequential`.
+    """A learner with a stack, and the scores of the stack's experts by the rule of `prequential`.
 
     Attributes
     ----------
@@ -58,18 +57,18 @@ class Watched:
         return self.learner.predict(X)
 
     def partial_fit(self, X: np.ndarray, y: np.ndarray) -> None:
-        """Learn rows (b, d) with labels (b,), and score the parts."""
+        """Learn rows (b, d) with labels (b,), and score the experts."""
         n, seen = self.learner.n_seen_, self.learner.head.seen.numpy().copy()
         labels = np.asarray(y, np.int64)
         outcome = self.learner.step(self.learner.preprocess(X), torch.from_numpy(labels))
-        assert outcome.parts is not None
+        assert outcome.experts is not None
         if n == 0:
             return
         # A stack has its own probability of new classes; known labels shall share n / (n + 1).
         known = np.log(self.p[:, seen].sum(1)) - np.log(n / (n + 1.0))
-        log_prob = np.where(seen[labels], outcome.parts.log_prob - known, -np.log(n + 1.0))
+        log_prob = np.where(seen[labels], outcome.experts.log_prob - known, -np.log(n + 1.0))
         self.losses.append(-log_prob)
-        self.hits.append((outcome.parts.predicted == torch.from_numpy(labels)).numpy())
+        self.hits.append((outcome.experts.predicted == torch.from_numpy(labels)).numpy())
 
     def scores(self) -> dict[str, dict[str, float]]:
         """Accuracy and log-loss of each part."""
@@ -97,8 +96,7 @@ def network(n_columns: int) -> nn.Sequential:
 
 def trained(lr: float, n_columns: int, n_classes: int, seed: int) -> Learner:
     """The network, learned online with this learning rate, and a stack."""
-    optimizer = partial(torch.optim.AdamW, lr=lr, weight_decay=DECAY)
-    training = CrossEntropy(optimizer=optimizer, seed=seed)
+    training = CrossEntropy(lr=lr, seed=seed)
     return Learner(network(n_columns), Stack(WIDTH, n_classes), training)
 
 
@@ -142,7 +140,7 @@ METHODS: dict[str, tuple[Any, Any, int]] = {
 
 @alone
 def run(path: Path, limit: int, name: str, seed: int) -> dict[str, Any]:
-    """Run one pass: accuracy, log-loss, microseconds a row, and the parts of a stack."""
+    """Run one pass: accuracy, log-loss, microseconds a row, and the experts of a stack."""
     torch.set_num_threads(1)
     transformer, make, chunk = METHODS[name]
     stream = read(path, limit)
@@ -162,7 +160,7 @@ def run(path: Path, limit: int, name: str, seed: int) -> dict[str, Any]:
     seconds += result.seconds
     scores = {key: result.total[key] for key in ("accuracy", "log_loss")}
     scores |= {"us": 1e6 * seconds / len(rows), "rows": len(rows), "scored": result.n_scored}
-    return scores | ({"parts": learner.scores()} if isinstance(learner, Watched) else {})
+    return scores | ({"experts": learner.scores()} if isinstance(learner, Watched) else {})
 
 
 def seeds(name: str) -> tuple[int, ...]:
@@ -184,7 +182,7 @@ def measure(limit: int, save: Path | None) -> dict[str, Any]:
             continue
         key = {"stream": stream, "name": name, "seed": seed}
         numbers["runs"].append(key | run(paths[stream], limit, name, seed))
-        print({k: v for k, v in numbers["runs"][-1].items() if k != "parts"}, flush=True)
+        print({k: v for k, v in numbers["runs"][-1].items() if k != "experts"}, flush=True)
         if save is not None:
             save.write_text(json.dumps(numbers, indent=1))
     return numbers
@@ -212,9 +210,9 @@ def lines_of(numbers: dict[str, Any]) -> list[list[str]]:
             ]
             for stream in STREAMS
         ]
-        if OWN in runs[0][0].get("parts", {}):
-            parts = [cell([each["parts"][OWN] for each in some]) for some in runs]
-            lines.append([name.replace("`Stack` on", "the layer of"), *parts, ""])
+        if OWN in runs[0][0].get("experts", {}):
+            own = [cell([each["experts"][OWN] for each in some]) for some in runs]
+            lines.append([name.replace("`Stack` on", "the layer of"), *own, ""])
         times = ", ".join(f"{min(each['us'] for each in some):.0f}" for some in runs)
         lines.append([name, *map(cell, runs), times])
     return lines
