@@ -253,6 +253,7 @@ def made(head: str, training: str, **options: Any) -> Learner:
     return Learner(net, HEADS[head](), TRAININGS[training](), **options)
 
 
+@pytest.mark.filterwarnings("ignore:the network is frozen")
 @pytest.mark.parametrize("training", TRAININGS)
 @pytest.mark.parametrize("head", HEADS)
 def test_every_combination_learns_and_resumes(head: str, training: str, tmp_path: Path) -> None:
@@ -379,7 +380,8 @@ def test_bad_values_are_refused() -> None:
 
 
 def test_a_diverged_network_is_an_error_and_the_stack_is_unchanged() -> None:
-    learner = Learner(network(), Stack(M, K, decays=(0.9,)), Frozen())
+    with pytest.warns(UserWarning, match="layers=False"):
+        learner = Learner(network(), Stack(M, K, decays=(0.9,)), Frozen())
     learner.step(*stream(1)[0])
     before = copy.deepcopy(learner.head.state_dict())
     with torch.no_grad():
@@ -415,6 +417,7 @@ def test_moved_images_are_mirrored_and_shifted_and_zeros_come_in() -> None:
 
 
 @NO_GPU
+@pytest.mark.filterwarnings("ignore:the network is frozen")
 @pytest.mark.parametrize("training", ["frozen", "cross-entropy", "head"])
 @pytest.mark.parametrize("head", ["stack", "filters", "layers"])
 def test_a_captured_stack_equals_the_cpu(head: str, training: str) -> None:

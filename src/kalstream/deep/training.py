@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -90,6 +91,12 @@ class Frozen(Training):
     def attach(self, learner: Learner) -> None:
         """Train nothing."""
         learner.tunes = False
+        if getattr(learner.head, "layer", None) is not None:
+            warnings.warn(
+                "the network is frozen, so the layers of the stack are never trained; "
+                "Stack(n_features, n_classes, decays=(), layers=False) leaves them out",
+                stacklevel=4,
+            )
 
     def run(self, learner: Learner, rows: Tensor, labels: Tensor, *more: Tensor) -> None:
         """Only update the running averages."""
