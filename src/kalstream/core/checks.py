@@ -89,13 +89,18 @@ def unit_interval(name: str, value: float) -> float:
     return number
 
 
-def instance(name: str, value: Any, kind: type) -> None:
-    """An object of this class; for a tuple the error says how to unpack it."""
+def instance(name: str, value: Any, kind: Any) -> None:
+    """An object of this class, or one of several (``A | B``); the error says what went wrong."""
     if not isinstance(value, kind):
         remedy = "unpack what a step returns: state, step = ..." if type(value) is tuple else ""
         if hasattr(value, "posterior"):
             remedy = "a policy's state goes to that policy's methods, and has add_outputs itself"
-        given = f"{name} must be a {kind.__name__}, got {type(value).__name__}"
+        kinds = [each.__name__ for each in getattr(kind, "__args__", (kind,))]
+        listed = " or ".join(each for each in kinds if each != "NoneType")
+        got = type(value).__name__
+        if isinstance(value, type):
+            got, remedy = f"the class {value.__name__}", "call it"
+        given = f"{name} must be a {listed}, got {got}"
         raise InvalidInput(f"{given}; {remedy}" if remedy else given)
 
 

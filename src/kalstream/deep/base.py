@@ -23,7 +23,7 @@ from kalstream.deep.slow import SlowCopies
 from kalstream.deep.softmax import SoftmaxHead
 from kalstream.deep.stack import Reading, Stack, as_tuple
 from kalstream.deep.step import ChunkStep, Executors, Made, Observation, Outcome, Said
-from kalstream.deep.training import CrossEntropy, ThroughHead, Training, check_kind
+from kalstream.deep.training import CrossEntropy, ThroughHead, Training
 from kalstream.errors import CheckpointError, InvalidInput, NumericalError
 
 Array = NDArray[Any]
@@ -112,12 +112,12 @@ class Learner:
         capture: bool = True,
     ) -> None:
         check.choice("batch_norm", batch_norm, BATCH_NORM)
-        check_kind("backbone", backbone, nn.Module)
-        check_kind("head", head, Stack | KalmanHead | MixtureHead | SoftmaxHead)
+        check.instance("backbone", backbone, nn.Module)
+        check.instance("head", head, Stack | KalmanHead | MixtureHead | SoftmaxHead)
         if training is None:
             own = KalmanHead | MixtureHead
             training = ThroughHead() if isinstance(head, own) else CrossEntropy()
-        check_kind("training", training, Training)
+        check.instance("training", training, Training)
         self.device = torch.device(device)
         self.backbone, self.head = backbone.to(self.device), head.to(self.device)
         if self.device.type == "cuda":  # convolutions are faster there with channels last
@@ -213,10 +213,7 @@ class Learner:
         If an error is raised, the posterior is unchanged; the network may have taken its gradient
         steps.
         """
-        step = ChunkStep(self, self._as_network(rows), labels)
-        step.prepare()
-        step.launch()
-        outcome = step.collect()
+        outcome = ChunkStep(self, rows, labels).run()
         assert outcome is not None
         return outcome
 
@@ -224,6 +221,7 @@ class Learner:
         """Rows, labels and all further inputs of the gradient steps, random draws included."""
         if not (self.capture and isinstance(self.head, KalmanHead | MixtureHead)):
             labels = self.head.checked(labels, len(rows))  # a captured filter checks them itself
+        rows = self._as_network(rows)
         return rows, labels, *self.training.inputs(rows, labels)
 
     def _work(
@@ -393,10 +391,7 @@ class Learner:
         rows, labels = self._rows(X), self._as_labels(y)
         if len(rows) != len(labels):
             raise InvalidInput(f"y has {len(labels)} labels for the {len(rows)} rows of X")
-        step = ChunkStep(self, rows, labels, predicts=False)
-        step.prepare()
-        step.launch()
-        step.collect()
+        ChunkStep(self, rows, labels, predicts=False).run()
         return self
 
     def predict_proba(self, X: ArrayLike) -> Array:

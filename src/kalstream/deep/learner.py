@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from kalstream.core import checks as check
 from kalstream.deep.base import Learner
 from kalstream.deep.head import KalmanHead
 from kalstream.deep.mixture import MixtureHead
 from kalstream.deep.replay import RecentMemory
-from kalstream.deep.training import ThroughHead, check_kind
+from kalstream.deep.training import ThroughHead
 
 
 class OnlineLearner(Learner):
@@ -69,7 +70,7 @@ class OnlineLearner(Learner):
         replay_head: bool = True,
         **shared: Any,
     ) -> None:
-        check_kind("head", head, KalmanHead | MixtureHead)
+        check.instance("head", head, KalmanHead | MixtureHead)
         training = ThroughHead(
             lr=lr, beta=beta, optimizer=optimizer, replay=replay, replay_head=replay_head
         )

@@ -102,6 +102,12 @@ class ChunkStep:
     ) -> None:
         self.learner, self.rows, self.labels, self.predicts = learner, rows, labels, predicts
 
+    def run(self) -> Outcome | None:
+        """All three parts, one after the other."""
+        self.prepare()
+        self.launch()
+        return self.collect()
+
     def prepare(self) -> None:
         """Check the labels and make all random draws."""
         self.inputs = self.learner._inputs(self.rows, self.labels)

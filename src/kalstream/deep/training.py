@@ -135,7 +135,7 @@ class ThroughHead(Training):
     ) -> None:
         if not (0.0 <= lr < np.inf and 0.0 <= beta < np.inf):
             raise InvalidInput(f"lr and beta must be 0 or more, got {lr!r} and {beta!r}")
-        check_kind("replay", replay, RecentMemory | None)
+        check.instance("replay", replay, RecentMemory | None)
         self.lr, self.beta, self.make_optimizer = lr, beta, optimizer
         self.replay, self.replay_head = replay, replay_head
 
@@ -231,7 +231,7 @@ class CrossEntropy(Training):
         if isinstance(replay, str):
             check.choice("replay", replay, ("recent",))
             replay = RecentMemory(size=4000, draw=54, seed=seed)
-        check_kind("replay", replay, RecentMemory | ReplayStreams | None)
+        check.instance("replay", replay, RecentMemory | ReplayStreams | None)
         if spare_past and not isinstance(replay, RecentMemory):
             raise InvalidInput("spare_past compares new rows with drawn ones; give a RecentMemory")
         self.lr = None if lr is None else check.positive("lr", lr)
@@ -327,12 +327,3 @@ class CrossEntropy(Training):
         """Restore a state that `state_dict` returned."""
         super().load_state_dict(state)
         self.generator.set_state(state["rng"].cpu())
-
-
-def check_kind(name: str, value: Any, kind: Any) -> None:
-    """Refuse a value that is of another type."""
-    if not isinstance(value, kind):
-        kinds = [each.__name__ for each in getattr(kind, "__args__", (kind,))]
-        wanted = " or ".join(each for each in kinds if each != "NoneType")
-        got = f"the class {value.__name__}; call it" if isinstance(value, type) else repr(value)
-        raise InvalidInput(f"{name} must be a {wanted}, got {got}")
