@@ -14,7 +14,8 @@ import torch
 
 from kalstream import paper
 from kalstream.errors import InvalidInput, MissingFile
-from kalstream.paper import Plan, images, tables
+from kalstream.paper import Plan, images, learners, tables
+from kalstream.paper.plan import Method
 from kalstream.paper.race import Race
 from kalstream.paper.results import Results
 from kalstream.paper.search import search
@@ -227,13 +228,46 @@ def test_the_grid_is_the_papers_and_candidates_are_its_points() -> None:
     plan = Plan.read("table1")
     assert plan.grid["lr"] == [0.1, 0.01, 0.001, 0.0005, 0.0001]
     for method in plan.methods:
-        stages = [plan.candidates(searched) for searched in method.search]
+        stages = [plan.candidates(method, searched) for searched in method.search]
         assert sum(map(len, stages)) <= 40
         assert bool(stages) == (method.group not in ("beyond", "averaged"))  # one setting for both
         for searched, points in zip(method.search, stages, strict=True):
             assert len({tuple(point.values()) for point in points}) == len(points)
-            assert all(point[name] in plan.grid[name] for point in points for name in searched)
-    assert len([cell for method in plan.methods for cell in method.paper]) == 21
+            grid = plan.grid_of(method)
+            assert all(point[name] in grid[name] for point in points for name in searched)
+    assert len([cell for method in plan.methods for cell in method.paper]) == 39
+
+
+def test_a_method_may_have_seeds_and_a_grid_of_its_own() -> None:
+    plan = Plan.read("figure3")
+    alone = method_of(plan, "scratch: online SGD, 8 replay streams")
+    assert plan.seeds_of(alone) == (0,)
+    assert {plan.seeds_of(each) for each in plan.methods if not each.seeds} == {(0, 1, 2)}
+    assert not any(each.seeds for each in plan.quick().methods)  # a quick run has one seed anyway
+    plan = Plan.read("table1")
+    method = method_of(plan, "tuned-softmax: learned gamma")
+    points = plan.candidates(method, ("gamma_lr",))
+    assert [point["gamma_lr"] for point in points] == method.grid["gamma_lr"]
+    assert method.grid["gamma_lr"] != plan.grid["gamma_lr"]
+    assert plan.search_settings(method, "tasks")["grid"]["gamma_lr"] == method.grid["gamma_lr"]
+
+
+def test_the_last_modules_alone_are_trained_and_nothing_is_replayed() -> None:
+    plan = Plan.read("figure3")
+    method = method_of(plan, "pretrained: stack, the last three blocks trained (ours)")
+    options = {**method.options, "weights": None, "lr": 0.01, "size": None}
+    learner = learners.make({**options, "replay": "none"}, 10, 0, "cpu")
+    trained = {
+        name.rsplit("features.", 1)[-1].split(".")[0]
+        for name, weights in learner.backbone.named_parameters()
+        if weights.requires_grad
+    }
+    assert trained == {"15", "16", "17", "18"}
+    assert learner.training.replay is None
+
+
+def method_of(plan: Plan, key: str) -> Method:
+    return next(each for each in plan.methods if each.key == key)
 
 
 def cifar_in(folder: Path, each: int = 5) -> tuple[Any, Any]:
@@ -413,6 +447,9 @@ def test_the_page_agrees_with_the_result_files() -> None:
     docs = Path(__file__).parents[2] / "docs"
     page = (docs / "paper.md").read_text(encoding="utf-8")
     tables = ("table1", "figure3", "figure5", "figure6", "figure7", "ablations", "initialisation")
+    for name in ("beyond", "frozen"):  # pages of their own
+        table = paper.shown(name, docs / "paper").strip()
+        assert table in (docs / f"paper/{name}.md").read_text(encoding="utf-8")
     for name in tables:
         assert paper.shown(name, docs / "paper").strip() in page
     for name in ("motion", *(f"figure{number}" for number in range(1, 8))):

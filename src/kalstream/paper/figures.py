@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from kalstream.paper.plan import Method, Plan
 from kalstream.paper.results import Results
 
 Array = NDArray[np.float64]
+
+_N_COLOURS: Final = 7  # of curves in one style
 
 
 def draw(plan: Plan, results: Results, path: Path) -> None:
@@ -31,7 +33,7 @@ def draw(plan: Plan, results: Results, path: Path) -> None:
             [*plan.groups] if plan.figure.get("panels") == "groups" else [None]
         )
         panels = [(stream, group) for stream in streams for group in groups]
-        figure, axes = new_figure(1, max(len(panels), 1))
+        figure, axes = new_figure(1, max(len(panels), 1), _legend_height(plan))
         for (stream, group), axis in zip(panels, axes, strict=True):
             of = plan if group is None else _only(plan, group)
             axis.set_title(stream if group is None else plan.groups[group]["title"], fontsize=9)
@@ -44,9 +46,9 @@ def figure_class() -> Any:
     return require("matplotlib.figure", "figures").Figure
 
 
-def new_figure(n_rows: int, n_columns: int) -> tuple[Any, list[Any]]:
-    """An empty figure, and its panels row by row."""
-    size = 1.5 + 4.5 * n_columns, 1.0 + 3.0 * n_rows
+def new_figure(n_rows: int, n_columns: int, more: float = 0.0) -> tuple[Any, list[Any]]:
+    """An empty figure, ``more`` inches higher for what stands below, and its panels row by row."""
+    size = 1.5 + 4.5 * n_columns, 1.0 + 3.0 * n_rows + more
     figure = figure_class()(size, layout="constrained")
     return figure, figure.subplots(n_rows, n_columns, squeeze=False).ravel().tolist()
 
@@ -54,7 +56,7 @@ def new_figure(n_rows: int, n_columns: int) -> tuple[Any, list[Any]]:
 def save(figure: Any, path: Path) -> None:
     """Write a figure to a file of the format that its suffix names."""
     with replacing(path) as file:
-        figure.savefig(file, dpi=110, format=path.suffix[1:])
+        figure.savefig(file, dpi=110, format=path.suffix[1:], bbox_inches="tight")
 
 
 def _only(plan: Plan, group: str) -> Plan:
@@ -81,19 +83,35 @@ def _label(plan: Plan, method: Method) -> str:
     return f"{title}: {method.name}" if title else method.name
 
 
+def _legend_below(plan: Plan) -> bool:
+    """Whether a figure has so many curves that a legend among them would hide some."""
+    return plan.figure["kind"] == "curves" and len(plan.methods) > _N_COLOURS
+
+
+def _legend_height(plan: Plan) -> float:
+    """Inches for the longest legend below the panels of a figure, 0 if it is inside them."""
+    sizes = [sum(method.group == group for method in plan.methods) for group in plan.groups]
+    n_lines = max(sizes) if plan.figure.get("panels") == "groups" else len(plan.methods)
+    return 0.2 + 0.165 * n_lines if _legend_below(plan) else 0.0
+
+
 def _curves(plan: Plan, results: Results, stream: str, axis: Any) -> None:
     """Average online accuracy, or mean log-probability, against rows."""
     name = plan.figure.get("of", "right")
-    for method in plan.methods:
+    for number, method in enumerate(plan.methods):
         runs = results.runs_of(method, stream)
         if any(run["pass"]["failed"] is None for run in runs):
             rows, values = _running_mean(runs, name)
-            axis.plot(
-                rows, 100.0 * values if name == "right" else values, label=_label(plan, method)
-            )
+            values = 100.0 * values if name == "right" else values
+            style = ("-", "--", ":")[number // _N_COLOURS % 3]
+            label = _label(plan, method)
+            axis.plot(rows, values, style, color=f"C{number % _N_COLOURS}", label=label)
     axis.set_xlabel("rows")
     axis.set_ylabel("average online accuracy (%)" if name == "right" else "mean log-probability")
-    axis.legend(fontsize=7)
+    if _legend_below(plan):
+        axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.17))
+    else:
+        axis.legend(fontsize=7)
 
 
 def _gamma(plan: Plan, results: Results, axes: list[Any]) -> None:

@@ -50,6 +50,8 @@ def make(
     ----------
     options : mapping
         learner ("kalman", "stack", "sgd", "er", "ace"), backbone, and the options of these.
+        replay is "recent", "streams" or "none"; ``last`` trains only the last modules of the
+        network.
     n_classes, seed : int
     device : str
     again : function, optional
@@ -89,7 +91,7 @@ def _stack(
     optimizer, replay = shared.pop("optimizer"), shared.pop("replay")
     if not options.pop("tune", True):
         return Learner(backbone, head, Frozen(), **shared, **options)
-    own = _pop(options, ("n_steps", "flip", "shift"))
+    own = _pop(options, ("n_steps", "flip", "shift", "spare_past"))
     optimizer = partial(optimizer, lr=options.pop("lr"))
     training = CrossEntropy(optimizer=optimizer, replay=replay, seed=seed, **own)
     return Learner(backbone, head, training, **shared, **options)
@@ -118,7 +120,7 @@ def _backbone(options: dict[str, Any], seed: int) -> Any:
     """The network, whose options are removed."""
     name, own = options.pop("backbone"), _pop(options, _OF_NETWORK)
     weights, width = options.pop("weights", None), options.pop("width", None)
-    size = options.pop("size", None)
+    size, last = options.pop("size", None), options.pop("last", None)
     if width is not None:
         own["width"] = width
     if name.startswith("resnet"):
@@ -128,7 +130,21 @@ def _backbone(options: dict[str, Any], seed: int) -> Any:
     network = copy.deepcopy(_network(name, seed, tuple(own.items())))
     if weights is not None:
         network = networks.load_weights(network, weights)
+    if last is not None:
+        _train_last(network, last)
     return network if size is None else _Enlarged(network, size)
+
+
+def _train_last(network: nn.Module, n: int) -> None:
+    """Train only the last ``n`` modules of the network, those of a sequence counted singly."""
+    modules = [
+        part
+        for child in network.children()
+        for part in (child if isinstance(child, nn.Sequential) else [child])
+    ]
+    network.requires_grad_(False)
+    for module in modules[-n:]:
+        module.requires_grad_(True)
 
 
 @lru_cache(maxsize=8)
@@ -171,7 +187,7 @@ def _replay(
     if name == "streams":
         return ReplayStreams(8, seed, again)
     flip = kind == "kalman" and options.pop("flip", False)  # baselines mirror new rows too
-    return None if name is None else RecentMemory(size, draw, seed, flip=flip)
+    return RecentMemory(size, draw, seed, flip=flip) if name == "recent" else None
 
 
 def _pop(options: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

@@ -69,6 +69,10 @@ class Method:
     rungs : pairs (rows, number of candidates)
         After so many rows of the search only so many candidates continue. Empty for the rungs of
         the experiment.
+    seeds : tuple of int
+        Seeds to run; empty for those of the experiment.
+    grid : {hyper-parameter: values}
+        Replaces these entries of the experiment's grid.
     """
 
     name: str
@@ -79,6 +83,8 @@ class Method:
     streams: tuple[str, ...] = ()
     begin_with: tuple[str, ...] = ()
     rungs: tuple[tuple[int, int], ...] = ()
+    seeds: tuple[int, ...] = ()
+    grid: Mapping[str, list[Any]] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -152,6 +158,8 @@ class Plan:
                     tuple(entry.get("streams", ())),
                     tuple(entry.get("begin_with", ())),
                     tuple(map(tuple, entry.get("rungs", group.get("rungs", ())))),
+                    tuple(entry.get("seeds", ())),
+                    entry.get("grid", {}),
                 )
             )
         content["seeds"] = tuple(content.get("seeds", (0,)))
@@ -165,6 +173,7 @@ class Plan:
             "width": 8,
             "weights": None,
             "size": None,
+            "last": None,
         }
         draws = {"memory": [100, 10]}  # in place of more
         methods = tuple(
@@ -176,6 +185,7 @@ class Plan:
                     **(draws if "memory" in method.options else {}),
                 },
                 rungs=(),
+                seeds=(),
             )
             for method in self.methods
         )
@@ -200,6 +210,14 @@ class Plan:
             for stream in method.streams or self.streams:
                 yield method, stream
 
+    def seeds_of(self, method: Method) -> tuple[int, ...]:
+        """Seeds of the runs of a method."""
+        return method.seeds or self.seeds
+
+    def grid_of(self, method: Method) -> dict[str, list[Any]]:
+        """Values of the hyper-parameters that the search of a method may choose."""
+        return {**self.grid, **method.grid}
+
     def setup(self, method: Method, stream: str, seed: int) -> Setup:
         """One pass of a cell, without the hyper-parameters that the search chooses."""
         about = self.streams[stream]
@@ -210,20 +228,22 @@ class Plan:
     def search_settings(self, method: Method, stream: str) -> dict[str, Any]:
         """Everything that the search of a cell depends on, as plain JSON for the result file."""
         names = {name for searched in method.search for name in searched}
+        grid = self.grid_of(method)
         settings: dict[str, Any] = {
             "options": {**self.streams[stream].get("options", {}), **method.options},
             "search": method.search,
             "begin_with": method.begin_with,
             "rungs": method.rungs or self.search["rungs"],
             "rows": self.search["rows"],
-            "grid": {name: values for name, values in self.grid.items() if name in names},
+            "grid": {name: values for name, values in grid.items() if name in names},
         }
         settings["options"].pop("weights", None)
         return json.loads(json.dumps(settings))
 
-    def candidates(self, searched: tuple[str, ...]) -> list[dict[str, Any]]:
+    def candidates(self, method: Method, searched: tuple[str, ...]) -> list[dict[str, Any]]:
         """Points of the grid over these hyper-parameters; a random subset if there are too many."""
-        values = [self.grid[name] for name in searched]
+        grid = self.grid_of(method)
+        values = [grid[name] for name in searched]
         n, total = self.search.get("candidates", 1), math.prod(map(len, values))
         points = list(itertools.product(*values))
         if total > n:

@@ -172,8 +172,8 @@ def check(plan: Plan, results: Results) -> None:
         _check_run(plan, results, run)
     for search in results.searches:
         _check_search(plan, search)
-    seeds = plan.seeds[:1] if results.content.get("quick") else plan.seeds
     for method, stream in plan.cells():
+        seeds = plan.seeds[:1] if results.content.get("quick") else plan.seeds_of(method)
         runs = results.runs_of(method, stream)
         if runs and sorted(run["seed"] for run in runs) != sorted(seeds):
             raise InvalidInput(f"{method.key}, {stream}: not the seeds {seeds}; run it again")
@@ -208,9 +208,10 @@ def _check_search(plan: Plan, search: dict[str, Any]) -> None:
         raise InvalidInput(f"{name}: more than {_MOST_CANDIDATES} candidates")
     if search["chosen"] != search["stages"][-1]["chosen"]:
         raise InvalidInput(f"{name}: the best candidate was not chosen")
+    grid = {**plan.grid, **search["how"]["grid"]}
     for stage in search["stages"]:
         chosen, candidates = stage["chosen"], stage["candidates"]
-        if not all(each[key] in plan.grid[key] for each in candidates for key in chosen):
+        if not all(each[key] in grid[key] for each in candidates for key in chosen):
             raise InvalidInput(f"{name}: a candidate is not a point of the grid")
         sound = [each for each in candidates if each["log_prob"] is not None]
         best = max(sound, key=lambda each: (each["rows"], each["log_prob"]))

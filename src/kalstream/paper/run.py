@@ -184,7 +184,7 @@ def _missing(
     """Passes of cells that the result file does not have."""
     missing = []
     for method, stream in cells:
-        for seed in plan.seeds:
+        for seed in plan.seeds_of(method):
             setup = plan.setup(method, stream, seed)
             setup = setup.having(**results.chosen(plan, method, stream) or {})
             setup = _with_used(setup, others)

@@ -37,7 +37,7 @@ def search(
     """
     stages, chosen = [], begin
     for names in method.search:
-        points = [{**chosen, **point} for point in plan.candidates(names)]
+        points = [{**chosen, **point} for point in plan.candidates(method, names)]
         stages.append(_race(plan, method, stream, points, images, device))
         chosen = stages[-1]["chosen"]
     return {
