@@ -2,14 +2,15 @@
 
 Where every target is known before the next row, the prediction of a row one step ahead is the one
 that was made. Where targets are late it is not: it knows targets that nobody had. So what was said
-about a row is kept (`Kept`) until its target comes, and half-lives, calibrations, the stack and the
-alarm are judged by it. core/README.md, "Late targets", has the rules.
+about a row is kept (`Kept`) until its target comes, and weights and a stack are judged by it
+(`LateJudge`). Other weights and another stack are learned in the order of targets, one step ahead,
+and the two take turns (`choose`). core/README.md, "Late targets", has the rules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, Self
 
@@ -43,6 +44,11 @@ class Events:
     def __len__(self) -> int:
         return len(self.asked)
 
+    @property
+    def step(self) -> Array:
+        """Time from the row before (n,), on average since the last row that was learned."""
+        return self.gap / (1.0 + self.lag)
+
 
 @dataclass(slots=True)
 class Kept:
@@ -64,6 +70,8 @@ class Kept:
         Whether anything was said: not if nothing was known.
     described, counted : (S, K, D), (S, K) bool
         What a stack saw of the row, and the classes that it knew.
+    answers : (S, 2, K) or (S, 0, K)
+        Probabilities by the late judge, and in the order of targets.
     """
 
     means: Array
@@ -75,6 +83,7 @@ class Kept:
     said: Array
     described: Array
     counted: Array
+    answers: Array
 
     @classmethod
     def blank(cls, n: int, sizes: Sizes) -> Self:
@@ -90,6 +99,7 @@ class Kept:
             np.zeros(n, bool),
             np.zeros((n, k, d)),
             np.zeros((n, k), bool),
+            np.zeros((n, 2 if x else 0, k)),
         )
 
     @property
@@ -110,6 +120,26 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class LateJudge:
+    """Weights by the predictions that were made. Never changed.
+
+    Attributes
+    ----------
+    log_weights, spread : (J, C), (J, 2)
+        As in `MixtureState`, where they are learned in the order of targets.
+    beside : (X,)
+        Logarithm of the evidence for each expert beside the filters, over their average.
+    belief : float
+        Probability that what is learned in the order of targets predicts better.
+    """
+
+    log_weights: Array
+    spread: Array
+    beside: Array
+    belief: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
 class Judged:
     """What `Policy.judge` found out about n events, beside the weights of the filters.
 
@@ -119,13 +149,46 @@ class Judged:
         Weight of each expert beside the filters, in the whole.
     rates : (n,)
         How much each target counted: less than 1 if it came late.
-    beside : (X,)
-        Logarithm of the evidence for each expert over the average of the filters, at the end.
     """
 
     shares: Array
     rates: Array
-    beside: Array
+
+
+def choose(
+    judge: LateJudge,
+    events: Events,
+    judged: Judged,
+    kept: Kept,
+    labels: Array,
+    weight: Array,
+    late: Array,
+    in_order: Array,
+    share: float,
+) -> tuple[LateJudge, Array]:
+    """Average the probabilities of rows by both judges, weighed by how well each predicted.
+
+    Parameters
+    ----------
+    labels, weight : (n,), (n,)
+        Weight 0 where nothing is told.
+    late, in_order : (n, K'), (n, K')
+        Probabilities by the late judge and in the order of targets, of the rows that are asked for.
+        They are written into ``kept``.
+    share : float
+        Probability, at each row, that the better one changes.
+
+    Returns
+    -------
+    judge : LateJudge
+        With another belief.
+    probabilities : (n, K')
+    """
+    from kalstream.core._kernels.judging import choose_rows
+
+    parts = events.asked, events.slot, events.gap, events.lag, labels, weight, judged.rates
+    out, belief = choose_rows(*parts, kept.answers, late, in_order, share, judge.belief)
+    return replace(judge, belief=float(belief)), out
 
 
 # J filters, K classes, X experts, D terms of the stack, and how many scales are kept.

@@ -23,6 +23,7 @@ Array = NDArray[Any]
 
 # As in `_kernels.judging` and `_kernels.stacking`.
 _LATE: Final = 2.0 / 3.0
+_CHOICE: Final = 4.0 / 5.0
 _SHARE: Final = 0.001
 _KEEP: Final = 0.9995
 _LEAST: Final = 1e-9
@@ -30,7 +31,7 @@ _LEAST: Final = 1e-9
 
 @dataclass
 class Row:
-    """A row that was asked for: its features (m,), its number, and what was said."""
+    """A row that was asked for: its features (m,), its number, and what was predicted."""
 
     features: Array
     number: int
@@ -39,12 +40,45 @@ class Row:
     seen: list[int] = field(default_factory=list)
     frequencies: Array | None = None
     described: Array | None = None
+    answers: tuple[Array, Array] | None = None
     n_targets: int = 0
     waits: bool = True
 
 
+class StackReference:
+    """A logistic regression over described classes (A, D), learned by Newton steps."""
+
+    def __init__(self, n_filters: int) -> None:
+        n_labels = len(HALF_LIVES) + 1
+        self.n_filters = n_filters
+        self.prior = np.diag([40.0] * (1 + n_filters) + [10.0] * n_labels)
+        self.first = np.eye(len(self.prior))[0]
+        self.coef, self.precision, self.belief = self.first, self.prior, 0.5
+
+    def answer(self, x: Array, plain: Array, rate: float) -> Array:
+        """Average of the probabilities ``plain`` (A,) and those of the regression."""
+        belief = self._now(rate)
+        return (1.0 - belief) * plain + belief * _softmax(x @ self.coef)
+
+    def _now(self, rate: float) -> float:
+        return self.belief + (1.0 - (1.0 - _SHARE) ** rate) * (0.5 - self.belief)
+
+    def learn(self, x: Array, place: int, rate: float) -> None:
+        """Learn that the class in this place has come, at this rate."""
+        kept, own = _KEEP**rate, _softmax(x @ self.coef)
+        self.belief = _believed(self._now(rate), rate, own[place], math.exp(x[place, 0]))
+        centred = x - own @ x
+        spread = (centred.T * own) @ centred
+        self.precision = kept * self.precision + (1.0 - kept) * self.prior + rate * spread
+        pull = (1.0 - kept) * self.prior @ (self.coef - self.first)
+        self.coef = self.coef + np.linalg.solve(self.precision, rate * centred[place] - pull)
+        if rate < 1.0:  # late labels may silence a filter, not turn it round
+            n = 1 + self.n_filters
+            self.coef = np.r_[np.maximum(self.coef[:n], 0.0), self.coef[n:]]
+
+
 class LateReference:
-    """A mixture of filters with a stack, whose labels come late.
+    """A mixture of filters with stacks, whose labels come late.
 
     Parameters
     ----------
@@ -63,20 +97,19 @@ class LateReference:
         noise_var: float,
         prior_var: float,
     ) -> None:
+        n = policy.n_filters
         self.policy, self.noise_var = policy, noise_var
         self.prior_vars = [scale * prior_var for scale in policy.prior_scales]
         self.posteriors = [init(n_features, n_classes, prior_var=v) for v in self.prior_vars]
-        grid = np.broadcast_to(np.array(policy.calibrations, float), (policy.n_filters, 1))
-        self.alphas = grid[:, 0]
-        self.weights = np.full(policy.n_filters, 1.0 / policy.n_filters)
+        self.alphas = np.broadcast_to(np.array(policy.calibrations, float), (n, 1))[:, 0]
+        # In the order of labels, and by the predictions that were made.
+        self.in_order, self.weights = np.full(n, 1.0 / n), np.full(n, 1.0 / n)
+        self.stack, self.late_stack = StackReference(n), StackReference(n)
         self.beside = 1.0  # evidence for the class frequencies over the filters' average
+        self.belief = 0.5  # that the order of labels predicts better
         self.rows: dict[Hashable, Row] = {}
         self.labels: list[int] = []
         self.came, self.last, self.blank, self.again = 0, -1, 0, 0
-        n_terms = 1 + policy.n_filters + len(HALF_LIVES) + 1
-        self.prior = np.diag([40.0] * (1 + policy.n_filters) + [10.0] * (len(HALF_LIVES) + 1))
-        self.first = np.eye(n_terms)[0]
-        self.coef, self.precision, self.belief = self.first, self.prior, 0.5
 
     def ask(self, key: Hashable, features: Array) -> Array:
         """Probabilities (K,) of a row, 0 for classes that have not come."""
@@ -87,17 +120,23 @@ class LateReference:
         return self._say(row)
 
     def tell(self, key: Hashable, label: int) -> None:
-        """Learn the label of a row, and judge by what was said about it."""
+        """Learn the label of a row, one step ahead and by what was predicted for it."""
         row = self.rows[key]
         gap = max(row.number - self.last, 0)
+        self._learn_in_order(row, label, gap)
         rate = 1.0
         if row.means:
             rate = (1.0 + len(self.labels) - row.n_targets) ** -_LATE
-        switch = 1.0 - (1.0 - self.policy.share) ** (gap * rate)
+        switch = self._switch(gap * rate)
         self.weights = (1.0 - switch) * self.weights + switch / len(self.weights)
         self.beside = (1.0 - switch) * self.beside + switch
+        choice = rate ** (_CHOICE / _LATE)
+        self.belief += self._switch(gap * choice) * (0.5 - self.belief)
         if label in row.seen:
             self._judge(row, label, rate)
+            assert row.answers is not None
+            late, in_order = (answer[row.seen.index(label)] for answer in row.answers)
+            self.belief = _believed(self.belief, choice, in_order, late)
         self._learn(row, label, gap)
         self.last = max(self.last, row.number)
         self.labels.append(label)
@@ -108,41 +147,54 @@ class LateReference:
                     self._say(other)
             self.again = 2 * len(self.labels)
 
-    # ---- what is said ---------------------------------------------------------------------
+    def _switch(self, time: float) -> float:
+        return 1.0 - (1.0 - self.policy.share) ** time
+
+    # ---- what is predicted ----------------------------------------------------------------
+
+    def _moments(self, row: Row, gap: float) -> tuple[list[Array], list[float]]:
+        """Means (K,) and variances of each filter, so much time after the last row learned."""
+        means, variances = [], []
+        for posterior, half_life, prior_var in zip(
+            self.posteriors, self.policy.half_lives, self.prior_vars, strict=True
+        ):
+            ahead = transition(posterior, gamma=gamma_of(half_life) ** gap, prior_var=prior_var)
+            mean, var = predict(ahead, row.features)
+            means.append(mean)
+            variances.append(var)
+        return means, variances
 
     def _say(self, row: Row) -> Array:
-        """Predict a row and keep all that was said."""
+        """Predict a row and keep all that was predicted."""
         out = np.zeros(self.posteriors[0].n_outputs)
         if not self.labels:
             return out
         gap = max(row.number - self.last, 0)
         lag = max(row.number - self.last - 1, 0)
         row.n_targets, row.seen = len(self.labels), sorted(set(self.labels))
-        row.means, row.variances = [], []
-        for posterior, half_life, prior_var in zip(
-            self.posteriors, self.policy.half_lives, self.prior_vars, strict=True
-        ):
-            ahead = transition(posterior, gamma=gamma_of(half_life) ** gap, prior_var=prior_var)
-            mean, var = predict(ahead, row.features)
-            row.means.append(mean)
-            row.variances.append(var)
+        row.means, row.variances = self._moments(row, gap)
         counts = np.array([self.labels.count(k) + 0.5 for k in row.seen])
         row.frequencies = counts / counts.sum()
         weights, share, rate = self._ahead(gap, lag)
-        each = [self._probabilities(row, j) for j in range(len(weights))]
-        plain = (1.0 - share) * sum(w * p for w, p in zip(weights, each, strict=True))
-        plain = plain + share * row.frequencies
-        row.described = self._described(row, plain)
-        own = _softmax(row.described @ self.coef)
-        switch = 1.0 - (1.0 - _SHARE) ** rate
-        belief = self.belief + switch * (0.5 - self.belief)
-        out[row.seen] = (1.0 - belief) * plain + belief * own
+        logits = self._logits(row.means, row.variances, row.seen)
+        plain = (1.0 - share) * _average(weights, logits) + share * row.frequencies
+        row.described = self._described(row.seen, plain, logits, True)
+        late = self.late_stack.answer(row.described, plain, rate)
+        logits = self._logits(*self._moments(row, gap / (1.0 + lag)), row.seen)
+        plain = _average(self.in_order, logits)
+        in_order = self.stack.answer(self._described(row.seen, plain, logits, False), plain, 1.0)
+        row.answers = late, in_order
+        choice = rate ** (_CHOICE / _LATE)
+        now = self.belief + self._switch(gap * choice) * (0.5 - self.belief)
+        prior = 0.5 * lag / (1.0 + lag)
+        second = prior * now / (prior * now + (1.0 - prior) * (1.0 - now))
+        out[row.seen] = (1.0 - second) * late + second * in_order
         return out
 
     def _ahead(self, gap: int, lag: int) -> tuple[Array, float, float]:
         """Weights (J,) of the filters, the share of the frequencies, and the rate of switching."""
         rate = (1.0 + lag) ** -_LATE
-        switch = 1.0 - (1.0 - self.policy.share) ** (gap * rate)
+        switch = self._switch(gap * rate)
         evidence = len(self.weights) * ((1.0 - switch) * self.weights + switch / len(self.weights))
         late = gap * lag / (1.0 + lag)
         prior = np.array([gamma_of(h) ** late for h in self.policy.half_lives])
@@ -151,20 +203,22 @@ class LateReference:
         whole = (1.0 - before) * held.sum() + frequencies
         return held / held.sum(), float(frequencies / whole), rate
 
-    def _logits(self, row: Row, j: int) -> Array:
-        """Calibrated logits (A,) of a filter, shrunk as in the probit approximation."""
-        alpha = self.alphas[j]
-        width = math.sqrt(1.0 + math.pi / 8.0 * alpha**2 * row.variances[j])
-        return alpha * row.means[j][row.seen] / width
+    def _logits(self, means: list[Array], variances: list[float], seen: list[int]) -> list[Array]:
+        """Calibrated logits (A,) of each filter, shrunk as in the probit approximation."""
+        return [
+            alpha * mean[seen] / math.sqrt(1.0 + math.pi / 8.0 * alpha**2 * var)
+            for alpha, mean, var in zip(self.alphas, means, variances, strict=True)
+        ]
 
-    def _probabilities(self, row: Row, j: int) -> Array:
-        return _softmax(self._logits(row, j))
-
-    def _described(self, row: Row, plain: Array) -> Array:
-        """What the stack sees of the classes that have come (A, D)."""
-        columns = [np.log(np.maximum(plain, _LEAST))]
-        columns += [self._logits(row, j) for j in range(len(self.posteriors))]
-        seen, past = np.array(row.seen), np.array(self.labels)
+    def _described(
+        self, classes: list[int], plain: Array, logits: list[Array], ordered: bool
+    ) -> Array:
+        """What a stack sees of the classes that have come (A, D)."""
+        columns = [np.log(np.maximum(plain, _LEAST)), *logits]
+        if not ordered:
+            columns += [np.zeros(len(classes))] * (len(HALF_LIVES) + 1)
+            return np.stack(columns, axis=1)
+        seen, past = np.array(classes), np.array(self.labels)
         usual = np.array([(np.sum(past == k) + 0.5) for k in seen])
         usual = usual / (len(past) + 0.5 * len(seen))
         age, last = np.arange(len(past))[::-1], past[-1]
@@ -181,24 +235,27 @@ class LateReference:
     # ---- judging and learning -------------------------------------------------------------
 
     def _judge(self, row: Row, label: int, rate: float) -> None:
+        """Weigh filters by what they predicted when the row came."""
         place = row.seen.index(label)
         assert row.frequencies is not None
         assert row.described is not None
-        logs = [math.log(self._probabilities(row, j)[place]) for j in range(len(self.weights))]
-        evidence = self.weights * np.exp(rate * np.array(logs))
+        logits = self._logits(row.means, row.variances, row.seen)
+        evidence = self.weights * np.array([_softmax(z)[place] ** rate for z in logits])
         self.weights = evidence / evidence.sum()
         self.beside *= float(row.frequencies[place] ** rate / evidence.sum())
-        x, kept = row.described, _KEEP**rate
-        own = _softmax(x @ self.coef)
-        switch = 1.0 - (1.0 - _SHARE) ** rate
-        belief = self.belief + switch * (0.5 - self.belief)
-        ours, theirs = belief * own[place] ** rate, (1.0 - belief) * math.exp(rate * x[place, 0])
-        self.belief = ours / (ours + theirs)
-        centred = x - own @ x
-        spread = (centred.T * own) @ centred
-        self.precision = kept * self.precision + (1.0 - kept) * self.prior + rate * spread
-        pull = (1.0 - kept) * self.prior @ (self.coef - self.first)
-        self.coef = self.coef + np.linalg.solve(self.precision, rate * centred[place] - pull)
+        self.late_stack.learn(row.described, place, rate)
+
+    def _learn_in_order(self, row: Row, label: int, gap: int) -> None:
+        """Weigh filters by what they predict now."""
+        switch, seen = self._switch(gap), sorted(set(self.labels))
+        self.in_order = (1.0 - switch) * self.in_order + switch / len(self.in_order)
+        if label not in seen:
+            return
+        place, logits = seen.index(label), self._logits(*self._moments(row, gap), seen)
+        x = self._described(seen, _average(self.in_order, logits), logits, False)
+        self.stack.learn(x, place, 1.0)
+        evidence = self.in_order * np.array([_softmax(z)[place] for z in logits])
+        self.in_order = evidence / evidence.sum()
 
     def _learn(self, row: Row, label: int, gap: int) -> None:
         seen = np.isin(np.arange(self.posteriors[0].n_outputs), self.labels)
@@ -217,3 +274,14 @@ class LateReference:
 def _softmax(logits: Array) -> Array:
     above = np.exp(logits - logits.max())
     return above / above.sum()
+
+
+def _average(weights: Array, logits: list[Array]) -> Array:
+    """Average of the probabilities (A,) of filters."""
+    return np.sum([w * _softmax(z) for w, z in zip(weights, logits, strict=True)], axis=0)
+
+
+def _believed(belief: float, rate: float, own: float, other: float) -> float:
+    """The belief after a label to which one side gave the probability ``own``."""
+    own, other = max(own, _LEAST) ** rate, max(other, _LEAST) ** rate
+    return belief * own / (belief * own + (1.0 - belief) * other)

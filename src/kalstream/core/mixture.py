@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from kalstream.core import checks as check
 from kalstream.core.bank import Bank, How, joined_steps, run_between
 from kalstream.core.chunk import LIKELIHOODS, Rows
-from kalstream.core.judging import Events, Judged, Kept, runs
+from kalstream.core.judging import Events, Judged, Kept, LateJudge, runs
 from kalstream.core.medians import weighted_median
 from kalstream.core.motion_reference import check_order
 from kalstream.core.orders import MixedBank, predict_filters, run_filters, start_bank
@@ -504,10 +504,16 @@ class Mixture(Policy):
         self, state: MixtureState, rows: Rows, donate: bool
     ) -> tuple[MixtureState, MixtureStep]:
         """Advance the filters over rows, and weigh them by how well they predicted."""
+        bank, moments = run_filters(state.bank, rows, self._how(state, rows), donate)
+        return self._weighed(state, bank, moments, rows)
+
+    def _weighed(
+        self, state: MixtureState, bank: Bank | MixedBank, moments: BankStep, rows: Rows
+    ) -> tuple[MixtureState, MixtureStep]:
+        """The state after rows, from the filters after them and the moments before each."""
         from kalstream.core._kernels.mixture import mix
         from kalstream.core.softmax_integral import table, workspace
 
-        bank, moments = run_filters(state.bank, rows, self._how(state, rows), donate)
         log_weights, spread = state.log_weights.copy(), state.spread.copy()
         weights, scale, log_prob, evidence = mix(
             moments.logit_mean,
@@ -597,33 +603,68 @@ class Mixture(Policy):
         *,
         noise_var: float,
         prior_var: float,
-    ) -> tuple[MixtureState, BankStep]:
+    ) -> tuple[MixtureState, MixtureStep, BankStep]:
         """Predict the rows that are asked for (n, m), and learn those whose targets are told.
 
-        Returns the state, which is not judged yet, and the moments of every row at its time.
+        Returns the state, and the step of every row in the order of targets: rows are predicted
+        one step ahead. Then the moments of the same rows, predicted as far ahead as they are.
         """
         given: dict[str, Any] = {"noise_var": noise_var, "prior_var": prior_var}
-        if isinstance(state.bank, Bank) and not events.asked.all():
-            many = len(events) - events.asked.sum() > DEFERRED_ROWS and events.asked.any()
-            made = self._between(state, features, targets, weight, events, given) if many else None
-            if made is None:
-                # A row that is only asked for changes nothing if no time passes before it.
-                gap = np.where(events.asked, 0.0, events.gap)
-                given |= {"sample_weight": weight, "time_gap": gap}
-                after, step = self.step_chunk(state, features, targets, **given)
-                made = after, step.bank
-            self._look_ahead(made[1], features, events, state, prior_var)
-            return made
-        after, steps = state, []
+        # A row that is only asked for changes nothing if no time passes before it.
+        own = {"sample_weight": weight, "time_gap": np.where(events.asked, 0.0, events.gap)}
+        rows = Rows.read(state, features, targets, **given, **own)
+        if isinstance(state.bank, Bank):
+            bank, moments = self._moments(state, rows, targets, weight, events, given)
+            near, far = (
+                self._ahead_of(moments, rows.features, events, gap, state, prior_var)
+                for gap in (events.step, events.gap)
+            )
+        else:
+            bank, near, far = self._in_runs(state, rows.features, targets, weight, events, given)
+        return *self._weighed(state, bank, near, rows), far
+
+    def _moments(
+        self,
+        state: MixtureState,
+        rows: Rows,
+        targets: Any,
+        weight: Array,
+        events: Events,
+        given: dict[str, Any],
+    ) -> tuple[Any, BankStep]:
+        """The filters after all events, and moments of rows before any time has passed."""
+        n_asked = int(events.asked.sum())
+        if n_asked == len(events):
+            step = self.predict(state, rows.features, prior_var=given["prior_var"], time_gap=0.0)
+            return state.bank, step.bank
+        made = None
+        if len(events) - n_asked > DEFERRED_ROWS and n_asked:
+            made = self._between(state, rows.features, targets, weight, events, given)
+        return made or run_filters(state.bank, rows, self._how(state, rows), False)
+
+    def _in_runs(
+        self,
+        state: MixtureState,
+        features: Array,
+        targets: Any,
+        weight: Array,
+        events: Events,
+        given: dict[str, Any],
+    ) -> tuple[Any, BankStep, BankStep]:
+        """As `_moments`, run by run: the filters after all events, and moments near and far."""
+        after, near, far = state, [], []
         for part in runs(events.asked):
             phi, gap = features[part], events.gap[part]
             if events.asked[part.start]:
-                step = self.predict(after, phi, prior_var=prior_var, time_gap=gap)
+                prior = {"prior_var": given["prior_var"]}
+                near.append(self.predict(after, phi, **prior, time_gap=events.step[part]).bank)
+                far.append(self.predict(after, phi, **prior, time_gap=gap).bank)
             else:
-                given |= {"sample_weight": weight[part], "time_gap": gap}
-                after, step = self.step_chunk(after, phi, targets[part], **given)
-            steps.append(step.bank)
-        return after, joined_steps(steps)
+                own = {"sample_weight": weight[part], "time_gap": gap}
+                after, step = self.step_chunk(after, phi, targets[part], **given, **own)
+                near.append(step.bank)
+                far.append(step.bank)
+        return after.bank, joined_steps(near), joined_steps(far)
 
     def _between(
         self,
@@ -633,7 +674,7 @@ class Mixture(Policy):
         weight: Array,
         events: Events,
         given: dict[str, Any],
-    ) -> tuple[MixtureState, BankStep] | None:
+    ) -> tuple[Bank, BankStep] | None:
         """Learn the rows that are told in blocks, and predict the others in between."""
         told, asked = np.flatnonzero(~events.asked), np.flatnonzero(events.asked)
         own: dict[str, Any] = {"sample_weight": weight[told], "time_gap": events.gap[told]}
@@ -651,8 +692,7 @@ class Mixture(Policy):
         rest = np.ones((n_filters, n)), np.full((n_filters, n), np.inf)
         nis = np.full((n_filters, n), np.nan)
         rest[0][:, told], rest[1][:, told], nis[:, told] = step.gamma, step.noise_var, step.nis
-        after = replace(state, bank=bank, seen=rows.seen(state.seen))
-        return after, BankStep(*moments, *rest, nis)
+        return bank, BankStep(*moments, *rest, nis)
 
     def _how(self, state: MixtureState, rows: Rows) -> How:
         """How the filters forget and observe."""
@@ -660,24 +700,36 @@ class Mixture(Policy):
         likelihoods = _codes_of(state.likelihoods, rows.targets.labels is not None)
         return How(_gammas_of(self.half_lives) ** rows.gap, prior_vars, likelihoods)
 
-    def _look_ahead(
-        self, step: BankStep, features: Array, events: Events, state: MixtureState, prior_var: float
-    ) -> None:
-        """Let the time up to the rows that are asked for pass, in place, eq. (7)."""
+    def _ahead_of(
+        self,
+        step: BankStep,
+        features: Array,
+        events: Events,
+        gap: Array,
+        state: MixtureState,
+        prior_var: float,
+    ) -> BankStep:
+        """The moments after the time ``gap`` before each row that is asked for, eq. (7)."""
         asked = np.flatnonzero(events.asked)
         phi = features[asked].astype(np.float64, copy=False)
-        g = _gammas_of(self.half_lives) ** events.gap[asked]
+        g = _gammas_of(self.half_lives) ** gap[asked]
         prior = _prior_vars(state.prior_scales, prior_var, state.dtype)[:, None]
         spread = (1.0 - g) * (1.0 + g) * prior * np.einsum("bm,bm->b", phi, phi)
-        step.logit_mean[:, asked] *= g[:, :, None]
-        step.logit_var[:, asked] = g * g * np.maximum(step.logit_var[:, asked], 0.0) + spread
-        step.gamma[:, asked] = g
+        mean, var, gammas = step.logit_mean.copy(), step.logit_var.copy(), step.gamma.copy()
+        mean[:, asked] *= g[:, :, None]
+        var[:, asked] = g * g * np.maximum(var[:, asked], 0.0) + spread
+        gammas[:, asked] = g
+        return replace(step, logit_mean=mean, logit_var=var, gamma=gammas)
+
+    def late_judge(self, state: MixtureState, n_experts: int) -> LateJudge:
+        """A judge by the predictions that are made from now on; it begins with the weights now."""
+        return LateJudge(state.log_weights, state.spread, np.zeros(n_experts))
 
     def judge(
         self,
-        before: MixtureState,
-        after: MixtureState,
-        moments: BankStep,
+        judge: LateJudge,
+        step: MixtureStep,
+        far: BankStep,
         targets: check.Targets,
         weight: Array,
         events: Events,
@@ -685,26 +737,24 @@ class Mixture(Policy):
         *,
         noise_var: float,
         n_targets: int,
-        beside: Array,
-    ) -> tuple[MixtureState, MixtureStep, Judged]:
+    ) -> tuple[LateJudge, MixtureStep, Judged]:
         """Weigh the filters by what they said about the rows whose targets are told.
 
         Parameters
         ----------
-        before, after, moments
-            The states before and after `step_events`, and what it returned.
+        judge : LateJudge
+        step, far
+            Of `step_events`.
         targets, weight : n targets, (n,)
             Weight 0 where nothing is told.
         kept : Kept
             Rows that are asked for are written here.
         n_targets : int
             Targets that were learned before.
-        beside : (X,)
-            Evidence of the experts in ``kept``; see `Judged`.
 
         Returns
         -------
-        state : MixtureState
+        judge : LateJudge
         step : MixtureStep
             Of all events: the weights are those at the time of the event, and evidence is by what
             was said.
@@ -715,21 +765,21 @@ class Mixture(Policy):
 
         asked = np.flatnonzero(events.asked)
         slots = events.slot[asked]
-        kept.means[slots] = moments.logit_mean[:, asked].swapaxes(0, 1)
-        kept.variances[slots] = moments.logit_var[:, asked].T
+        kept.means[slots] = far.logit_mean[:, asked].swapaxes(0, 1)
+        kept.variances[slots] = far.logit_var[:, asked].T
         kept.said[slots] = True
-        log_weights, spread = before.log_weights.copy(), before.spread.copy()
-        beside = beside.copy()
+        log_weights, spread = judge.log_weights.copy(), judge.spread.copy()
+        beside = judge.beside.copy()
         labels, dense = targets.arrays()
         weights, shares, scale, log_prob, evidence, rates = judge_rows(
             *(events.asked, events.slot, events.gap, events.lag),
             *(labels, dense, noise_var, weight),
-            (moments.logit_mean, moments.logit_var),
+            (far.logit_mean, far.logit_var),
             (
                 *(kept.means, kept.variances, kept.active, kept.experts),
                 *(kept.spread, kept.n_targets, kept.said),
             ),
-            _grid(before.calibrations, len(before.half_lives)),
+            _grid(step.calibrations, self.n_filters),
             _gammas_of(self.half_lives)[:, 0],
             self.share,
             self.predictive == "exact",
@@ -738,11 +788,14 @@ class Mixture(Policy):
             *(log_weights, beside, spread),
             (*table(), workspace()),
         )
-        grids = before.half_lives, before.calibrations, before.prior_scales
-        learned = log_weights, after.seen, spread, after.likelihoods, after.prior_scales
-        state = check.trusted(MixtureState, after.bank, *grids[:2], *learned)
-        step = check.trusted(MixtureStep, moments, weights, log_prob, scale, *grids, evidence)
-        return state, step, Judged(shares, rates, beside)
+        after = replace(judge, log_weights=log_weights, spread=spread, beside=beside)
+        grids = step.half_lives, step.calibrations, step.prior_scales
+        late = check.trusted(MixtureStep, far, weights, log_prob, scale, *grids, evidence)
+        return after, late, Judged(shares, rates)
+
+    def judged_late(self, state: MixtureState, judge: LateJudge) -> MixtureState:
+        """The state with the weights of a late judge."""
+        return replace(state, log_weights=judge.log_weights, spread=judge.spread)
 
     def scale(self, state: MixtureState) -> Array:
         """What the variances of each filter are multiples of (J,)."""

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kalstream.core import checks as check
 from kalstream.core.chunk import Rows
-from kalstream.core.judging import Judged
+from kalstream.core.judging import Judged, LateJudge
 from kalstream.core.state import BankStep, Posterior
 from kalstream.errors import InvalidInput
 
@@ -257,8 +257,8 @@ class Policy(_Tagged):
         watches the belief alone.
     judges : bool
         Whether filters are judged by what they said when the row came, where targets are late:
-        the policy has `Mixture.step_events` and `Mixture.judge`. If not, late rows are learned and
-        judged one step ahead.
+        the policy has the methods `step_events`, `late_judge`, `judge` and `judged_late` of
+        `Mixture`. If not, late rows are learned and judged one step ahead.
     learns_scale : bool
         Whether each filter of a regression learns the scale of the noise; see `scale`.
     """
@@ -423,13 +423,21 @@ class Policy(_Tagged):
         """
         raise NotImplementedError(f"{type(self).__name__} compares, and needs the method evidence")
 
-    def step_events(self, state: Any, *rows: Any, **settings: Any) -> tuple[Any, BankStep]:
+    def step_events(self, state: Any, *rows: Any, **settings: Any) -> tuple[Any, Any, BankStep]:
         """Predict and learn rows in turn: see `Mixture.step_events`, for a policy that `judges`."""
         raise NotImplementedError(f"{type(self).__name__} judges, and needs the method step_events")
 
-    def judge(self, before: Any, *rows: Any, **settings: Any) -> tuple[Any, Any, Judged]:
+    def late_judge(self, state: Any, n_experts: int) -> LateJudge:
+        """Begin to weigh filters: see `Mixture.late_judge`, for a policy that `judges`."""
+        raise NotImplementedError(f"{type(self).__name__} judges, and needs the method late_judge")
+
+    def judge(self, judge: LateJudge, *rows: Any, **settings: Any) -> tuple[LateJudge, Any, Judged]:
         """Weigh filters by what they said: see `Mixture.judge`, for a policy that `judges`."""
         raise NotImplementedError(f"{type(self).__name__} judges, and needs the method judge")
+
+    def judged_late(self, state: Any, judge: LateJudge) -> Any:
+        """The state with other weights: see `Mixture.judged_late`, for a policy that `judges`."""
+        raise NotImplementedError(f"{type(self).__name__} judges, and needs the method judged_late")
 
     def check_state(self, state: Any) -> None:
         """Raise an error unless the state is one of this policy."""

@@ -234,7 +234,7 @@ class Stack:
         judged: Judged,
         kept: Kept,
         *,
-        plain: Array | None = None,
+        plain: Array,
         ordered: bool = False,
     ) -> tuple[Self, Array]:
         """As `learn`, where labels come late: each is judged by what was said about its row.
@@ -247,17 +247,14 @@ class Stack:
             Weight 0 where nothing is told.
         kept : Kept
             Rows that are asked for are described here.
-        plain : (n, K), optional
-            Probabilities of the rows that are asked for. Without them nothing is predicted, and
-            the stack that describes rows in ``kept`` is another one.
+        plain : (n, K)
+            Probabilities of the rows that are asked for.
         ordered : bool
             Whether to use the labels that had come before each row.
         """
         from kalstream.core._kernels.judging import stack_rows
 
         moments = self._moments(step)
-        keeps = plain is not None
-        plain = np.empty((len(events), 0)) if plain is None else plain
         kept_now = self.counts, self.recent, self.stays, self.coef, self.precision
         counts, recent, stays, coef, precision = (part.copy() for part in kept_now)
         changing = counts, recent, stays, coef, precision
@@ -266,7 +263,7 @@ class Stack:
             moments,
             (judged.shares, kept.experts),
             plain,
-            *(check.flag("ordered", ordered), keeps, _SHARE, _prior(self.n_filters), _KEEP),
+            *(check.flag("ordered", ordered), _SHARE, _prior(self.n_filters), _KEEP),
             *(kept.described, kept.counted, self.belief, self.last),
             *changing,
         )

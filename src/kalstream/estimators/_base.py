@@ -284,13 +284,17 @@ class KalmanEstimator(BaseEstimator, ABC):
         return shared.value.fitted[name]
 
     def _state(self, model: Model) -> PolicyState:
-        """The state, unless no target is known or another policy is set."""
+        """The state, unless no target is known or another policy is set.
+
+        Once rows were asked for, its weights are those by the predictions that were made.
+        """
         if model.state is None:
             raise NotFittedError(
                 f"This {type(self).__name__} instance is not fitted yet: it has seen "
                 f"{model.n_seen} rows, all without a target; call partial_fit with a target first."
             )
-        return state_of(model, self._settings)
+        state = state_of(model, self._settings)
+        return state if model.late is None else self._settings.policy.judged_late(state, model.late)
 
     def __sklearn_is_fitted__(self) -> bool:
         shared = self.__dict__.get("_published")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kalstream.core import checks as check
 from kalstream.core.checks import Targets
-from kalstream.core.judging import Events, Judged, Kept
+from kalstream.core.judging import Events, Judged, Kept, choose
 from kalstream.core.predictive import METHODS
 from kalstream.core.stacking import Stack
 from kalstream.errors import InvalidInput
@@ -201,41 +201,40 @@ class Classification:
         targets: Targets,
         weight: Array,
         step: Any,
+        by_late: Any,
         events: Events,
         judged: Judged,
         kept: Kept,
         settings: Settings,
     ) -> tuple[Model, Array]:
-        """The model after its stacks were judged, and probabilities (a, K) of rows asked for."""
+        """The model after its stacks have learned, and probabilities (a, K) of rows asked for."""
         asked = np.flatnonzero(events.asked)
         width = self.n_outputs(before) if before.state is not None else 0
-        plain = np.zeros((len(events), width))
+        late, in_order = (np.zeros((len(events), width)) for _ in range(2))
         if width and len(asked):
-            shares = judged.shares[asked]
-            log_probabilities = kept.experts[events.slot[asked], :, :width]
-            active = kept.active[events.slot[asked], None, :width]
-            other = np.where(active, np.exp(log_probabilities), 0.0)
-            plain[asked] = self._plain(before, step.take(asked))
-            plain[asked] *= 1.0 - shares.sum(axis=1, keepdims=True)
-            plain[asked] += np.einsum("ax,axk->ak", shares, other)
-        if not (self.stacking and settings.policy.combines):
-            if model.targets.stack is not None:
-                model = _with_stacks(model, None, None)
-            return model, plain[asked]
+            in_order[asked] = self._plain(before, step.take(asked))
+            late[asked] = self._plain(before, by_late.take(asked))
+            shares, slots = judged.shares[asked], events.slot[asked]
+            log_probabilities = kept.experts[slots, :, :width]
+            other = np.where(kept.active[slots, None, :width], np.exp(log_probabilities), 0.0)
+            late[asked] *= 1.0 - shares.sum(axis=1, keepdims=True)
+            late[asked] += np.einsum("ax,axk->ak", shares, other)
         assert targets.labels is not None
         codes = np.where(weight > 0.0, targets.labels, -1)
-        given = codes, weight, events, judged, kept
-        stack = _grown(model.targets.stack, step)
-        if not self.recent_labels:
-            stack, corrected = stack.judge(step, *given, plain=plain)
-            return _with_stacks(model, stack, None), corrected[asked]
-        # The one that sees recent labels describes rows for both.
-        ordered, corrected = _grown(model.targets.ordered, step).judge(
-            step, *given, plain=plain, ordered=True
-        )
-        if weight.any():
-            stack, _ = stack.judge(step, *given)
-        return _with_stacks(model, stack, ordered), corrected[asked]
+        known, stack, ordered = model.targets, None, None
+        if self.stacking and settings.policy.combines:
+            stack = _grown(known.stack, step)
+            # Without recent labels the stack of rows in their order is that of any row, so far.
+            ordered = _grown(known.ordered or (None if self.recent_labels else stack), step)
+            stack, in_order = stack.learn(step, codes, weight, plain=in_order)
+            given = codes, weight, events, judged, kept
+            ordered, late = ordered.judge(by_late, *given, plain=late, ordered=self.recent_labels)
+        if stack is not known.stack:
+            model = _with_stacks(model, stack, ordered)
+        assert model.late is not None
+        given = events, judged, kept, codes, weight, late, in_order
+        late_judge, out = choose(model.late, *given, settings.policy.share)
+        return model.but(late=late_judge), out[asked]
 
     def together(self, parts: list[Array]) -> Array:
         """Probabilities (a, K) of rows in their order; 0 for classes not known before a row."""

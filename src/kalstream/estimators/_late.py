@@ -328,7 +328,7 @@ def _sizes(model: Model, chunk: Chunk, settings: Settings) -> Sizes:
 def _judged(
     before: Model, rows: Array, chunk: Chunk, events: Events, kept: Kept, settings: Settings
 ) -> tuple[Model, Any]:
-    """Advance the filters over the events, and judge them by what they said."""
+    """Advance the filters over the events; weigh them one step ahead, and by what they said."""
     policy, task = settings.policy, settings.task
     n, tells = len(events), np.flatnonzero(~events.asked)
     model, read = before, chunk
@@ -342,25 +342,22 @@ def _judged(
     targets, weight = task.spread_out(read, tells, n, n_outputs)
     state = state_with_room(model, phi.shape[1], n_outputs, settings)
     given = {"noise_var": settings.noise_var}
-    after, moments = policy.step_events(
+    after, step, far = policy.step_events(
         state, phi, targets, weight, events, **given, prior_var=settings.prior_var
     )
     task.keep(before, kept, targets, weight, state.seen, events)
-    state, step, judged = policy.judge(
-        *(state, after, moments, targets, weight, events, kept),
-        **given,
-        n_targets=model.n_targets,
-        beside=model.beside[: kept.sizes[2]],
+    judge = before.late or policy.late_judge(state, kept.sizes[2])
+    judge, by_late, judged = policy.judge(
+        *(judge, step, far, targets, weight, events, kept), **given, n_targets=model.n_targets
     )
-    told = step.take(tells)
     n_targets = model.n_targets + int((weight[tells] > 0.0).sum())
-    beside = np.r_[judged.beside, model.beside[len(judged.beside) :]]
-    model = model.but(state=state, n_targets=n_targets, beside=beside)
+    model = model.but(state=after, late=judge, n_targets=n_targets)
     if len(tells):
+        told = step.take(tells)
         belief = policy.belief(told, read.gap, settings.transition, model.watch.now)
         watch = model.watch.after(policy.watched, *belief, policy.evidence(told))
         model = model.but(watch=watch, last_step=told.bank.tail(LAST_ROWS))
-    return task.judge(before, model, targets, weight, step, events, judged, kept, settings)
+    return task.judge(before, model, targets, weight, step, by_late, events, judged, kept, settings)
 
 
 def _by_runs(

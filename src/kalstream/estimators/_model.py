@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kalstream.core.judging import LateJudge
 from kalstream.core.policy import PolicyState
 from kalstream.core.state import BankStep, Posterior
 from kalstream.estimators._representation import Representation
@@ -71,8 +72,8 @@ class Model:
         Rows that have come, asked for or learned, and the number of the last one learned.
     n_targets : int
         Targets that were learned.
-    beside : (X,)
-        Evidence of experts beside the filters; see `core.judging.Judged`.
+    late : LateJudge or None
+        Weights by the predictions that were made, once a row was asked for.
     store : Store or None
         Rows that wait for their targets.
     fitted : dict
@@ -91,7 +92,7 @@ class Model:
     came: int = 0
     last: int = -1
     n_targets: int = 0
-    beside: Array = field(default_factory=lambda: np.zeros(1))
+    late: LateJudge | None = None
     store: Store | None = None
     fitted: dict[str, Any] = field(default_factory=dict)
 

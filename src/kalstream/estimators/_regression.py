@@ -208,6 +208,7 @@ class Regression:
         targets: Targets,
         weight: Array,
         step: Any,
+        by_late: Any,
         events: Events,
         judged: Judged,
         kept: Kept,
@@ -217,7 +218,7 @@ class Regression:
         asked = np.flatnonzero(events.asked)
         if before.state is None or not len(asked):
             return model, self.nothing_known(len(asked))
-        return model, self.predict(before, step.take(asked), settings)
+        return model, self.predict(before, by_late.take(asked), settings)
 
     def together(self, parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
         """Means and standard deviations (a, K) of rows in their order."""

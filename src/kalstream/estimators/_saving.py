@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 from sklearn.base import clone
 
+from kalstream.core.judging import LateJudge
+from kalstream.core.mixture import MixtureState
 from kalstream.core.policy import TAGGED, PolicyState
 from kalstream.core.stacking import Stack
 from kalstream.core.state import BankStep
@@ -94,7 +96,7 @@ def _check_model(model: Model, fitted: dict[str, Any], classifies: bool) -> None
     time = model.time
     need(time is None or (type(time) is float and math.isfinite(time)), "time", "finite or None")
     need(type(model.seed) is int and model.seed >= 0, "seed", "an integer of at least 0")
-    _check_late(model)
+    _check_late(model, classifies)
     n_targets = _check_classes(model) if classifies else _check_values(model)
     _check_watch(model)
     state = model.state
@@ -111,13 +113,20 @@ def _check_model(model: Model, fitted: dict[str, Any], classifies: bool) -> None
         need(n_targets == state.n_outputs, "offset", f"{state.n_outputs} numbers")
 
 
-def _check_late(model: Model) -> None:
+def _check_late(model: Model, classifies: bool) -> None:
     """What is known of rows that came and of targets that did not."""
     for name in ("came", "last", "n_targets"):
         value = getattr(model, name)
         need(type(value) is int and value >= -1, name, "an integer of at least -1")
-    need(isinstance(model.beside, np.ndarray) and model.beside.shape == (1,), "beside", "a number")
-    need_array("beside", model.beside, (1,))
+    late, state = model.late, model.state
+    need(late is None or isinstance(late, LateJudge), "late", "a LateJudge or None")
+    if late is not None:
+        if not isinstance(state, MixtureState):
+            raise ValueError("late must be None without the state of a mixture")
+        need_array("late.log_weights", late.log_weights, state.log_weights.shape)
+        need_array("late.spread", late.spread, state.spread.shape)
+        need_array("late.beside", late.beside, (int(classifies),))
+        need(type(late.belief) is float and 0.0 <= late.belief <= 1.0, "late.belief", "in [0, 1]")
     need(model.store is None or isinstance(model.store, Store), "store", "a Store or None")
 
 

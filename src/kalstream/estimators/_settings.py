@@ -162,12 +162,17 @@ class Task(Protocol):
         targets: Targets,
         weight: Array,
         step: Any,
+        by_late: Any,
         events: Events,
         judged: Judged,
         kept: Kept,
         settings: Settings,
     ) -> tuple[Model, Any]:
-        """The model after what stands above the filters was judged, and predictions of rows."""
+        """The model after what stands above the filters has learned, and predictions of rows.
+
+        ``step`` is in the order of targets, ``by_late`` has the moments far ahead and the weights
+        of the late judge.
+        """
         ...
 
     def together(self, parts: list[Any]) -> Any:

@@ -51,7 +51,7 @@ from kalstream import __version__
 from kalstream._files import write_whole
 from kalstream.core.bank import Bank, BankArrays
 from kalstream.core.calibration import Alpha, Calibration
-from kalstream.core.judging import Kept
+from kalstream.core.judging import Kept, LateJudge
 from kalstream.core.motion import MotionBank, Pending
 from kalstream.core.orders import MixedBank
 from kalstream.core.policy import TAGGED
@@ -110,6 +110,7 @@ TAGGED.update(
         "Watch": Watch,
         "Store": Store,
         "Kept": Kept,
+        "LateJudge": LateJudge,
         "Waiting": Waiting,
         "OnlineScaler": OnlineScaler,
         "RandomFourierFeatures": RandomFourierFeatures,

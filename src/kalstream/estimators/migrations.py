@@ -13,7 +13,7 @@ import numpy as np
 
 from kalstream.estimators._soundness import need
 
-FORMAT: Final = 6
+FORMAT: Final = 7
 
 
 def _everywhere(tree: Any, tag: str, change: Callable[[dict[str, Any]], Any]) -> Any:
@@ -120,6 +120,31 @@ def _with_likelihood(tree: Any) -> Any:
     return tree
 
 
+def _with_judge(tree: Any) -> Any:
+    """Format 7: late targets have a judge, which begins with the weights of the filters."""
+
+    def model(parts: dict[str, Any]) -> dict[str, Any]:
+        beside = parts.pop("beside", None)
+        state = parts.get("state")
+        mixture = state.get("MixtureState") if isinstance(state, dict) else None
+        late = None
+        if parts.get("store") is not None and isinstance(mixture, dict):
+            classifies = "Classes" in parts["targets"]
+            late = {
+                "log_weights": mixture["log_weights"],
+                "spread": mixture["spread"],
+                "beside": beside if classifies else np.zeros(0),
+                "belief": 0.5,
+            }
+        return {"Model": parts | {"late": late and {"LateJudge": late}}}
+
+    def kept(parts: dict[str, Any]) -> dict[str, Any]:
+        n, n_experts, k = np.shape(parts["experts"])
+        return {"Kept": parts | {"answers": np.zeros((n, 2 if n_experts else 0, k))}}
+
+    return _everywhere(_everywhere(tree, "Model", model), "Kept", kept)
+
+
 # MIGRATIONS[n] turns a tree of format n into one of format n + 1.
 MIGRATIONS: Final[dict[int, Callable[[Any], Any]]] = {
     1: lambda tree: tree,  # Model.stack is newer, and None if it is not there
@@ -127,4 +152,5 @@ MIGRATIONS: Final[dict[int, Callable[[Any], Any]]] = {
     3: _by_task,
     4: _with_likelihood,
     5: lambda tree: tree,  # rows that wait are newer: there are none in the file
+    6: _with_judge,
 }

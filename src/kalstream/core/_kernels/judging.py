@@ -35,6 +35,10 @@ from kalstream.core.jit import Flags, Floats, Labels, jit
 # A target that comes after n others counts as (1 + n) to this power: their predictions were made
 # from the same knowledge, and so their errors come together.
 LATE = -2.0 / 3.0
+# The same for the choice between two judges, as a power of the above: (1 + n)^(-4/5). Both are
+# wrong together after a sudden change, for as long as labels are late, so their errors come in
+# longer blocks than those of filters.
+CHOICE = 1.2
 _LEAST_LOG = -1e100
 
 
@@ -113,7 +117,7 @@ def judge_rows(
             switch = 1.0 - (1.0 - share) ** (gap[i] * rates[i])
             switch_weights(log_weights, switch, weights[i])
             for x in range(n_beside):
-                beside[x] = np.log((1.0 - switch) * np.exp(beside[x]) + switch)
+                beside[x] = switched_log(beside[x], switch)
         if learn_scale:
             for j in range(n_filters):
                 scale[i, j] = spread[j, 1] / spread[j, 0]
@@ -162,6 +166,14 @@ def judge_rows(
             beside[x] += power * max(experts[s, x, labels[i]], _LEAST_LOG) - average
         learn_weights(log_weights, power, log_liks)
     return weights, shares, scale, log_prob, evidence, rates
+
+
+@jit
+def switched_log(evidence: float, switch: float) -> float:
+    """Logarithm of (1 - switch) exp(evidence) + switch, without overflow and finite."""
+    top = max(evidence, 0.0)
+    inside = (1.0 - switch) * np.exp(evidence - top) + switch * np.exp(-top)
+    return max(top + np.log(inside), _LEAST_LOG) if inside > 0.0 else max(evidence, _LEAST_LOG)
 
 
 @jit
@@ -220,7 +232,6 @@ def stack_rows(
     experts: tuple[Floats, Floats],
     plain: Floats,
     ordered: bool,
-    keeps: bool,
     share: float,
     prior: Floats,
     keep: Floats,
@@ -247,10 +258,7 @@ def stack_rows(
     plain : (n, K')
         Probabilities to correct, in the rows that are asked for.
     described, counted : (S, K, D), (S, K), changed in place
-        What the stack saw of each row that is kept, and the classes that it knew then. Without
-        ``ordered`` the terms of labels are taken for 0.
-    keeps : bool
-        Whether rows that are asked for are predicted and described; if not, they are passed over.
+        What the stack saw of each row that is kept, and the classes that it knew then.
 
     The rest, and what is returned, is as in `stacking.learn_rows`.
     """
@@ -262,7 +270,7 @@ def stack_rows(
         s = slot[i]
         if asked[i]:
             active = np.flatnonzero(counts > 0.0)
-            if len(active) == 0 or not keeps:
+            if len(active) == 0:
                 continue
             if active[-1] >= min(out.shape[1], n_outputs):
                 return out, belief, last, i
@@ -289,8 +297,6 @@ def stack_rows(
         if counted[s, label]:
             active = np.flatnonzero(counted[s])
             rows, own = described[s][active], np.empty(len(active))
-            if not ordered:
-                rows[:, n_filters + 1 :] = 0.0
             place, rate = np.searchsorted(active, label), rates[i]
             softmax(rows, coef, own)
             switch = 1.0 - (1.0 - share) ** rate
@@ -302,9 +308,57 @@ def stack_rows(
             newton_step(rows, own, place, w, KEEP**rate, prior, coef, precision)
             if not abs(coef.sum() + belief) < np.inf:
                 return out, belief, last, i
+            if rate < 1.0:
+                # After a change, late targets say that filters were wrong which have learned the
+                # new rule meanwhile. This may silence them, not turn them round.
+                for d in range(n_filters + 1):
+                    coef[d] = max(coef[d], 0.0)
         count_label(label, last, keep, counts, recent, stays)
         last = label
     return out, belief, last, -1
+
+
+@jit
+def choose_rows(
+    asked: Flags,
+    slot: Labels,
+    gap: Floats,
+    lag: Floats,
+    labels: Labels,
+    weight: Floats,
+    rates: Floats,
+    answers: Floats,
+    late: Floats,
+    in_order: Floats,
+    share: float,
+    belief: float,
+) -> tuple[Floats, float]:
+    """Averages (n, K') of two predictions of each row that is asked for; see `judging.choose`.
+
+    Without late targets the second one has no weight: see `look_ahead`.
+    """
+    out, n_outputs = np.zeros(late.shape), late.shape[1]
+    for i in range(asked.shape[0]):
+        s, rate = slot[i], rates[i] ** CHOICE
+        switch = 1.0 - (1.0 - share) ** (gap[i] * rate)
+        now = belief + switch * (0.5 - belief)
+        if asked[i]:
+            prior = 0.5 * lag[i] / (1.0 + lag[i])
+            second = prior * now / (prior * now + (1.0 - prior) * (1.0 - now))
+            for k in range(n_outputs):
+                out[i, k] = (1.0 - second) * late[i, k] + second * in_order[i, k]
+                answers[s, 0, k], answers[s, 1, k] = late[i, k], in_order[i, k]
+            continue
+        belief = now
+        if not weight[i] > 0.0 or not answers[s, :, labels[i]].max() > 0.0:
+            continue
+        first = max(answers[s, 0, labels[i]], LEAST_PROBABILITY)
+        other = max(answers[s, 1, labels[i]], LEAST_PROBABILITY)
+        odds = np.log(now / (1.0 - now)) + min(weight[i], LARGEST_WEIGHT) * rate * np.log(
+            other / first
+        )
+        belief = 1.0 / (1.0 + np.exp(-min(max(odds, -LARGEST_LOG_ODDS), LARGEST_LOG_ODDS)))
+    return out, belief
 
 
 @jit
