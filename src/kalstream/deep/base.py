@@ -189,6 +189,11 @@ class Learner:
         return self.optimizer is not None or isinstance(self.head, Stack)
 
     @property
+    def follows_last(self) -> bool:
+        """Whether nothing can fail after the slow copies have followed the network."""
+        return isinstance(self.head, Stack) and self.device.type != "cuda"
+
+    @property
     def replay(self) -> Any:
         """The replay of the training, or None."""
         return self.training.replay
@@ -210,8 +215,7 @@ class Learner:
     def step(self, rows: Tensor, labels: Tensor) -> Outcome:
         """Predict a chunk of rows on the device, then learn it.
 
-        If an error is raised, the posterior is unchanged; the network may have taken its gradient
-        steps.
+        If an error is raised, the learner is unchanged, with its network and all generators.
         """
         outcome = ChunkStep(self, rows, labels).run()
         assert outcome is not None
@@ -245,17 +249,18 @@ class Learner:
     def _work_of_stack(self, inputs: tuple[Tensor, ...], side: torch.cuda.Stream | None) -> Made:
         rows, labels = inputs[:2]
         own = self._own_reading(rows)  # first: training changes the network
-        if self.training.reads_head:  # as it was before the chunk
+        beside = None if self.training.reads_head else side
+        with _on(beside):
             readings = self._readings(rows, own)
-            self.training.run(self, *inputs)
-            said, experts, sound = self.head.predict_then_observe(readings, labels)
-        else:
-            with _on(side):
-                readings = self._readings(rows, own)
+            if beside is not None:
                 said, experts, sound = self.head.predict_then_observe(readings, labels)
-            self.training.run(self, *inputs)
-            if side is not None:
-                torch.cuda.current_stream().wait_stream(side)
+        self.training.run(self, *inputs)
+        if beside is not None:
+            torch.cuda.current_stream().wait_stream(beside)
+        else:  # last: if the training fails, the stack is unchanged
+            said, experts, sound = self.head.predict_then_observe(readings, labels)
+        if self.follows_last:
+            _Checked(sound, self.n_seen_).end()
         self._follow()
         return Made(said, experts, sound=sound)
 
@@ -284,20 +289,10 @@ class Learner:
         self.n_seen_ += len(labels)
 
     def descend(self, loss: Callable[[], Tensor]) -> None:
-        """Take one gradient step on a loss; if it fails, nothing changes."""
+        """Take one gradient step on a loss."""
         self.optimizer.zero_grad(set_to_none=True)
-        if self._is_capturing():
+        with torch.enable_grad():
             loss().backward()
-        else:
-            # a failed forward pass may already have changed the running averages of batch norm
-            before = [(buffer, buffer.clone()) for buffer in self.backbone.buffers()]
-            try:
-                with torch.enable_grad():
-                    loss().backward()
-            except Exception:
-                for buffer, kept in before:
-                    buffer.copy_(kept)
-                raise
         if self.ranks is not None:
             self.ranks.reduce_(self.backbone)
         self.optimizer.step()

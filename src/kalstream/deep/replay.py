@@ -94,10 +94,20 @@ class RecentMemory:
     def _in_order(self, which: int) -> Tensor | None:
         return None if self._ring is None else self._ring[which][: self._n].roll(-self._start, 0)
 
-    def add(self, rows: Tensor, labels: Tensor) -> None:
-        """Add a chunk."""
+    def check(self, rows: Tensor) -> None:
+        """Refuse rows that cannot be added."""
         if self.flip:
             check_images(rows)
+        ours = rows.shape[1:] if self._ring is None else self._ring[0].shape[1:]
+        if rows.shape[1:] != ours:
+            raise InvalidInput(
+                f"the replay memory holds rows of shape {tuple(ours)}, got {tuple(rows.shape[1:])};"
+                " give rows of one shape, or train with replay=None"
+            )
+
+    def add(self, rows: Tensor, labels: Tensor) -> None:
+        """Add a chunk."""
+        self.check(rows)
         rows, labels = rows[-self.size :], labels[-self.size :]
         if self._ring is None:
             empty = (each.new_empty(self.size, *each.shape[1:]) for each in (rows, labels))
