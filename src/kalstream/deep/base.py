@@ -361,6 +361,13 @@ class Learner:
                 "batch norm cannot be trained on a chunk of one row; use larger chunks (chunk=10), "
                 'or batch_norm="fixed"'
             ) from error
+        except RuntimeError as error:
+            if self._is_capturing() or "CUDA" in str(error):
+                raise
+            raise InvalidInput(
+                f"the backbone cannot take {len(rows)} rows of shape {tuple(rows.shape[1:])} "
+                f"({error}); give rows with the columns that it was made for"
+            ) from error
         if not isinstance(features, torch.Tensor):
             raise InvalidInput(
                 f"the backbone must return a tensor of features (b, m), got "
@@ -461,10 +468,20 @@ class Learner:
                     f"the checkpoint and this learner differ in {name}; make the learner as "
                     "it was when saved"
                 )
+        n_seen = state["n_seen"]
+        if type(n_seen) is not int or n_seen < 0:
+            raise CheckpointError(
+                f"n_seen must be an integer of at least 0, got {check.shown(n_seen)}; use another "
+                "checkpoint"
+            )
         before = copy.deepcopy(self.state_dict())
+        heads = [each for each in self.head.modules() if isinstance(each, KalmanHead)]
+        grown = [(head, head.mean, head.seen) for head in heads]
         try:
             self._load(state)
         except Exception:
+            for head, mean, seen in grown:  # loading may have added classes
+                head.mean, head.seen = mean, seen
             self._load(before)
             raise
 
@@ -493,6 +510,13 @@ class Learner:
         """Restore a file that `save` of a learner of the same parts wrote. No code in it is run."""
         try:
             with zipfile.ZipFile(path) as archive:
+                # torch packs nothing: what unpacks to more than the file would fill the memory
+                unpacked = sum(each.file_size for each in archive.infolist())
+                if unpacked > os.path.getsize(path):
+                    raise CheckpointError(
+                        f"{path} was not written by save: it unpacks to {unpacked} bytes; use "
+                        "another checkpoint"
+                    )
                 damaged = archive.testzip()  # torch does not check checksums
             if damaged is not None:
                 raise CheckpointError(f"{path} is damaged ({damaged}); use an earlier checkpoint")
