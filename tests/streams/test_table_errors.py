@@ -391,3 +391,11 @@ def test_a_bad_value_of_megabytes_is_cut(tmp_path):
 def test_the_target_is_not_the_time(tmp_path):
     with pytest.raises(InvalidInput, match="'y' is both target and time"):
         TableStream(write(tmp_path, "x,y\n1,2\n2,3\n"), "y", time="y")
+
+
+def test_a_path_that_is_no_file_is_never_its_own_remedy(tmp_path):
+    (tmp_path / "link.csv").symlink_to("nowhere.csv")
+    with pytest.raises(MissingFile, match="no such file or folder; relative paths start"):
+        TableStream(tmp_path / "link.csv", "y")
+    with pytest.raises(InvalidInput, match=r"^/dev/null is a device or a socket.*pass \"-\""):
+        TableStream("/dev/null", "y")
