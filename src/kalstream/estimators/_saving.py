@@ -5,14 +5,15 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from os import PathLike
 from types import NoneType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from sklearn.base import clone
 
+from kalstream.core.checks import LARGEST_FLOAT64
 from kalstream.core.policy import TAGGED, PolicyState
 from kalstream.core.stacking import Stack
 from kalstream.core.state import BankStep
@@ -34,6 +35,9 @@ from kalstream.features import OnlineScaler, RandomFourierFeatures
 
 T = TypeVar("T", bound=KalmanEstimator)
 
+# Targets are at most 1e100 and weights 1e50: no sound file comes near these.
+_LARGEST_SQUARE: Final = 1e210
+_MOST_FREEDOM: Final = 1e150
 _FITTED = ("n_features_in_", "feature_names_in_")
 
 
@@ -119,6 +123,10 @@ def _check_late(model: Model) -> None:
     need(isinstance(model.beside, np.ndarray) and model.beside.shape == (1,), "beside", "a number")
     need_array("beside", model.beside, (1,))
     need(model.store is None or isinstance(model.store, Store), "store", "a Store or None")
+    if model.store is not None:
+        counts = [getattr(model.store.counts, each.name) for each in fields(model.store.counts)]
+        fits = all(type(count) is int and count >= 0 for count in counts)
+        need(fits, "store.counts", "integers of at least 0")
 
 
 def _check_policy(estimator: KalmanEstimator, model: Model) -> None:
@@ -157,11 +165,18 @@ def _check_values(model: Model) -> int:
     need(isinstance(targets, Values), "targets", "Values")
     need(type(targets.flat) is bool, "flat", "True or False")
     need_array("spread", targets.spread, (2,))
-    need((targets.spread >= 0.0).all(), "spread", "at least 0")
+    for spread in (targets.spread, getattr(model.state, "spread", targets.spread)):
+        freedom, squares = spread[..., 0], spread[..., 1]
+        need((spread >= 0.0).all(), "spread", "at least 0")
+        need((freedom <= _MOST_FREEDOM).all(), "spread", f"of at most {_MOST_FREEDOM:g} targets")
+        fits = (squares <= _LARGEST_SQUARE * freedom).all()
+        need(fits, "spread", f"squares of at most {_LARGEST_SQUARE:g} for each target")
     if targets.offset is None:
         return 0
     need(np.ndim(targets.offset) == 1, "offset", "of one dimension")
     need_array("offset", targets.offset, (len(targets.offset),))
+    fits = (np.abs(targets.offset) <= LARGEST_FLOAT64).all()
+    need(fits, "offset", f"at most {LARGEST_FLOAT64:g}")
     return len(targets.offset)
 
 
