@@ -113,6 +113,10 @@ def test_the_packaged_stream_from_start_to_end(
     assert status == 0
     assert "log_loss" in out
     assert "p = " in out
+    from kalstream.report import compare_runs
+
+    test, *_ = compare_runs([tmp_path / "runs/elec2-1", tmp_path / "runs/elec2-2"])
+    assert f"± {test['margin']:.5f} (95% interval)" in out
     assert "elec2-2" in (tmp_path / "both.html").read_text()
 
     status, out, _ = run_cli("describe", "runs/elec2-1")
