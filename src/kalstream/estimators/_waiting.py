@@ -244,7 +244,7 @@ class Book:
     def ask(self, row: Row, entry: int) -> None:
         """A row is asked for; then the rows that wait too long expire."""
         number = self.ids.get(row.id, -1)
-        waits = self.row(number)
+        waits = self.row(number) if number >= 0 else None
         if waits is not None and waits.status == WAITS:
             if number >= self.before.stop:
                 raise InvalidInput(
@@ -261,7 +261,8 @@ class Book:
         self.newest = row.time
         self.counts["asked"] += 1
         self.counts["waiting"] += 1
-        while self.oldest < self.stop:
+        bounded = self.max_age is not None or self.counts["waiting"] > self.max_waiting
+        while bounded and self.oldest < self.stop:
             first = self.row(self.oldest)
             if first is not None and first.status == WAITS:
                 if not (self.counts["waiting"] > self.max_waiting or self._is_old(first)):
@@ -304,7 +305,7 @@ class Book:
 
     def _end(self, number: int, row: Row, status: int, target: Any = None) -> None:
         """A row ends to wait; the one that did so longest ago is forgotten."""
-        self._changed[number] = Row(*row[:6], status, target)
+        self._changed[number] = Row._make((*row[:6], status, target))
         self._ended[number] = len(self.events) - 1
         n_ended = self.counts["told"] + self.counts["expired"]
         self.done[n_ended] = number
@@ -337,15 +338,16 @@ class Book:
 
     def predicted(self, numbers: Sequence[int], kept: Kept) -> None:
         """Enter what was predicted of rows, the first ones of ``kept``."""
-        sizes, data = kept.sizes, kept.packed().tobytes()
+        sizes = kept.sizes
         if sizes == NOTHING:
             return
+        data = kept.packed().tobytes()
         width = len(data) // len(kept.said)
         for k, number in enumerate(numbers):
             row = self.row(number)
             if row is not None and row.status != EXPIRED:
                 own = data[k * width : (k + 1) * width]
-                self._changed[number] = Row(*row[:4], sizes, own, *row[6:])
+                self._changed[number] = Row._make((*row[:4], sizes, own, *row[6:]))
 
     def blanks(self, n_targets: int, n_events: int) -> list[int]:
         """Rows to predict after so many events, of those asked for when nothing was known.
@@ -368,10 +370,10 @@ class Book:
     def store(self) -> Store:
         """The store after the call."""
         rows = self.before.rows.mutate()
-        for number, row in self._changed.items():
-            rows[number] = row
         for number in self._dropped:
-            del rows[number]
+            self._changed.pop(number, None)
+            rows.pop(number, None)  # not there if it was asked for in this call
+        rows.update(self._changed)
         return Store(
             rows.finish(),
             self.ids.finish(),
