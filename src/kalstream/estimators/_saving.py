@@ -52,16 +52,15 @@ def save(estimator: KalmanEstimator, path: str | PathLike[str]) -> None:
         "model": replace(model, representation=_portable(model.representation)),
         "fitted": model.fitted,
     }
-    checkpoint.write(path, type(estimator).__name__, tree)
+    cls = type(estimator)
+    checkpoint.write(path, cls.__name__, tree, lambda saved: _check(cls, saved))
 
 
 def load(cls: type[T], path: str | PathLike[str], features: Any) -> T:
     """See `KalmanEstimator.load`."""
     tree = checkpoint.read(path, cls.__name__)
     try:
-        params, model, fitted = (tree[name] for name in ("params", "model", "fitted"))
-        _check_model(model, fitted, issubclass(cls, KalmanClassifier))
-        _check_policy(cls(**params), model)
+        params, model, fitted = _check(cls, tree)
     except Exception as error:  # a nonsensical file with a right checksum can raise anything
         raise CheckpointError(
             f"{path} is damaged; take another copy of it ({type(error).__name__}: {error})"
@@ -83,6 +82,14 @@ def load(cls: type[T], path: str | PathLike[str], features: Any) -> T:
     estimator = cls(**params)
     estimator._published = Shared(replace(model, fitted=fitted))
     return estimator
+
+
+def _check(cls: type[KalmanEstimator], tree: Any) -> tuple[dict[str, Any], Model, dict[str, Any]]:
+    """Parameters, model and columns of a tree, if they are sound and of each other."""
+    params, model, fitted = (tree[name] for name in ("params", "model", "fitted"))
+    _check_model(model, fitted, issubclass(cls, KalmanClassifier))
+    _check_policy(cls(**params), model)
+    return params, model, fitted
 
 
 def _check_model(model: Model, fitted: dict[str, Any], classifies: bool) -> None:

@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from kalstream.core.judging import Kept
 from kalstream.estimators._soundness import need
 
-FORMAT: Final = 6
+FORMAT: Final = 7
 
 
 def _everywhere(tree: Any, tag: str, change: Callable[[dict[str, Any]], Any]) -> Any:
@@ -120,6 +121,44 @@ def _with_likelihood(tree: Any) -> Any:
     return tree
 
 
+def _without_blocks(parts: dict[str, Any]) -> dict[str, Any]:
+    """Format 7: rows that wait are not in blocks; their ids are in arrays, or in a list."""
+    blocks = [dict(block["@dict"]) for block in parts.pop("blocks")]
+    numbers: list[int] = []
+    groups: list[Any] = []
+    for block in blocks:
+        n, kept = len(block["ids"]), Kept(**block["kept"]["Kept"])
+        need(type(block["start"]) is int and len(block["targets"]) == n, "blocks", f"{n} rows")
+        predicted = kept.packed() if any(kept.sizes) else np.empty((n, 0))
+        group = {
+            "places": np.arange(len(numbers), len(numbers) + n),
+            "sizes": {"@tuple": list(kept.sizes)},
+            "columns": block["rows"],
+            "kept": predicted,
+        }
+        numbers += range(block["start"], block["start"] + n)
+        groups.append({"@dict": [list(pair) for pair in group.items()]})
+
+    def joined(name: str, dtype: type) -> Any:
+        return np.concatenate([np.empty(0, dtype), *(block[name] for block in blocks)])
+
+    status, times = joined("status", np.int8), joined("times", np.float64)
+    targets = [target for block in blocks for target in block["targets"]]
+    new = {
+        "rows": np.array(numbers, np.int64),
+        "numbers": joined("numbers", np.int64),
+        "times": times,
+        "status": status,
+        "ids": [key for block in blocks for key in block["ids"]],
+        "targets": [target for target, each in zip(targets, status, strict=True) if each == 1],
+        "groups": groups,
+        "done": np.array(numbers, np.int64)[status != 0],
+        "n_columns": blocks[-1]["rows"].shape[1] if blocks else 0,
+        "newest": float(times[-1]) if len(times) else math.nan,
+    }
+    return {"Store": parts | new}
+
+
 # MIGRATIONS[n] turns a tree of format n into one of format n + 1.
 MIGRATIONS: Final[dict[int, Callable[[Any], Any]]] = {
     1: lambda tree: tree,  # Model.stack is newer, and None if it is not there
@@ -127,4 +166,5 @@ MIGRATIONS: Final[dict[int, Callable[[Any], Any]]] = {
     3: _by_task,
     4: _with_likelihood,
     5: lambda tree: tree,  # rows that wait are newer: there are none in the file
+    6: lambda tree: _everywhere(tree, "Store", _without_blocks),
 }
