@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,10 @@ def test_the_packaged_stream_from_start_to_end(
     assert status == 0
     assert "log_loss" in out
     assert "p = " in out
+    from kalstream.report import compare_runs
+
+    test, *_ = compare_runs([tmp_path / "runs/elec2-1", tmp_path / "runs/elec2-2"])
+    assert f"± {test['margin']:.5f} (95% interval)" in out
     assert "elec2-2" in (tmp_path / "both.html").read_text()
 
     status, out, _ = run_cli("describe", "runs/elec2-1")
@@ -233,6 +238,27 @@ def test_control_c_keeps_what_was_learned(tmp_path: Path) -> None:
     assert "interrupted" in (tmp_path / "run/report.html").read_text().lower()
     progress = json.loads((tmp_path / "run/checkpoint/progress.json").read_text())
     assert progress["evaluation"]["n_rows"] == end["row"]
+
+
+@pytest.mark.parametrize("command", ["script", "module"])
+@pytest.mark.parametrize("module", ["typer", "rich", "numpy"])
+def test_control_c_during_the_start_ends_quietly(command: str, module: str, tmp_path: Path) -> None:
+    (tmp_path / f"{module}.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n"
+    )
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    home, _, name = scripts["kalstream"].partition(":")  # as an installed script calls it
+    script = ["-c", f"import sys; from {home} import {name}; sys.exit({name}())"]
+    arguments = script if command == "script" else ["-m", "kalstream"]
+    path = os.pathsep.join([str(tmp_path), str(ROOT / "src")])
+    ended = subprocess.run(
+        [sys.executable, *arguments, "data"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -259,3 +259,21 @@ def test_float32_is_close_to_float64_on_scaled_data(gamma, keep_mean):
     assert_same_posterior(single, double, rtol=1e-4)
     assert_close(other.logit_var, one.logit_var, rtol=1e-4)
     assert_close(other.logit_mean, one.logit_mean, rtol=1e-4)
+
+
+def test_small_blocks_of_many_outputs_change_nothing() -> None:
+    n, n_outputs = 70, 5000
+    rng = np.random.default_rng(3)
+    features, labels = rng.standard_normal((n, 2)), rng.integers(0, n_outputs, n)
+    options = {"gamma": 0.9, "noise_var": 0.5, "prior_var": 2.0}
+    start = init(2, n_outputs, prior_var=2.0)
+    for likelihood in ("onehot", "softmax"):
+        options["likelihood"] = likelihood
+        together, whole = step_chunk(start, features, labels, **options)
+        apart, means = start, []
+        for i in range(0, n, 7):
+            part = slice(i, i + 7)
+            apart, step = step_chunk(apart, features[part], labels[part], **options)
+            means.append(step.logit_mean)
+        np.testing.assert_allclose(whole.logit_mean, np.concatenate(means), atol=1e-12)
+        np.testing.assert_allclose(together.mean, apart.mean, atol=1e-12)

@@ -30,6 +30,7 @@ KINDS: dict[str, Any] = {
     "raw": lambda: KalmanClassifier(features="raw", intercept=False),
     "regression": lambda: KalmanRegressor(features="raw"),
     "fixed regression": lambda: KalmanRegressor(0.9, "raw", dtype=np.float32),
+    "late": lambda: KalmanClassifier("learned", "raw"),
     "orders": lambda: KalmanClassifier(n_components=4, order=(1, 2), random_state=0),
     "moving": lambda: KalmanRegressor(0.9, "raw", order=3),
 }
@@ -41,6 +42,8 @@ def fitted(name: str) -> Any:
         model.fit(ROWS, ROWS[:, 0])
         return model.partial_fit(ROWS[:3], ROWS[:3, 0])
     model.predict_then_learn(ROWS, LABELS)
+    if name == "late":
+        model.ask(ROWS[:4])
     return model.partial_fit(ROWS[:1], LABELS[:1])
 
 
@@ -181,6 +184,17 @@ FORGERIES: list[tuple[str, str, Any, str]] = [
     ("regression", "model.targets", Classes(Labels(("a",)), np.zeros(1)), "targets"),
     ("regression", "model.targets.flat", 3, "flat"),
     ("fixed regression", "model.targets.spread", np.array([-1.0, 1.0]), "spread"),
+    ("fixed regression", "model.targets.spread", np.array([2.0, 1e308]), "spread"),
+    ("fixed regression", "model.targets.spread", np.array([1e308, 0.0]), "spread"),
+    ("fixed regression", "model.targets.spread", np.array([0.0, 1.0]), "spread"),
+    ("fixed regression", "model.targets.spread", np.array([1e-300, 1.0]), "spread"),
+    ("regression", "model.state.spread", lambda a: a * [1.0, 1e300], "spread"),
+    ("regression", "model.state.spread", lambda a: a * [0.0, 1.0], "spread"),
+    ("regression", "model.targets.offset", np.array([1e308]), "offset"),
+    ("late", "model.store.counts.asked", "x", "store.counts"),
+    ("late", "model.store.counts.told", None, "store.counts"),
+    ("late", "model.store.counts.expired", -1, "store.counts"),
+    ("late", "model.store.counts.unknown", 1.5, "store.counts"),
     ("fixed regression", "model.state.posterior.stored.base.mean", with_nan, "mean"),
     ("mixture", "params.colour", "red", "colour"),
     ("mixture", "params", 5, "TypeError"),

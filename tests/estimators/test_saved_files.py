@@ -60,6 +60,19 @@ def test_there_is_a_file_of_every_format() -> None:
         assert len(list(FOLDER.glob(f"*-format-{number}.safetensors"))) == len(models())
 
 
+def test_rows_that_wait_in_an_earlier_format_are_learned() -> None:
+    made = []
+    for number in (6, FORMAT):
+        model = KalmanClassifier.load(FOLDER / f"mixture-format-{number}.safetensors")
+        before = model.predict_proba(ROWS)
+        model.tell(["a", "b", "c", 5], ["no", "yes", "yes", "yes"])
+        counts = model.waiting_
+        assert (counts.waiting, counts.told, counts.repeated, counts.corrected) == (1, 4, 1, 1)
+        made.append(model.predict_proba(ROWS))
+        assert not np.allclose(made[-1], before)
+    np.testing.assert_allclose(made[0], made[1], rtol=1e-6)
+
+
 if __name__ == "__main__":
     for name, model in models().items():
         target = FOLDER / f"{name}-format-{FORMAT}.safetensors"

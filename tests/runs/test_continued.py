@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from kalstream import KalmanClassifier, KalmanRegressor, cli
+from kalstream.cli.run_output import print_end
 from kalstream.errors import InUse, InvalidInput, InvalidOption, KalstreamError, MissingFile
 from kalstream.evaluate import Evaluation
 from kalstream.report import compare_runs, write_report
@@ -275,15 +276,20 @@ def test_the_model_goes_on_as_if_there_was_one_run(parts: tuple[Path, Path]) -> 
     assert "violet" in color.slots
 
 
-def test_drift_alarms_before_do_not_count(parts: tuple[Path, Path]) -> None:
+def test_drift_alarms_before_do_not_count(
+    parts: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     Run("old", Options(source="whole.csv", target="label")).go()
     alarms = described("old")["drift"]["alarms"]
     assert alarms >= 1
     quiet = table(Path("quiet.csv"), 80, seed=5)
-    end = Run("new", Options(source=str(quiet), origin="old")).go()
+    run = Run("new", Options(source=str(quiet), origin="old"))
+    end = run.go()
+    print_end(run, end, Path("new/report.html"))
     lines = lines_of(Path("new"))[:-1]
     began = [alarm["row"] for line in lines for alarm in line["drift"]]
     assert len(began) == described("new")["drift"]["alarms"] - alarms
+    assert f"{len(began)} drift alarm" in capsys.readouterr().out
     assert all(0 <= row < end["row"] for row in began)
 
 

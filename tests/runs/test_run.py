@@ -478,3 +478,11 @@ def test_a_network_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert [path.name for path in Path(folder, "checkpoint").glob("model-*")] == [
             "model-600.pt"
         ]
+
+
+def test_a_run_says_that_it_raises_max_waiting(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"source": "weather", "max_waiting": 10, "limit": 100}
+    raised = Run(tmp_path / "raised", Options(**how, delay="50"))
+    assert raised.learner.max_waiting == 51
+    assert [note for note in raised.notes if "--max-waiting is 10" in note and "51 rows" in note]
+    assert not Run(tmp_path / "kept", Options(**how, delay="9")).notes

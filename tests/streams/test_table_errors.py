@@ -116,6 +116,27 @@ def test_bad_json_line(tmp_path, name):
 
 
 @pytest.mark.parametrize(
+    "split",
+    [
+        '{"x": [2,\n3], "y": "a"}',
+        '{"x": 2\n"y": "a"}',
+        '{"x": 2, "y": "a\nb"}',
+        '{"x": 2, "y": [{}\n{}]}',
+    ],
+)
+def test_objects_are_whole_and_alone_on_their_lines(tmp_path, split):
+    """A line of two objects and an object over two lines: as many objects as lines."""
+    good, two = '{"x": 1, "y": "a"}', '{"x": 2, "y": "a"}, {"x": 3, "y": "b"}'
+    for lines, first_bad in (([good, two, split], 2), ([good, split, two, good], 2)):
+        path = write(tmp_path, "\n".join(lines) + "\n", "t.jsonl")
+        rows, error = read(TableStream(path, "y"))
+        assert rows[:, 0].tolist() == [1]
+        assert (error.line, error.row) == (first_bad, first_bad)
+        assert "whole and alone on its line" in str(error)
+        assert "bad_rows='skip'" in str(error)
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         ("", "is empty"),
@@ -370,3 +391,11 @@ def test_a_bad_value_of_megabytes_is_cut(tmp_path):
 def test_the_target_is_not_the_time(tmp_path):
     with pytest.raises(InvalidInput, match="'y' is both target and time"):
         TableStream(write(tmp_path, "x,y\n1,2\n2,3\n"), "y", time="y")
+
+
+def test_a_path_that_is_no_file_is_never_its_own_remedy(tmp_path):
+    (tmp_path / "link.csv").symlink_to("nowhere.csv")
+    with pytest.raises(MissingFile, match="no such file or folder; relative paths start"):
+        TableStream(tmp_path / "link.csv", "y")
+    with pytest.raises(InvalidInput, match=r"^/dev/null is a device or a socket.*pass \"-\""):
+        TableStream("/dev/null", "y")

@@ -55,8 +55,8 @@ def compare(
     for test in tests:
         out.print(
             f"{escaped(test['a'])} minus {escaped(test['b'])}: {test['metric']} "
-            f"{test['difference']:+.5f} ± {test['standard_error']:.5f}, p = {test['p_value']:.3g} "
-            f"({test['n']} windows)"
+            f"{test['difference']:+.5f} ± {test['margin']:.5f} (95% interval), "
+            f"p = {test['p_value']:.3g} ({test['n']} windows)"
         )
     print_file("comparison", write_comparison(folders, page, tests))
 

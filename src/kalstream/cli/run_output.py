@@ -215,7 +215,8 @@ def _print_data_problems(end: dict[str, Any]) -> None:
 def _print_forgetting(job: Run) -> None:
     watched, half_life = job.evaluation.forgetting, getattr(job.learner, "half_life_", None)
     if half_life is not None:
-        alarms = f"{_counted(watched.n_alarms, 'drift alarm')}, " if watched.drifts else ""
+        n_alarms = watched.n_alarms - watched.n_alarms_before
+        alarms = f"{_counted(n_alarms, 'drift alarm')}, " if watched.drifts else ""
         out.print(f"{alarms}half-life at the end: {_half_life(half_life)}")
 
 

@@ -23,6 +23,9 @@ Array = NDArray[Any]
 
 # Up to this many rows a compiled loop is faster than a BLAS call.
 _FEW_ROWS: Final = 16
+# With more outputs and fewer features, blocks are small; see `block_rows`.
+_MANY_OUTPUTS: Final = 4096
+_FEW_FEATURES: Final = 64
 
 TRANSITIONS: Final = ("example", "chunk")
 # How a label is observed: as a one-hot vector with Gaussian noise, or through the softmax with one
@@ -319,7 +322,7 @@ def run(posterior: Posterior, rows: Rows, scan: Scanner, donate: bool) -> tuple[
     check.flag("donate", donate)
     original = stored = posterior.stored
     n, m = rows.features.shape
-    size = block_rows(m)
+    size = block_rows(m, posterior.n_outputs)
     steps = []
     with OneThread(4.0 * min(n, size) * m * m):
         start = 0
@@ -343,11 +346,14 @@ def _handed_over(posterior: Posterior, stored: Stored, donate: bool) -> Posterio
     return Posterior._of(stored)
 
 
-def block_rows(n_features: int) -> int:
+def block_rows(n_features: int, n_outputs: int = 1) -> int:
     """Rows of a block: enough for products with the covariance to run at full speed.
 
-    Work inside a block grows with its square. The products outweigh it only if m is large.
+    Work inside a block grows with its square. The products outweigh it only if m is large. A scan
+    reads the innovations (b, K) of the block for every row: they must fit into the cache.
     """
+    if n_outputs > _MANY_OUTPUTS and n_features <= _FEW_FEATURES:
+        return 16  # above DEFERRED_ROWS: no row is left pending
     return 128 if n_features >= 1024 else 64
 
 

@@ -9,6 +9,7 @@ and the two take turns (`choose`). core/README.md, "Late targets", has the rules
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
@@ -111,6 +112,25 @@ class Kept:
     def parts(self) -> Iterator[Array]:
         """The arrays."""
         return (getattr(self, field.name) for field in fields(self))
+
+    def packed(self) -> Array:
+        """All parts of each row side by side (S, W), as numbers."""
+        n = len(self.said)
+        flat = [part.reshape(n, math.prod(part.shape[1:])) for part in self.parts()]
+        return np.concatenate(flat, axis=1, dtype=np.float64)
+
+    @classmethod
+    def unpacked(cls, matrix: Array, sizes: Sizes) -> Self:
+        """The inverse of `packed`; raises ValueError if the matrix has another width."""
+        made = cls.blank(len(matrix), sizes)
+        widths = [math.prod(part.shape[1:]) for part in made.parts()]
+        if matrix.ndim != 2 or sum(widths) != matrix.shape[1]:
+            raise ValueError(f"what is kept of a row must be {sum(widths)} numbers")
+        stop = 0
+        for part, width in zip(made.parts(), widths, strict=True):
+            start, stop = stop, stop + width
+            part[...] = matrix[:, start:stop].reshape(part.shape)
+        return made
 
     def put(self, places: Array, other: Kept, rows: Array) -> None:
         """Copy rows of another one into places here; it may have fewer classes."""

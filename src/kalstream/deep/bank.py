@@ -94,6 +94,11 @@ class FilterBank(nn.Module):
 
     def rows(self, features: Tensor) -> Rows:
         """Features (S, b, n_features) of all sources, and their products with the states."""
+        if features.shape[2:] != self.centre.shape[1:]:
+            raise InvalidInput(
+                f"features must be (b, {self.centre.shape[1]}), got {tuple(features.shape[1:])}; "
+                "make the stack with the n_features that the backbone returns"
+            )
         unit = normalize(features.double() - self.centre[:, None], dim=2)
         phi = torch.cat([unit, torch.ones_like(unit[..., :1])], 2)[self.source]
         return Rows(phi, torch.bmm(phi, self.cov), torch.bmm(phi, self.mean))

@@ -189,6 +189,11 @@ class Learner:
         return self.optimizer is not None or isinstance(self.head, Stack)
 
     @property
+    def follows_last(self) -> bool:
+        """Whether nothing can fail after the slow copies have followed the network."""
+        return isinstance(self.head, Stack) and self.device.type != "cuda"
+
+    @property
     def replay(self) -> Any:
         """The replay of the training, or None."""
         return self.training.replay
@@ -210,8 +215,7 @@ class Learner:
     def step(self, rows: Tensor, labels: Tensor) -> Outcome:
         """Predict a chunk of rows on the device, then learn it.
 
-        If an error is raised, the posterior is unchanged; the network may have taken its gradient
-        steps.
+        If an error is raised, the learner is unchanged, with its network and all generators.
         """
         outcome = ChunkStep(self, rows, labels).run()
         assert outcome is not None
@@ -245,17 +249,18 @@ class Learner:
     def _work_of_stack(self, inputs: tuple[Tensor, ...], side: torch.cuda.Stream | None) -> Made:
         rows, labels = inputs[:2]
         own = self._own_reading(rows)  # first: training changes the network
-        if self.training.reads_head:  # as it was before the chunk
+        beside = None if self.training.reads_head else side
+        with _on(beside):
             readings = self._readings(rows, own)
-            self.training.run(self, *inputs)
-            said, experts, sound = self.head.predict_then_observe(readings, labels)
-        else:
-            with _on(side):
-                readings = self._readings(rows, own)
+            if beside is not None:
                 said, experts, sound = self.head.predict_then_observe(readings, labels)
-            self.training.run(self, *inputs)
-            if side is not None:
-                torch.cuda.current_stream().wait_stream(side)
+        self.training.run(self, *inputs)
+        if beside is not None:
+            torch.cuda.current_stream().wait_stream(beside)
+        else:  # last: if the training fails, the stack is unchanged
+            said, experts, sound = self.head.predict_then_observe(readings, labels)
+        if self.follows_last:
+            _Checked(sound, self.n_seen_).end()
         self._follow()
         return Made(said, experts, sound=sound)
 
@@ -284,20 +289,10 @@ class Learner:
         self.n_seen_ += len(labels)
 
     def descend(self, loss: Callable[[], Tensor]) -> None:
-        """Take one gradient step on a loss; if it fails, nothing changes."""
+        """Take one gradient step on a loss."""
         self.optimizer.zero_grad(set_to_none=True)
-        if self._is_capturing():
+        with torch.enable_grad():
             loss().backward()
-        else:
-            # a failed forward pass may already have changed the running averages of batch norm
-            before = [(buffer, buffer.clone()) for buffer in self.backbone.buffers()]
-            try:
-                with torch.enable_grad():
-                    loss().backward()
-            except Exception:
-                for buffer, kept in before:
-                    buffer.copy_(kept)
-                raise
         if self.ranks is not None:
             self.ranks.reduce_(self.backbone)
         self.optimizer.step()
@@ -365,6 +360,13 @@ class Learner:
             raise InvalidInput(
                 "batch norm cannot be trained on a chunk of one row; use larger chunks (chunk=10), "
                 'or batch_norm="fixed"'
+            ) from error
+        except RuntimeError as error:
+            if self._is_capturing() or "CUDA" in str(error):
+                raise
+            raise InvalidInput(
+                f"the backbone cannot take {len(rows)} rows of shape {tuple(rows.shape[1:])} "
+                f"({error}); give rows with the columns that it was made for"
             ) from error
         if not isinstance(features, torch.Tensor):
             raise InvalidInput(
@@ -466,10 +468,20 @@ class Learner:
                     f"the checkpoint and this learner differ in {name}; make the learner as "
                     "it was when saved"
                 )
+        n_seen = state["n_seen"]
+        if type(n_seen) is not int or n_seen < 0:
+            raise CheckpointError(
+                f"n_seen must be an integer of at least 0, got {check.shown(n_seen)}; use another "
+                "checkpoint"
+            )
         before = copy.deepcopy(self.state_dict())
+        heads = [each for each in self.head.modules() if isinstance(each, KalmanHead)]
+        grown = [(head, head.mean, head.seen) for head in heads]
         try:
             self._load(state)
         except Exception:
+            for head, mean, seen in grown:  # loading may have added classes
+                head.mean, head.seen = mean, seen
             self._load(before)
             raise
 
@@ -498,6 +510,13 @@ class Learner:
         """Restore a file that `save` of a learner of the same parts wrote. No code in it is run."""
         try:
             with zipfile.ZipFile(path) as archive:
+                # torch packs nothing: what unpacks to more than the file would fill the memory
+                unpacked = sum(each.file_size for each in archive.infolist())
+                if unpacked > os.path.getsize(path):
+                    raise CheckpointError(
+                        f"{path} was not written by save: it unpacks to {unpacked} bytes; use "
+                        "another checkpoint"
+                    )
                 damaged = archive.testzip()  # torch does not check checksums
             if damaged is not None:
                 raise CheckpointError(f"{path} is damaged ({damaged}); use an earlier checkpoint")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kalstream.core import Fixed, half_life
 from kalstream.core import checks as check
-from kalstream.core.chunk import LIKELIHOODS, TRANSITIONS
+from kalstream.core.chunk import TRANSITIONS
 from kalstream.core.single import LARGEST_DELTA
 from kalstream.deep import predictive
 from kalstream.deep.filter import Chunk, Step, run_chunk, run_softmax, update_
@@ -21,6 +21,8 @@ from kalstream.errors import InvalidInput, NumericalError
 if TYPE_CHECKING:
     from kalstream.deep._graph import Captured
 
+# Not "softmax-label" of `core`: there is no compiled scan for it.
+LIKELIHOODS: Final = ("onehot", "softmax")
 PREDICTIVES: Final = ("exact", "monte-carlo")
 # Settings that the posterior depends on; they are not buffers. A state has them as numbers, in this
 # order. Add a new one at the end, with the value that older states had in _OLD.
@@ -450,7 +452,7 @@ class KalmanHead(nn.Module):
         return torch.tensor(numbers, dtype=torch.float64)
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Take over the number of classes of the state; refuse one with other settings."""
+        """Grow to the number of classes of the state; refuse fewer, and other settings."""
         mean, made_with = state.get(prefix + "mean"), state.get(prefix + "made_with")
         if made_with is not None:
             old = [_OLD[name] for name in _MADE_WITH[len(made_with) :]]
@@ -466,6 +468,12 @@ class KalmanHead(nn.Module):
                         f"make it with the same setting: KalmanHead({name}=...)"
                     )
         if mean is not None and mean.ndim == 2 and mean.shape[1] != self.n_classes:
+            if mean.shape[1] < self.n_classes:
+                raise InvalidInput(
+                    f"the state comes from a head of {mean.shape[1]} classes, this head has "
+                    f"{self.n_classes}; make it with n_classes={mean.shape[1]}, restore the state, "
+                    f"and call add_classes({self.n_classes - mean.shape[1]})"
+                )
             self.mean = self.mean.new_zeros(len(self.mean), mean.shape[1])
             self.seen = self.seen.new_zeros(mean.shape[1])
         super()._load_from_state_dict(state, prefix, *rest)

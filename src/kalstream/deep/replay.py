@@ -94,10 +94,20 @@ class RecentMemory:
     def _in_order(self, which: int) -> Tensor | None:
         return None if self._ring is None else self._ring[which][: self._n].roll(-self._start, 0)
 
-    def add(self, rows: Tensor, labels: Tensor) -> None:
-        """Add a chunk."""
+    def check(self, rows: Tensor) -> None:
+        """Refuse rows that cannot be added."""
         if self.flip:
             check_images(rows)
+        ours = rows.shape[1:] if self._ring is None else self._ring[0].shape[1:]
+        if rows.shape[1:] != ours:
+            raise InvalidInput(
+                f"the replay memory holds rows of shape {tuple(ours)}, got {tuple(rows.shape[1:])};"
+                " give rows of one shape, or train with replay=None"
+            )
+
+    def add(self, rows: Tensor, labels: Tensor) -> None:
+        """Add a chunk."""
+        self.check(rows)
         rows, labels = rows[-self.size :], labels[-self.size :]
         if self._ring is None:
             empty = (each.new_empty(self.size, *each.shape[1:]) for each in (rows, labels))
@@ -138,6 +148,8 @@ class RecentMemory:
         """Restore a state that `state_dict` returned."""
         self._ring, self._start, self._n = None, 0, 0
         if state["rows"] is not None:
+            if len(state["rows"]) != len(state["labels"]):
+                raise InvalidInput("the rows of the memory must have one label each")
             self.add(state["rows"], state["labels"])
         self.generator.set_state(state["rng"].cpu())
 
@@ -204,7 +216,14 @@ class ReplayStreams:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state that `state_dict` returned."""
-        self.pointers = list(state["pointers"])
-        self.past = [(rows, labels) for rows, labels in state["past"]]
-        self.n_chunks = state.get("n_chunks", len(self.past))
+        pointers, past = list(state["pointers"]), [(rows, labels) for rows, labels in state["past"]]
+        n_chunks = state.get("n_chunks", len(past))
+        if self.again is None and n_chunks != len(past):
+            raise InvalidInput(
+                f"the state holds {len(past)} of {n_chunks} chunks; give ReplayStreams the again= "
+                "that it was saved with"
+            )
+        if not all(type(each) is int and 0 <= each < max(n_chunks, 1) for each in pointers):
+            raise InvalidInput(f"pointers must be chunks from 0 to {n_chunks - 1}, got {pointers}")
+        self.pointers, self.past, self.n_chunks = pointers, past, n_chunks
         self.generator.set_state(state["rng"].cpu())

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from kalstream.deep._undo import Undo
 
 if TYPE_CHECKING:
     from kalstream.deep.base import Learner
@@ -108,20 +112,34 @@ class ChunkStep:
         self.launch()
         return self.collect()
 
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Leave the learner as it was before the chunk, if the part fails."""
+        try:
+            yield
+        except BaseException:
+            self.undo.run()
+            raise
+
     def prepare(self) -> None:
         """Check the labels and make all random draws."""
-        self.inputs = self.learner._inputs(self.rows, self.labels)
+        self.undo = self.learner.executors.undo
+        self.undo.keep()
+        with self._whole():
+            self.inputs = self.learner._inputs(self.rows, self.labels)
 
     def launch(self) -> None:
         """Start all work on the device."""
-        executor = self.learner.executors.of(self.inputs)
-        self.made: Made = executor.run(self.inputs, self.predicts)
-        self.observation = self.learner._observe(self.made)
+        with self._whole():
+            executor = self.learner.executors.of(self.inputs)
+            self.made: Made = executor.run(self.inputs, self.predicts)
+            self.observation = self.learner._observe(self.made)
 
     def collect(self) -> Outcome | None:
         """Wait for the device; returns the outcome, or None if no prediction was wanted."""
         learner, made = self.learner, self.made
-        self.observation.end()
+        with self._whole():
+            self.observation.end()
         learner._count(*self.inputs[:2])
         if made.said is None or not self.predicts:
             return None
@@ -148,7 +166,7 @@ class Executors:
     """
 
     def __init__(self, learner: Learner) -> None:
-        self.learner, self.eager = learner, Eager(learner)
+        self.learner, self.eager, self.undo = learner, Eager(learner), Undo(learner)
         self.captured: dict[Any, Any] = {}
         self.n_plain: dict[Any, int] = {}
 

@@ -153,7 +153,10 @@ class ThroughHead(Training):
 
     def inputs(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """Rows and labels drawn from the memory."""
-        return (self.replay and self.replay.sample()) or ()
+        if self.replay is None:
+            return ()
+        self.replay.check(rows)
+        return self.replay.sample() or ()
 
     def run(self, learner: Learner, rows: Tensor, labels: Tensor, *again: Tensor) -> None:
         """Take the gradient step."""
@@ -258,6 +261,8 @@ class CrossEntropy(Training):
         """Drawn rows and labels, and how the images of every pass are moved."""
         if self.flip or self.shift:
             check_images(rows)
+        if isinstance(self.replay, RecentMemory):
+            self.replay.check(rows)
         past = self._drawn()
         flat = [each for pair in past for each in pair]
         if self.flip or self.shift:

@@ -21,7 +21,7 @@ from kalstream.core.policy import Policy, PolicyState
 from kalstream.core.state import Posterior
 from kalstream.errors import InvalidInput
 from kalstream.estimators._chunk import Chunk
-from kalstream.estimators._late import Asked, exchange, expired, no_rows, read_told
+from kalstream.estimators._late import Asked, exchange, no_rows, read_ids, read_told
 from kalstream.estimators._learning import (
     learn,
     new_model,
@@ -34,7 +34,7 @@ from kalstream.estimators._representation import Representation
 from kalstream.estimators._settings import Settings, Task, variance_of
 from kalstream.estimators._sharing import Shared, interruptible
 from kalstream.estimators._time import gaps_ahead, gaps_before, read_unit, times_of
-from kalstream.estimators._waiting import Store, Waiting, read_bounds, read_ids
+from kalstream.estimators._waiting import Waiting, read_bounds
 from kalstream.estimators._watch import Drift
 from kalstream.estimators.inputs import read_columns, read_path, read_seed, read_weights
 
@@ -154,10 +154,12 @@ class KalmanEstimator(BaseEstimator, ABC):
         time: Any,
         told: tuple[Any, Any, Any, Any] | None,
         unknown: str = "raise",
+        keep: bool = True,
     ) -> Any:
         """Predict rows and keep them, and learn targets that are told: published in one step.
 
         ``told`` has the ids, the targets, the weights, and how many of the rows come before each.
+        Without ``keep`` nothing is published.
         """
         settings = self._settings
         strict = check.choice("unknown", unknown, ("raise", "skip")) == "raise"
@@ -174,14 +176,15 @@ class KalmanEstimator(BaseEstimator, ABC):
                 rows, fitted = self._columns(X, model)
                 model = self._new_model(fitted) if model is None else model
                 times = times_of(model, time, len(rows))
-                asked = Asked(rows, times, read_ids(model.store or Store(), ids, len(rows)))
+                asked = Asked(rows, times, read_ids(ids, len(rows)))
             keys, targets, weight, before = told or ([], self._no_targets(), None, None)
             weight = read_weights(weight, len(targets))
             come = read_told(keys, targets, weight, before, len(asked))
-            model, answers = exchange(model, asked, come, settings, strict=strict)
-            return expired(model, *bounds, settings), answers
+            return exchange(model, asked, come, settings, bounds, strict=strict)
 
         shared = self.__dict__.get("_published")
+        if not check.flag("keep", keep):
+            return change(None if shared is None else shared.value)[1]
         if shared is None:
             model, answers = change(None)
             shared = self.__dict__.setdefault("_published", made := Shared(model))

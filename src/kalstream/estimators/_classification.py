@@ -293,8 +293,8 @@ def without_class(model: Model, label: Any, settings: Settings) -> Model:
         _with_classes(known.ordered, kept),
     )
     state = state_of(model, settings).keep_outputs(kept)
-    # What was said of rows that wait had a column for the class.
-    store = None if model.store is None else model.store.unsaid()
+    # What was predicted of rows that wait had a column for the class.
+    store = None if model.store is None else model.store.without_predictions()
     return model.but(targets=targets, state=state, store=store)
 
 

@@ -6,6 +6,7 @@ advances the filters in one call, and then judges them by what they said (`core.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,7 @@ from kalstream.core.judging import Events, Kept, Sizes, runs
 from kalstream.core.stacking import Stack
 from kalstream.errors import InvalidInput
 from kalstream.estimators._chunk import Chunk
+from kalstream.estimators._ids import listed
 from kalstream.estimators._learning import (
     LAST_ROWS,
     learn_features,
@@ -27,7 +29,7 @@ from kalstream.estimators._learning import (
 )
 from kalstream.estimators._model import Model
 from kalstream.estimators._settings import Settings
-from kalstream.estimators._waiting import EXPIRED, NOTHING, TOLD, Store, listed
+from kalstream.estimators._waiting import NOTHING, Book, Row, Store
 
 Array = NDArray[Any]
 
@@ -53,17 +55,17 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Rows to predict: columns (a, d), times (a,) or None, and their ids.
+    """Rows to predict: columns (a, d), times (a,) or None, and their ids; None numbers them.
 
     A row is scaled by the rows that came before it, once, when it is asked for.
     """
 
     rows: Array
     times: Array | None
-    ids: list[Hashable]
+    ids: list[Hashable] | None
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,90 +85,82 @@ class _Sequence:
     row: Array
     entry: Array
 
+    @classmethod
+    def of(cls, book: Book) -> _Sequence:
+        """The events of a book."""
+        asked, row, entry = zip(*book.events, strict=True) if book.events else ((), (), ())
+        return cls(np.array(asked, bool), np.array(row, np.int64), np.array(entry, np.int64))
+
     def __getitem__(self, part: slice) -> _Sequence:
         return _Sequence(self.asked[part], self.row[part], self.entry[part])
 
 
 def exchange(
-    model: Model, asked: Asked, told: Told, settings: Settings, *, strict: bool
+    model: Model,
+    asked: Asked,
+    told: Told,
+    settings: Settings,
+    bounds: tuple[int, float | None],
+    *,
+    strict: bool,
 ) -> tuple[Model, Any]:
     """The model after rows were asked for and targets told, and the predictions of the rows.
 
-    With ``strict`` an id that nobody knows is an error; otherwise it is counted.
+    ``bounds`` are how many rows may wait, and how long. With ``strict`` an id that nobody knows is
+    an error; otherwise it is counted.
     """
-    store = model.store or Store()
-    sequence, counts = _resolved(store, asked, told, strict)
     if len(asked):
         representation, scaled = model.representation.scaled(asked.rows)
         model, asked = model.but(representation=representation), replace(asked, rows=scaled)
-    tells = sequence.entry[~sequence.asked]
-    chunk = _chunk_of(told, tells)
+    book = _entered(model, asked, told, settings, bounds, strict)
+    sequence = _Sequence.of(book)
+    chunk = _chunk_of(told, sequence.entry[~sequence.asked])
     if len(chunk):
         settings.task.check(chunk)
-    model = model.but(store=store.noted(**counts))
     parts: list[Any] = []
     start, done, n = 0, 0, len(sequence.row)
     while start < n:
-        stop = _end_of_piece(model, sequence, chunk, start, done, settings)
+        stop = _end_of_piece(model, book, sequence, chunk, start, done, settings)
         piece = sequence[start:stop]
         n_told = int((~piece.asked).sum())
-        model, answers = _piece(model, piece, asked, chunk[done : done + n_told], settings)
-        model = _ask_again(model, settings)
+        model, answers = _piece(model, book, piece, asked, chunk[done : done + n_told], settings)
+        _ask_again(model, book, stop, settings)
         if answers is not None:
             parts.append(answers)
         start, done = stop, done + n_told
-    return model, settings.task.answers(model, parts)
+    return model.but(store=book.store()), settings.task.answers(model, parts)
 
 
-def _resolved(
-    store: Store, asked: Asked, told: Told, strict: bool
-) -> tuple[_Sequence, dict[str, int]]:
-    """The events in their order, without targets that change nothing; these are counted."""
-    counts = dict.fromkeys(("repeated", "corrected", "too_late", "unknown"), 0)
-    new = {key: k for k, key in enumerate(asked.ids)}
-    fates: dict[int, tuple[int, Any]] = {}
-    rows, entries, before = [], [], []
-    for entry, (key, place) in enumerate(zip(told.ids, told.before.tolist(), strict=True)):
-        k = new.get(key, -1)
-        row, status, target = store.find(key) if not 0 <= k < place else (store.stop + k, 0, None)
-        if row < 0:
-            if strict:
-                raise InvalidInput(
-                    f"ids holds {check.shown(key)}, which is not the id of a row that waits: it "
-                    "was not asked for, or expired long ago (see max_waiting and max_age); leave "
-                    'it out, or pass unknown="skip"'
-                )
-            counts["unknown"] += 1
-            continue
-        status, target = fates.get(row, (status, target))
-        if status == EXPIRED:
-            counts["too_late"] += 1
-            continue
-        now = told.targets[entry]
-        if status == TOLD:
-            if _same(target, now):
-                counts["repeated"] += 1
-                continue
-            counts["corrected"] += 1
-        fates[row] = TOLD, now
-        rows.append(row)
-        entries.append(entry)
-        before.append(place)
-    n_asked = len(asked)
-    asks, every = np.arange(n_asked), np.array([*range(store.stop, store.stop + n_asked), *rows])
-    # A target that comes before row k of the call stands before it.
-    order = np.argsort(np.concatenate([asks, np.array(before) - 0.5]), kind="stable")
-    entry_of = np.concatenate([asks, np.array(entries, np.int64)])
-    return _Sequence(order < n_asked, every.astype(np.int64)[order], entry_of[order]), counts
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two targets are equal; what is unknown equals what is unknown."""
-    if one is None or other is None:
-        return one is other
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray | float):
-        return np.array_equal(one, other, equal_nan=True)
-    return bool(one == other)
+def _entered(
+    model: Model,
+    asked: Asked,
+    told: Told,
+    settings: Settings,
+    bounds: tuple[int, float | None],
+    strict: bool,
+) -> Book:
+    """A book with all events of the call, in their order."""
+    store = model.store or Store()
+    age = bounds[1]
+    if age is not None and (asked.times is not None or store.has_times):
+        age *= settings.unit
+    book, n = Book(store, bounds[0], age), len(asked)
+    if n:
+        book.n_columns = asked.rows.shape[1]
+    ids = range(store.stop, store.stop + n) if asked.ids is None else asked.ids
+    times = [math.nan] * n if asked.times is None else asked.times.tolist()
+    data, width = np.asarray(asked.rows, np.float64).tobytes(), 8 * asked.rows.shape[1]
+    # Targets that come before row k of the call stand before it.
+    targets = iter(zip([*told.before.tolist(), n + 1], [*told.ids, None], strict=True))
+    entry, (before, key) = 0, next(targets)
+    for k in range(n + 1):
+        while before <= k:
+            book.tell(key, told.targets[entry], entry, strict=strict)
+            entry, (before, key) = entry + 1, next(targets)
+        if k < n:
+            columns = data[k * width : (k + 1) * width]
+            book.ask(Row(ids[k], model.came + k, times[k], columns), k)
+    return book
 
 
 def _chunk_of(told: Told, entries: Array) -> Chunk:
@@ -181,7 +175,13 @@ def _chunk_of(told: Told, entries: Array) -> Chunk:
 
 
 def _end_of_piece(
-    model: Model, sequence: _Sequence, chunk: Chunk, start: int, done: int, settings: Settings
+    model: Model,
+    book: Book,
+    sequence: _Sequence,
+    chunk: Chunk,
+    start: int,
+    done: int,
+    settings: Settings,
 ) -> int:
     """Where the piece that begins at event ``start`` ends, ``done`` targets being told before.
 
@@ -194,10 +194,8 @@ def _end_of_piece(
     if model.state is None and places[0] > 0:  # these rows are asked for while nothing is known
         return start + int(places[0])
     n_told = settings.task.end_of_piece(model, chunk, done, settings) - done
-    store = model.store
-    assert store is not None
-    if _judges(settings) and store.again < store.blank:
-        n_told = min(n_told, max(store.again - model.n_targets, 1))
+    if _judges(settings) and book.again < book.blank:
+        n_told = min(n_told, max(book.again - model.n_targets, 1))
     if model.state is None:
         n_told = min(n_told, int(np.argmax(np.r_[np.diff(places) > 1, True])) + 1)
     return start + int(places[min(n_told, len(places)) - 1]) + 1
@@ -208,15 +206,15 @@ def _judges(settings: Settings) -> bool:
 
 
 def _piece(
-    model: Model, piece: _Sequence, asked: Asked, chunk: Chunk, settings: Settings
+    model: Model, book: Book, piece: _Sequence, asked: Asked, chunk: Chunk, settings: Settings
 ) -> tuple[Model, Any]:
     """Events among which only the last may bring a class."""
     own, judges = piece.entry[piece.asked], _judges(settings)
     if len(chunk) == 0 and model.state is None:  # nothing is known
-        model = _appended(model, asked, own, Kept.blank(len(own), NOTHING))
+        model = _came(model, book, piece, Kept.blank(len(own), NOTHING))
         return model, settings.task.nothing_known(len(own))
     sizes = _sizes(model, chunk, settings) if judges else NOTHING
-    rows = _gathered(model, piece, asked, sizes)
+    rows = _gathered(model, book, piece, asked, sizes)
     events = _timed(model, piece.asked, rows, settings)
     advance = _judged if judges else _by_runs
     after, answers = advance(model, rows.scaled, chunk, events, rows.kept, settings)
@@ -224,12 +222,8 @@ def _piece(
     last, time = int(np.max(rows.number[tells], initial=model.last)), model.time
     if rows.time is not None and len(chunk):
         time = float(np.max(rows.time[tells], initial=-np.inf if time is None else time))
-    after = _appended(after.but(last=last, time=time), asked, own, rows.kept)
-    if not len(chunk):
-        return after, answers
-    assert after.store is not None
-    store = after.store.told(piece.row[tells].tolist(), list(chunk.targets))
-    return after.but(store=store), answers if len(own) else None
+    after = _came(after.but(last=last, time=time), book, piece, rows.kept)
+    return after, answers if len(own) or not len(chunk) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +233,7 @@ class _Rows:
     Attributes
     ----------
     scaled, number, time : (n, d), (n,), (n,) or None
-        As in `Block`.
+        Scaled columns, place among all rows that came, and time.
     slot : (n,)
         The place of each in ``kept``: first those that are asked for, then those of the store.
     kept : Kept
@@ -252,12 +246,12 @@ class _Rows:
     kept: Kept
 
 
-def _gathered(model: Model, piece: _Sequence, asked: Asked, sizes: Sizes) -> _Rows:
-    """The rows of a piece: of the call those that are asked for in it, of the store the others."""
-    store, own = model.store, piece.entry[piece.asked]
-    assert store is not None
-    old, n_own, n_columns = np.flatnonzero(piece.row < store.stop), len(own), _width(model)
-    scaled, times, numbers, kept = store.take(piece.row[old], n_columns, sizes)
+def _gathered(model: Model, book: Book, piece: _Sequence, asked: Asked, sizes: Sizes) -> _Rows:
+    """The rows of a piece: of the call those that are asked for in it, of the book the others."""
+    own, n_columns = piece.entry[piece.asked], _width(model, book)
+    n_own, first = len(own), piece.row[piece.asked][0] if len(own) else book.stop
+    old = np.flatnonzero(piece.row < first)
+    scaled, times, numbers, kept = book.take(piece.row[old].tolist(), n_columns, sizes)
     if n_own:
         workspace, n_old = Kept.blank(n_own + len(old), sizes), np.arange(len(old))
         if len(old):
@@ -269,29 +263,27 @@ def _gathered(model: Model, piece: _Sequence, asked: Asked, sizes: Sizes) -> _Ro
         if asked.times is not None:
             times[:n_own] = asked.times[own]
         kept = workspace
-    slot = piece.row - store.stop
+    slot = piece.row - first
     slot[old] = n_own + np.arange(len(old))
     timed = len(times) > 0 and times[0] == times[0]
     return _Rows(scaled[slot], numbers[slot], times[slot] if timed else None, slot, kept)
 
 
-def _width(model: Model) -> int:
+def _width(model: Model, book: Book) -> int:
     """Columns of rows that were scaled; columns that came later are 0 in earlier rows."""
-    assert model.store is not None
     width = model.representation.width(model.fitted["n_features_in_"])
-    return model.store.n_columns if width is None else width
+    return book.n_columns if width is None else width
 
 
-def _appended(model: Model, asked: Asked, own: Array, kept: Kept) -> Model:
-    """The model after rows were asked for, with what was said of them."""
-    if not len(own):
+def _came(model: Model, book: Book, piece: _Sequence, kept: Kept) -> Model:
+    """The model after the rows of a piece were asked for; what was predicted is in the book."""
+    numbers = piece.row[piece.asked].tolist()
+    if not numbers:
         return model
-    assert model.store is not None
-    times = None if asked.times is None else asked.times[own]
-    numbers = model.came + np.arange(len(own))
-    ids = [asked.ids[k] for k in own.tolist()]
-    store = model.store.appended(asked.rows[own], times, numbers, ids, kept)
-    return model.but(store=store, came=model.came + len(own))
+    book.predicted(numbers, kept)
+    if kept.sizes == NOTHING:
+        book.blank = numbers[-1] + 1
+    return model.but(came=model.came + len(numbers))
 
 
 def _timed(model: Model, asked: Array, rows: _Rows, settings: Settings) -> Events:
@@ -384,43 +376,38 @@ def _by_runs(
     return model, task.together(parts) if parts else None
 
 
-def _ask_again(model: Model, settings: Settings) -> Model:
+def _ask_again(model: Model, book: Book, n_events: int, settings: Settings) -> None:
     """Predict some rows that were asked for when nothing was known; nobody sees the prediction.
 
     So filters are judged long before the first row comes back that was asked for later.
     """
-    store = model.store
-    if store is None or model.state is None or not _judges(settings):
-        return model
-    if model.n_targets < store.again or store.again >= store.blank:
-        return model
-    again = 2 * model.n_targets
-    rows = store.blanks(model.n_targets)
-    if not len(rows):
-        return model.but(store=replace(store, again=again))
+    if model.state is None or not _judges(settings):
+        return
+    if model.n_targets < book.again or book.again >= book.blank:
+        return
+    rows = book.blanks(model.n_targets, n_events)
+    book.again = 2 * model.n_targets
+    if not rows:
+        return
     sizes = _sizes(model, Chunk(np.empty((0, 0)), [], None, None, None), settings)
-    columns, times, numbers, kept = store.take(rows, _width(model), sizes)
+    columns, times, numbers, kept = book.take(rows, _width(model, book), sizes)
     every = np.arange(len(rows))
     timed = times[0] == times[0]
     gathered = _Rows(columns, numbers, times if timed else None, every, kept)
     events = _timed(model, np.ones(len(rows), bool), gathered, settings)
     nothing = Chunk(np.empty((0, columns.shape[1])), [], None, None, None)
     _judged(model, columns, nothing, events, kept, settings)
-    return model.but(store=store.kept(rows, kept, again))
+    book.predicted(rows, kept)
 
 
-def expired(model: Model, max_waiting: int, max_age: float | None, settings: Settings) -> Model:
-    """The model after rows that wait too long were given up."""
-    store = model.store
-    if store is None:
-        return model
-    oldest, earliest = 0, None
-    if max_age is not None:
-        if store.has_times:
-            earliest = store.newest - max_age * settings.unit
-        else:
-            oldest = store.stop - int(max_age)
-    return model.but(store=store.expired(max_waiting, oldest, earliest))
+def read_ids(ids: Any, n: int) -> list[Hashable] | None:
+    """Ids of n rows to ask for."""
+    if ids is None:
+        return None
+    keys = listed("ids", ids)
+    if len(keys) != n:
+        raise InvalidInput(f"ids has {len(keys)} ids for the {n} rows of X; give one for each")
+    return keys
 
 
 def read_told(ids: Any, targets: Any, weight: Array | None, before: Any, n_asked: int) -> Told:
@@ -442,4 +429,4 @@ def read_told(ids: Any, targets: Any, weight: Array | None, before: Any, n_asked
 
 def no_rows(n_columns: int) -> Asked:
     """Nothing is asked for."""
-    return Asked(np.empty((0, n_columns)), None, [])
+    return Asked(np.empty((0, n_columns)), None, None)

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kalstream.core.chunk import block_rows
 from kalstream.core.policy import PolicyState
 from kalstream.errors import InvalidInput
 from kalstream.estimators._chunk import Chunk
@@ -79,7 +80,12 @@ def learn_features(
     ``model`` is the one before, after its representation has advanced over the rows.
     """
     policy, task = settings.policy, settings.task
-    model, chunk = task.read(model, chunk)
+    old, names = model, chunk
+    model, chunk = task.read(old, names)
+    n_outputs = task.n_outputs(model)
+    long = len(chunk) >= 2 * block_rows(phi.shape[1]) and n_outputs > _MANY_CLASSES
+    if long and not predict and settings.transition == "example":
+        return _learn_in_parts(old, phi, names, settings), None
     time = None if chunk.times is None else float(chunk.times[-1])
     came = model.came + len(chunk)
     model = model.but(
@@ -89,7 +95,6 @@ def learn_features(
         last=came - 1,
         time=time,
     )
-    n_outputs = task.n_outputs(model)
     if n_outputs == 0:
         return _passed(model, phi, settings), task.nothing_known(len(chunk))
     state, step = policy.step_chunk(
@@ -109,6 +114,20 @@ def learn_features(
     if not predict:
         return task.learn(model, chunk, step, settings), None
     return task.learn_and_predict(before, model, chunk, step, settings)
+
+
+def _learn_in_parts(model: Model, phi: Array, chunk: Chunk, settings: Settings) -> Model:
+    """As `learn_features` without predictions, block by block.
+
+    A row then costs the classes known after its block, not those of the whole call, and the
+    moments (b, K) of all rows are never in memory at once.
+    """
+    n, size = len(chunk), block_rows(phi.shape[1])
+    for start in range(0, n - size + 1, size):
+        # The last part takes the rest: `health_` needs the LAST_ROWS from one step.
+        part = slice(start, start + size if n - start >= 2 * size else n)
+        model, _ = learn_features(model, model, phi[part], chunk[part], settings, False)
+    return model
 
 
 def _passed(model: Model, phi: Array, settings: Settings) -> Model:

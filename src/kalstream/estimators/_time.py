@@ -61,7 +61,14 @@ def gaps_before(model: Model, time: Any, n: int, unit: float) -> tuple[Array | N
             "time is given in this call but was not in earlier ones; give it in every call or in "
             "none, or call reset() to start again"
         )
-    start = times[0] - unit if model.time is None else model.time
+    gaps = _steps(times, times[0] - unit if model.time is None else model.time) / unit
+    if model.n_seen < _EARLY and unit == 1.0 and reading.are_dates(time):
+        _warn_of_long_gaps(float(np.median(gaps)))
+    return gaps, times
+
+
+def _steps(times: Array, start: float) -> Array:
+    """Time from one row to the next (n,), the first from ``start``; they must not decrease."""
     steps = np.diff(times, prepend=start)
     if (steps < 0.0).any():
         row = int(np.argmax(steps < 0.0))
@@ -70,10 +77,7 @@ def gaps_before(model: Model, time: Any, n: int, unit: float) -> tuple[Array | N
             f"time decreases from {before:.17g} to {times[row]:.17g} at row {row} of X; "
             "sort the rows by time"
         )
-    gaps = steps / unit
-    if model.n_seen < _EARLY and unit == 1.0 and reading.are_dates(time):
-        _warn_of_long_gaps(float(np.median(gaps)))
-    return gaps, times
+    return steps
 
 
 def _warn_of_long_gaps(gap: float) -> None:
@@ -120,4 +124,8 @@ def times_of(model: Model, time: Any, n: int) -> Array | None:
             "time is given in this call but was not in earlier ones; give it in every call or in "
             "none, or call reset() to start again"
         )
-    return reading.times(time, n)
+    times = reading.times(time, n)
+    newest = -np.inf if model.store is None else np.nan_to_num(model.store.newest, nan=-np.inf)
+    last = max(newest, -np.inf if model.time is None else model.time)
+    _steps(times, float(times[0] if np.isinf(last) else last))
+    return times

@@ -1,31 +1,31 @@
-"""Rows that were asked for and wait for their targets, with what was said about them."""
+"""Rows that were asked for and wait for their targets, with what was predicted about them.
+
+A `Store` is never changed: copies of a model share it, and an interrupt leaves the one before a
+call or the one after it. A `Book` enters the events of one call.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from immutables import Map
 from numpy.typing import NDArray
 
 from kalstream.core import checks as check
 from kalstream.core.judging import Kept, Sizes
-from kalstream.core.state import Claims
 from kalstream.errors import InvalidInput
+from kalstream.estimators import _ids
 
 Array = NDArray[Any]
 
-# Rows of a block. A block is copied when one of its targets is told.
-_BLOCK: Final = 512
-# So many rows whose targets were told are remembered, for corrections.
+# So many rows whose targets came, or that expired, are remembered, for corrections.
 _REMEMBERED: Final = 10_000
-# A state this many calls behind finds its rows claimed.
-_CLAIMS: Final = 16
 # What has become of a row.
 WAITS, TOLD, EXPIRED = range(3)
-# Sizes of what is kept of a row if nothing was said.
+# Sizes of what is kept of a row if nothing was predicted.
 NOTHING: Final[Sizes] = (0, 0, 0, 0, 0)
 
 
@@ -66,546 +66,427 @@ class Waiting:
     unknown: int = 0
 
 
-class _Growing(Claims):
-    """Claims of something that grows for a long time: only the last ones are kept."""
-
-    __slots__ = ("low",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.low = 0
-
-    def claim(self, start: int) -> bool:
-        """As `Claims.claim`."""
-        if start < self.low or not super().claim(start):
-            return False
-        while len(self.claims) > _CLAIMS:
-            oldest = next(iter(self.claims))
-            self.low = max(self.low, oldest + 1)
-            self.claims.pop(oldest, None)
-        return True
-
-
-class Index(_Growing):
-    """The number of the row behind each id. Later states add to it; see `Claims`.
-
-    An entry counts only for a state that has come as far as its row.
-    """
-
-    __slots__ = ("numbers",)
-
-    def __init__(self, numbers: dict[Hashable, int]) -> None:
-        super().__init__()
-        self.numbers = numbers
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Index, (dict(self.numbers),)
-
-
-class Block(_Growing):
-    """Rows ``start`` to ``start + capacity``; the arrays are filled from front to back.
+class Row(NamedTuple):
+    """A row that was asked for. Bytes, because a view would keep all rows of its call alive.
 
     Attributes
     ----------
-    rows, times, numbers : (B, d), (B,), (B,)
-        Scaled columns, times (NaN without), and the place of each row among all that came.
-    ids : list of B ids
-    kept : Kept
-        What was said.
+    id : Hashable
+    number : int
+        Its place among all rows that came.
+    time : float
+        NaN without times.
+    columns : bytes
+        d scaled columns, float64; none of a row that has expired.
+    sizes, kept : Sizes, bytes
+        What was predicted, as a row of `Kept.packed`; no bytes if nothing was.
+    status : WAITS, TOLD or EXPIRED
+    target : object
+        None while it waits.
     """
 
-    __slots__ = ("ids", "kept", "numbers", "rows", "start", "times")
-
-    def __init__(
-        self, start: int, rows: Array, times: Array, numbers: Array, ids: list[Any], kept: Kept
-    ) -> None:
-        super().__init__()
-        self.start, self.rows, self.times, self.numbers = start, rows, times, numbers
-        self.ids, self.kept = ids, kept
-
-    @classmethod
-    def empty(cls, start: int, capacity: int, n_columns: int, sizes: Sizes) -> Block:
-        """Room for rows."""
-        parts = np.zeros((capacity, n_columns)), np.full(capacity, np.nan)
-        numbers = np.zeros(capacity, np.int64)
-        return cls(start, *parts, numbers, [None] * capacity, Kept.blank(capacity, sizes))
-
-    def holds(self, n_columns: int, sizes: Sizes, n: int) -> bool:
-        """Whether there is room for a row of this kind behind the first n."""
-        fits = self.kept.sizes == sizes and self.rows.shape[1] == n_columns
-        return fits and n < len(self.rows)
-
-    def copy(self, n: int, sizes: Sizes, n_columns: int) -> Block:
-        """The first n rows with room for as many as before, of at least these sizes."""
-        other = Block.empty(self.start, len(self.rows), n_columns, sizes)
-        other.rows[:n, : self.rows.shape[1]] = self.rows[:n]
-        other.times[:n], other.numbers[:n] = self.times[:n], self.numbers[:n]
-        other.ids[:n] = self.ids[:n]
-        every = np.arange(n)
-        other.kept.put(every, self.kept, every)
-        other.claim(0)
-        return other
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        parts = self.start, self.rows, self.times, self.numbers, self.ids, self.kept
-        return Block, parts
-
-
-@dataclass(frozen=True, slots=True)
-class Fate:
-    """What has become of the rows of a block. Never changed.
-
-    Attributes
-    ----------
-    status : (B,) of WAITS, TOLD or EXPIRED
-    targets : (B,) objects
-        What was told.
-    n : int
-        Rows of the block that were asked for.
-    n_waiting : int
-    """
-
-    status: Array
-    targets: Array
-    n: int
-    n_waiting: int
-
-    @classmethod
-    def new(cls, capacity: int) -> Fate:
-        """No row yet."""
-        return cls(np.zeros(capacity, np.int8), np.empty(capacity, object), 0, 0)
+    id: Hashable
+    number: int
+    time: float
+    columns: bytes
+    sizes: Sizes = NOTHING
+    kept: bytes = b""
+    status: int = WAITS
+    target: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The rows that wait, and some of those whose targets came. Never changed.
+    """The rows that wait, and the last ones that no longer do. Never changed.
 
     Rows are numbered from 0 in the order in which they were asked for.
 
     Attributes
     ----------
-    blocks, fates : tuples
-        None in place of a block of which no row is needed any more.
-    starts : tuple of int
-        First row of each block.
-    index : Index
+    rows : Map of number to Row
+    ids : Map of id to number
+        The last row of each id.
+    done : Map of int to number
+        Remembered rows that no longer wait, by how many had ended to wait before.
     stop : int
         Rows that were asked for.
     oldest : int
         No row before this one waits.
-    remembered : int
-        Rows in the blocks that were told.
+    n_columns : int
+        Columns of the last rows; earlier ones may have fewer.
+    newest : float
+        Time of the last row; NaN without.
     blank, again : int
         Rows before ``blank`` were asked for when nothing was known; those before ``again`` have
         been predicted since.
     counts : Waiting
     """
 
-    blocks: tuple[Block | None, ...] = ()
-    fates: tuple[Fate | None, ...] = ()
-    starts: tuple[int, ...] = ()
-    index: Index = field(default_factory=lambda: Index({}))
+    rows: Map[int, Row] = field(default_factory=Map)
+    ids: Map[Hashable, int] = field(default_factory=Map)
+    done: Map[int, int] = field(default_factory=Map)
     stop: int = 0
     oldest: int = 0
-    remembered: int = 0
+    n_columns: int = 0
+    newest: float = float("nan")
     blank: int = 0
     again: int = 0
     counts: Waiting = field(default_factory=Waiting)
-
-    # ---- reading --------------------------------------------------------------------------
-
-    @property
-    def n_columns(self) -> int:
-        """Columns of the last rows; earlier ones may have fewer."""
-        return max((b.rows.shape[1] for b in self.blocks[-1:] if b is not None), default=0)
 
     @property
     def has_times(self) -> bool:
         """Whether rows came with times."""
         return self.newest == self.newest
 
-    @property
-    def newest(self) -> float:
-        """Time of the last row; NaN without."""
-        block, fate = (self.blocks[-1], self.fates[-1]) if self.blocks else (None, None)
-        return float("nan") if block is None or fate is None else float(block.times[fate.n - 1])
-
-    def find(self, key: Hashable) -> tuple[int, int, Any]:
-        """The row behind an id, what has become of it, and the target that was told.
-
-        The row is -1 if there is none here any more.
-        """
-        row = self.index.numbers.get(key, -1)
-        if not 0 <= row < self.stop:
-            return -1, WAITS, None
-        place = bisect_right(self.starts, row) - 1
-        block, fate = self.blocks[place], self.fates[place]
-        if block is None or fate is None or block.ids[row - block.start] != key:
-            return -1, WAITS, None
-        offset = row - block.start
-        return row, int(fate.status[offset]), fate.targets[offset]
-
-    def take(self, rows: Array, n_columns: int, sizes: Sizes) -> tuple[Array, Array, Array, Kept]:
-        """Columns (n, d), times and numbers (n,) of rows, and what was said, in these sizes."""
-        places = self._places(rows)
-        columns, times = np.zeros((len(rows), n_columns)), np.empty(len(rows))
-        numbers, kept = np.empty(len(rows), np.int64), Kept.blank(len(rows), sizes)
-        for place in np.unique(places).tolist():
-            here = np.flatnonzero(places == place)
-            block = self.blocks[place]
-            assert block is not None
-            offsets = rows[here] - block.start
-            columns[here, : block.rows.shape[1]] = block.rows[offsets]
-            times[here], numbers[here] = block.times[offsets], block.numbers[offsets]
-            if _fits(block.kept.sizes, sizes):
-                kept.put(here, block.kept, offsets)
-        return columns, times, numbers, kept
-
-    def _places(self, rows: Array) -> Array:
-        """The block of each row (n,)."""
-        return np.searchsorted(np.array(self.starts), rows, side="right") - 1
-
-    def blanks(self, n_targets: int) -> Array:
-        """Rows to predict now, of those that were asked for when nothing was known.
-
-        A row is predicted when half as many targets are known as rows came before it, so that
-        filters are judged over growing distances.
-        """
-        if n_targets < self.again or self.again >= self.blank:
-            return np.empty(0, np.int64)
-        rows = np.arange(self.again, min(self.blank, 2 * n_targets))
-        return rows[self.status(rows) == WAITS]
-
-    def status(self, rows: Array) -> Array:
-        """What has become of rows (n,); those whose block is gone do not wait."""
-        places, status = self._places(rows), np.full(len(rows), EXPIRED)
-        for place in np.unique(places[places >= 0]).tolist():
-            here, fate = np.flatnonzero(places == place), self.fates[place]
-            if fate is not None:
-                status[here] = fate.status[rows[here] - self.starts[place]]
-        return status
-
-    # ---- changing -------------------------------------------------------------------------
-
-    def appended(
-        self, rows: Array, times: Array | None, numbers: Array, ids: Sequence[Any], kept: Kept
-    ) -> Store:
-        """The store with more rows (n, d) at the end; the first n of ``kept`` are of these."""
-        blocks, fates, starts = list(self.blocks), list(self.fates), list(self.starts)
-        index = self.index
-        if not index.claim(self.stop):
-            index = Index({key: row for key, row in index.numbers.items() if row < self.stop})
-            index.claim(self.stop)
-        done, n = 0, len(rows)
-        while done < n:
-            block, fate = self._room(blocks, fates, starts, rows.shape[1], kept.sizes, n - done)
-            part = min(n - done, len(block.rows) - fate.n)
-            here, from_ = slice(fate.n, fate.n + part), slice(done, done + part)
-            block.rows[here], block.numbers[here] = rows[from_], numbers[from_]
-            block.times[here] = np.nan if times is None else times[from_]
-            block.ids[here] = ids[from_]
-            block.kept.put(np.arange(here.start, here.stop), kept, np.arange(done, done + part))
-            fates[-1] = replace(fate, n=fate.n + part, n_waiting=fate.n_waiting + part)
-            done += part
-        index.numbers.update(zip(ids, range(self.stop, self.stop + n), strict=True))
-        is_blank = kept.sizes == NOTHING
-        return replace(
-            self,
-            blocks=tuple(blocks),
-            fates=tuple(fates),
-            starts=tuple(starts),
-            index=index,
-            stop=self.stop + n,
-            blank=self.stop + n if is_blank else self.blank,
-            counts=replace(
-                self.counts, waiting=self.counts.waiting + n, asked=self.counts.asked + n
-            ),
-        )
-
-    def _room(
-        self,
-        blocks: list[Block | None],
-        fates: list[Fate | None],
-        starts: list[int],
-        n_columns: int,
-        sizes: Sizes,
-        n: int,
-    ) -> tuple[Block, Fate]:
-        """The last block and its fate, with room for a row of this kind that is ours to fill."""
-        last, fate = (blocks[-1], fates[-1]) if blocks else (None, None)
-        if last is not None and fate is not None and last.holds(n_columns, sizes, fate.n):
-            if not last.claim(fate.n):
-                last = blocks[-1] = last.copy(fate.n, sizes, n_columns)
-                last.claim(fate.n)
-            return last, fate
-        end = starts[-1] + (0 if fate is None else fate.n) if starts else self.stop
-        if blocks and fate is None:  # its rows are gone
-            end = self.stop
-        block, fate = Block.empty(end, _BLOCK, n_columns, sizes), Fate.new(_BLOCK)
-        block.claim(0)
-        blocks.append(block)
-        fates.append(fate)
-        starts.append(end)
-        return block, fate
-
-    def told(self, rows: Iterable[int], targets: Iterable[Any]) -> Store:
-        """The store after targets of rows have come."""
-        return self._changed(rows, TOLD, targets)._forgotten()
-
-    def _changed(self, rows: Iterable[int], status: int, targets: Iterable[Any]) -> Store:
-        fates, counts = list(self.fates), self.counts
-        numbers = np.fromiter(rows, np.int64)
-        by_place: dict[int, list[tuple[int, Any]]] = {}
-        each = zip(self._places(numbers).tolist(), numbers.tolist(), targets, strict=True)
-        for place, row, target in each:
-            by_place.setdefault(place, []).append((row - self.starts[place], target))
-        waited = 0
-        for place, changes in by_place.items():
-            fate = fates[place]
-            assert fate is not None
-            status_of, told = fate.status.copy(), fate.targets.copy()
-            n_waiting = fate.n_waiting
-            for offset, target in changes:
-                n_waiting -= int(status_of[offset] == WAITS)
-                status_of[offset], told[offset] = status, target
-            waited += fate.n_waiting - n_waiting
-            fates[place] = Fate(status_of, told, fate.n, n_waiting)
-        counts = replace(
-            counts,
-            waiting=counts.waiting - waited,
-            told=counts.told + (waited if status == TOLD else 0),
-            expired=counts.expired + (waited if status == EXPIRED else 0),
-        )
-        remembered = self.remembered + waited
-        return replace(self, fates=tuple(fates), remembered=remembered, counts=counts)
-
-    def _forgotten(self) -> Store:
-        """The store without blocks in which no row waits, if it remembers too many rows."""
-        if self.remembered <= _REMEMBERED + _BLOCK:
-            return self
-        blocks, fates, remembered = list(self.blocks), list(self.fates), self.remembered
-        gone: list[Block] = []
-        for place in range(len(blocks) - 1):  # the last one may still be filled
-            block, fate = blocks[place], fates[place]
-            if block is None or fate is None or fate.n_waiting:
-                continue
-            gone.append(block)
-            blocks[place], fates[place] = None, None
-            remembered -= fate.n
-            if remembered <= _REMEMBERED:
-                break
-        first = next(place for place, block in enumerate(blocks) if block is not None)
-        for block in gone:  # for states before this one these rows were told as well
-            for offset, key in enumerate(block.ids):
-                if self.index.numbers.get(key) == block.start + offset:
-                    self.index.numbers.pop(key, None)
-        return replace(
-            self,
-            blocks=tuple(blocks[first:]),
-            fates=tuple(fates[first:]),
-            starts=self.starts[first:],
-            remembered=remembered,
-        )
-
-    def expired(self, max_waiting: int, oldest: int, earliest: float | None) -> Store:
-        """The store after rows that wait too long were given up.
-
-        At most ``max_waiting`` rows wait, none of them before the row ``oldest`` or, if times are
-        given, before the time ``earliest``.
-        """
-        excess = self.counts.waiting - max_waiting
-        gone: list[int] = []
-        row = self.oldest
-        for start, block, fate in zip(self.starts, self.blocks, self.fates, strict=True):
-            if block is None or fate is None or start + fate.n <= row:
-                continue
-            for offset in range(max(row - start, 0), fate.n):
-                if fate.status[offset] == WAITS:
-                    old = start + offset < oldest
-                    if earliest is not None:
-                        old = block.times[offset] < earliest
-                    if not (old or len(gone) < excess):
-                        break
-                    gone.append(start + offset)
-                row = start + offset + 1
-            else:
-                continue
-            break
-        after = replace(self, oldest=row) if row != self.oldest else self
-        if not gone:
-            return after
-        return after._changed(gone, EXPIRED, [None] * len(gone))._forgotten()
-
-    def kept(self, rows: Array, kept: Kept, again: int) -> Store:
-        """The store after rows that were blank have been predicted."""
-        blocks, sizes = list(self.blocks), kept.sizes
-        places = self._places(rows)
-        for place in np.unique(places).tolist():
-            here = np.flatnonzero(places == place)
-            block, fate = blocks[place], self.fates[place]
-            assert block is not None
-            assert fate is not None
-            both = tuple(max(pair) for pair in zip(sizes, block.kept.sizes, strict=True))
-            other = block.copy(fate.n, both, block.rows.shape[1])
-            other.claim(fate.n)
-            other.kept.put(rows[here] - block.start, kept, here)
-            blocks[place] = other
-        return replace(self, blocks=tuple(blocks), again=again)
-
-    def unsaid(self) -> Store:
-        """The store in which nothing was said of any row: what was said has lost its meaning."""
-        blocks = []
-        for block, fate in zip(self.blocks, self.fates, strict=True):
-            if block is not None and fate is not None:
-                kept = Kept.blank(len(block.rows), NOTHING)
-                parts = block.rows.copy(), block.times.copy(), block.numbers.copy()
-                block = Block(block.start, *parts, block.ids.copy(), kept)
-                block.claim(0)
-            blocks.append(block)
-        return replace(self, blocks=tuple(blocks))
+    def without_predictions(self) -> Store:
+        """The store after what was predicted of its rows has lost its meaning."""
+        rows = {n: row._replace(sizes=NOTHING, kept=b"") for n, row in self.rows.items()}
+        return replace(self, rows=Map(rows))
 
     # ---- files ----------------------------------------------------------------------------
 
     def packed(self) -> dict[str, Any]:
         """All of it, as values that a checkpoint holds; the inverse is `unpacked`."""
-        pairs = zip(self.blocks, self.fates, strict=True)
-        blocks = [
+        order = sorted(self.rows)
+        rows = [self.rows[number] for number in order]
+        groups = [
             {
-                "start": block.start,
-                "rows": block.rows[: fate.n],
-                "times": block.times[: fate.n],
-                "numbers": block.numbers[: fate.n],
-                "ids": block.ids[: fate.n],
-                "kept": Kept(*(part[: fate.n] for part in block.kept.parts())),
-                "status": fate.status[: fate.n],
-                "targets": fate.targets[: fate.n].tolist(),
+                "places": np.array(places),
+                "sizes": sizes,
+                "columns": _matrix([rows[k].columns for k in places]),
+                "kept": _matrix([rows[k].kept for k in places]),
             }
-            for block, fate in pairs
-            if block is not None and fate is not None
+            for (_, sizes), places in _grouped(rows).items()
         ]
-        names = ("stop", "oldest", "blank", "again", "counts")
-        return {"blocks": blocks, **{name: getattr(self, name) for name in names}}
+        targets: Any = [row.target for row in rows if row.status == TOLD]
+        if targets and all(isinstance(target, np.ndarray | np.floating) for target in targets):
+            targets = np.array(targets)
+        names = ("stop", "oldest", "n_columns", "newest", "blank", "again", "counts")
+        return {
+            "rows": np.array(order, np.int64),
+            "numbers": np.array([row.number for row in rows], np.int64),
+            "times": np.array([row.time for row in rows], np.float64),
+            "status": np.array([row.status for row in rows], np.int8),
+            "ids": _ids.packed([row.id for row in rows]),
+            "targets": targets,
+            "groups": groups,
+            "done": np.array([self.done[k] for k in sorted(self.done)], np.int64),
+            **{name: getattr(self, name) for name in names},
+        }
 
     @classmethod
     def unpacked(
         cls,
-        blocks: list[dict[str, Any]],
-        stop: int,
-        oldest: int,
-        blank: int,
-        again: int,
-        counts: Waiting,
+        rows: Array,
+        numbers: Array,
+        times: Array,
+        status: Array,
+        ids: Any,
+        targets: Any,
+        groups: list[dict[str, Any]],
+        done: Array,
+        **more: Any,
     ) -> Store:
         """The store that `packed` returned; raises ValueError if its parts do not fit."""
-        made: list[Block] = []
-        fates: list[Fate] = []
-        index: dict[Hashable, int] = {}
-        for saved in blocks:
-            n = len(saved["ids"])
-            kept, start = saved["kept"], saved["start"]
-            _check_saved(saved, n)
-            block = Block.empty(start, _BLOCK, saved["rows"].shape[1], kept.sizes)
-            block.rows[:n], block.times[:n] = saved["rows"], saved["times"]
-            block.numbers[:n], block.ids[:n] = saved["numbers"], saved["ids"]
-            block.kept.put(np.arange(n), kept, np.arange(n))
-            fate = Fate.new(_BLOCK)
-            fate.status[:n] = saved["status"]
-            for offset, target in enumerate(saved["targets"]):
-                fate.targets[offset] = target
-            made.append(block)
-            waits = int(np.count_nonzero(fate.status[:n] == WAITS))
-            fates.append(replace(fate, n=n, n_waiting=waits))
-            index.update(zip(saved["ids"], range(start, start + n), strict=True))
-        starts = tuple(block.start for block in made)
-        ends = [block.start + fate.n for block, fate in zip(made, fates, strict=True)]
-        need = "the rows that wait must be numbered from front to back"
-        numbers = [x for pair in zip(starts, ends, strict=True) for x in pair]
-        if not (sorted(numbers) == numbers and all(type(x) is int for x in (stop, *numbers))):
-            raise ValueError(need)
-        if not (max(ends, default=stop) == stop and 0 <= oldest <= stop and 0 <= blank <= stop):
-            raise ValueError(need)
-        waiting = sum(fate.n_waiting for fate in fates)
-        if not (isinstance(counts, Waiting) and counts.waiting == waiting and again >= 0):
-            raise ValueError(f"the counts must be of {waiting} rows that wait")
-        remembered = sum(fate.n for fate in fates) - waiting
-        parts = tuple(made), tuple(fates), starts, Index(index)
-        return cls(*parts, stop, oldest, remembered, blank, again, counts)
+        n, keys = len(rows), _ids.unpacked(ids)
+        each = {"rows": rows, "numbers": numbers, "times": times, "status": status}
+        for name, kind in {**dict.fromkeys(each, "int64"), "times": "float64"}.items():
+            dtype = "int8" if name == "status" else kind
+            _need(_is_array(each[name], dtype, (n,)), f"{name} must be {n} of {dtype}")
+        _need(len(keys) == n, f"ids must be {n}")
+        _need(set(status.tolist()) <= {WAITS, TOLD, EXPIRED}, "status must be one of three")
+        told = iter(targets)
+        values = [next(told) if each == TOLD else None for each in status.tolist()]
+        _need(next(told, told) is told, "targets must be of the rows that were told")
+        columns, sizes, kept = _ungrouped(groups, n)
+        place = rows.tolist()
+        parts = keys, numbers.tolist(), times.tolist(), columns, sizes, kept, status.tolist()
+        made = Map(dict(zip(place, map(Row, *parts, values), strict=True)))
+        counts = more["counts"]
+        _check_counts(rows, status, done, **more)
+        _need(not np.isinf(times).any(), "times must be finite or missing")
+        first = counts.told + counts.expired - len(done)
+        ended = Map({first + k: number for k, number in enumerate(done.tolist())})
+        return cls(made, Map(dict(zip(keys, place, strict=True))), ended, **more)
 
-    def noted(self, **more: int) -> Store:
-        """The store with some of its counts raised."""
-        sums = {name: getattr(self.counts, name) + n for name, n in more.items() if n}
-        return replace(self, counts=replace(self.counts, **sums)) if sums else self
+
+class Book:
+    """What the events of one call do to a store, which itself stays as it is.
+
+    First all events are entered, one by one. Then what is predicted of the rows is entered, while
+    `blank` and `again` advance. `store` makes the store after the call.
+
+    Attributes
+    ----------
+    events : list of (asked, row, entry)
+        The events that count, in their order: whether a row is asked for, else its target is
+        learned; the number of the row; its place among the rows asked or the targets.
+    """
+
+    def __init__(self, store: Store, max_waiting: int, max_age: float | None) -> None:
+        self.before, self.max_waiting, self.max_age = store, max_waiting, max_age
+        self.events: list[tuple[bool, int, int]] = []
+        self.ids, self.done = store.ids.mutate(), store.done.mutate()
+        self.stop, self.oldest, self.newest = store.stop, store.oldest, store.newest
+        self.n_columns, self.blank, self.again = store.n_columns, store.blank, store.again
+        self.counts = {name: getattr(store.counts, name) for name in Waiting.__slots__}
+        self._changed: dict[int, Row] = {}
+        self._ended: dict[int, int] = {}  # the event with which a row ended to wait
+        self._dropped: list[int] = []
+
+    def row(self, number: int) -> Row | None:
+        """A row as it is after all events, with its columns also if it is forgotten then."""
+        row = self._changed.get(number)
+        return self.before.rows.get(number) if row is None else row
+
+    # ---- events ---------------------------------------------------------------------------
+
+    def ask(self, row: Row, entry: int) -> None:
+        """A row is asked for; then the rows that wait too long expire."""
+        number = self.ids.get(row.id, -1)
+        waits = self.row(number) if number >= 0 else None
+        if waits is not None and waits.status == WAITS:
+            if number >= self.before.stop:
+                raise InvalidInput(
+                    f"ids holds {check.shown(row.id)} twice; give every row an id of its own"
+                )
+            raise InvalidInput(
+                f"ids holds {check.shown(row.id)}, and a row of this id waits for its target; tell "
+                "that target first, or give the row another id"
+            )
+        self.events.append((True, self.stop, entry))
+        self._changed[self.stop] = row
+        self.ids[row.id] = self.stop
+        self.stop += 1
+        self.newest = row.time
+        self.counts["asked"] += 1
+        self.counts["waiting"] += 1
+        bounded = self.max_age is not None or self.counts["waiting"] > self.max_waiting
+        while bounded and self.oldest < self.stop:
+            first = self.row(self.oldest)
+            if first is not None and first.status == WAITS:
+                if not (self.counts["waiting"] > self.max_waiting or self._is_old(first)):
+                    break
+                self._end(
+                    self.oldest, first._replace(columns=b"", sizes=NOTHING, kept=b""), EXPIRED
+                )
+            self.oldest += 1
+
+    def _is_old(self, row: Row) -> bool:
+        if self.max_age is None:
+            return False
+        if self.newest == self.newest:
+            return row.time < self.newest - self.max_age
+        return self.oldest < self.stop - int(self.max_age)
+
+    def tell(self, key: Hashable, target: Any, entry: int, *, strict: bool) -> None:
+        """A target has come; with ``strict`` an id that nobody knows is an error."""
+        number = self.ids.get(key, -1)
+        row = self.row(number)
+        if row is None:
+            if strict:
+                raise InvalidInput(
+                    f"ids holds {check.shown(key)}, which is not the id of a row that waits: it "
+                    "was not asked for, or expired long ago (see max_waiting and max_age); leave "
+                    'it out, or pass unknown="skip"'
+                )
+            self.counts["unknown"] += 1
+        elif row.status == EXPIRED:
+            self.counts["too_late"] += 1
+        elif row.status == TOLD and _same(row.target, target):
+            self.counts["repeated"] += 1
+        else:
+            self.events.append((False, number, entry))
+            if row.status == TOLD:
+                self.counts["corrected"] += 1
+                self._changed[number] = row._replace(target=target)
+            else:
+                self._end(number, row, TOLD, target)
+
+    def _end(self, number: int, row: Row, status: int, target: Any = None) -> None:
+        """A row ends to wait; the one that did so longest ago is forgotten."""
+        self._changed[number] = Row._make((*row[:6], status, target))
+        self._ended[number] = len(self.events) - 1
+        n_ended = self.counts["told"] + self.counts["expired"]
+        self.done[n_ended] = number
+        self.counts["waiting"] -= 1
+        self.counts["told" if status == TOLD else "expired"] += 1
+        while len(self.done) > _REMEMBERED:
+            last = self.done.pop(n_ended + 1 - len(self.done))
+            self._dropped.append(last)  # its columns may be needed to learn it
+            forgotten = self.row(last)
+            assert forgotten is not None
+            if self.ids.get(forgotten.id) == last:
+                del self.ids[forgotten.id]
+
+    # ---- predictions ----------------------------------------------------------------------
+
+    def take(
+        self, numbers: Sequence[int], n_columns: int, sizes: Sizes
+    ) -> tuple[Array, Array, Array, Kept]:
+        """Columns (n, d), times and numbers (n,) of rows, and what was predicted in these sizes."""
+        rows = [row for number in numbers if (row := self.row(number)) is not None]
+        columns, kept = np.zeros((len(rows), n_columns)), Kept.blank(len(rows), sizes)
+        for (width, own), places in _grouped(rows).items():
+            here = np.array(places)
+            columns[here, : width // 8] = _matrix([rows[k].columns for k in places])
+            if own != NOTHING and _fits(own, sizes):
+                matrix = _matrix([rows[k].kept for k in places])
+                kept.put(here, Kept.unpacked(matrix, own), np.arange(len(here)))
+        times = np.array([row.time for row in rows], np.float64)
+        return columns, times, np.array([row.number for row in rows], np.int64), kept
+
+    def predicted(self, numbers: Sequence[int], kept: Kept) -> None:
+        """Enter what was predicted of rows, the first ones of ``kept``."""
+        sizes = kept.sizes
+        if sizes == NOTHING:
+            return
+        data = kept.packed().tobytes()
+        width = len(data) // len(kept.said)
+        for k, number in enumerate(numbers):
+            row = self.row(number)
+            if row is not None and row.status != EXPIRED:
+                own = data[k * width : (k + 1) * width]
+                self._changed[number] = Row._make((*row[:4], sizes, own, *row[6:]))
+
+    def blanks(self, n_targets: int, n_events: int) -> list[int]:
+        """Rows to predict after so many events, of those asked for when nothing was known.
+
+        A row is predicted when half as many targets are known as rows came before it, so that
+        filters are judged over growing distances.
+        """
+        if n_targets < self.again or self.again >= self.blank:
+            return []
+        numbers = range(self.again, min(self.blank, 2 * n_targets))
+        return [number for number in numbers if self._waits(number, n_events)]
+
+    def _waits(self, number: int, n_events: int) -> bool:
+        """Whether a row waits after so many events of the call."""
+        row = self.row(number)
+        if row is None or not row.columns:
+            return False
+        return row.status == WAITS or self._ended.get(number, -1) >= n_events
+
+    def store(self) -> Store:
+        """The store after the call."""
+        rows = self.before.rows.mutate()
+        for number in self._dropped:
+            self._changed.pop(number, None)
+            rows.pop(number, None)  # not there if it was asked for in this call
+        rows.update(self._changed)
+        return Store(
+            rows.finish(),
+            self.ids.finish(),
+            self.done.finish(),
+            self.stop,
+            self.oldest,
+            self.n_columns,
+            self.newest,
+            self.blank,
+            self.again,
+            Waiting(**self.counts),
+        )
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two targets are equal; what is unknown equals what is unknown."""
+    if one is None or other is None:
+        return one is other
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray | float):
+        return np.array_equal(one, other, equal_nan=True)
+    return bool(one == other)
 
 
 def _fits(small: Sizes, large: Sizes) -> bool:
-    """Whether what was said by so many filters and experts means the same in other sizes."""
-    return small == NOTHING or (
-        small[1] <= large[1]
-        and all(a == b for k, (a, b) in enumerate(zip(small, large, strict=True)) if k != 1)
-    )
+    """Whether what so many filters and experts predicted means the same in other sizes."""
+    return small[1] <= large[1] and (small[0], *small[2:]) == (large[0], *large[2:])
 
 
-def _check_saved(saved: dict[str, Any], n: int) -> None:
-    """Raise ValueError unless the parts of a saved block are of the same n rows."""
-    kept, rows = saved["kept"], saved["rows"]
-    arrays = {"rows": np.float64, "times": np.float64, "numbers": np.int64, "status": np.int8}
-    for name, dtype in arrays.items():
-        part = saved[name]
-        fits = isinstance(part, np.ndarray) and part.dtype == dtype and len(part) == n
-        if not (fits and part.ndim == (2 if name == "rows" else 1)):
-            raise ValueError(f"{name} of rows that wait must be {n} of {np.dtype(dtype)}")
-    if not (0 < n <= _BLOCK and type(saved["start"]) is int and len(saved["targets"]) == n):
-        raise ValueError(f"a block of rows that wait must have 1 to {_BLOCK} of them")
-    if not (np.isfinite(rows).all() or np.isnan(rows).any()) or np.isinf(rows).any():
-        raise ValueError("rows that wait must be finite or missing")
-    if not (set(saved["status"].tolist()) <= {WAITS, TOLD, EXPIRED} and isinstance(kept, Kept)):
-        raise ValueError("the status of rows that wait must be one of three")
-    for mine, blank in zip(kept.parts(), Kept.blank(n, kept.sizes).parts(), strict=True):
-        if not (isinstance(mine, np.ndarray) and mine.shape == blank.shape):
-            raise ValueError("what was said of rows that wait must be of the same rows")
-        if mine.dtype != blank.dtype or not np.isfinite(mine).all():
-            raise ValueError("what was said of rows that wait must be finite")
-    if (kept.variances < 0.0).any():
-        raise ValueError("variances of rows that wait must not be negative")
+def _grouped(rows: list[Row]) -> dict[tuple[int, Sizes], list[int]]:
+    """Places of rows with as many columns and the same sizes."""
+    groups: dict[tuple[int, Sizes], list[int]] = {}
+    for place, row in enumerate(rows):
+        groups.setdefault((len(row.columns), row.sizes), []).append(place)
+    return groups
 
 
-def read_ids(store: Store, ids: Any, n: int) -> list[Hashable]:
-    """Ids of n rows to ask for; without ids, the numbers of the rows, counted from 0."""
-    if ids is None:
-        return list(range(store.stop, store.stop + n))
-    keys = listed("ids", ids)
-    if len(keys) != n:
-        raise InvalidInput(f"ids has {len(keys)} ids for the {n} rows of X; give one for each")
-    if len(set(keys)) != n:
-        twice = next(key for k, key in enumerate(keys) if key in keys[:k])
-        raise InvalidInput(f"ids holds {check.shown(twice)} twice; give every row an id of its own")
-    for key in keys:
-        row, status, _ = store.find(key)
-        if row >= 0 and status == WAITS:
-            raise InvalidInput(
-                f"ids holds {check.shown(key)}, and a row of this id waits for its target; tell "
-                "that target first, or give the row another id"
-            )
-    return keys
+def _matrix(rows: list[bytes]) -> Array:
+    """Rows of float64 as a matrix (n, w)."""
+    return np.frombuffer(b"".join(rows)).reshape(len(rows), len(rows[0]) // 8)
 
 
-def listed(name: str, ids: Any) -> list[Hashable]:
-    """Ids as a list of plain Python values that can be looked up."""
-    keys = ids.tolist() if hasattr(ids, "tolist") else ids
-    if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
-        raise InvalidInput(f"{name} must be a sequence of ids, got {check.shown(ids)}")
-    keys = list(keys)
-    for key in keys:
-        try:
-            hash(key)
-            odd = key is None or key != key
-        except Exception:
-            odd = True
-        if odd:
-            raise InvalidInput(
-                f"{name} holds {check.shown(key)}, which cannot be an id; use numbers or strings"
-            )
-    return keys
+def _ungrouped(
+    groups: list[dict[str, Any]], n: int
+) -> tuple[list[bytes], list[Sizes], list[bytes]]:
+    """Columns, sizes and what was predicted of n rows; the inverse of what `packed` does."""
+    columns, sizes, kept = [b""] * n, [NOTHING] * n, [b""] * n
+    every = [group["places"] for group in groups]
+    places = np.sort(np.concatenate(every)) if every else np.empty(0, np.int64)
+    _need(np.array_equal(places, np.arange(n)), "every row must be in one group")
+    for group in groups:
+        here, own = group["places"].tolist(), group["sizes"]
+        _need(_is_array(group["columns"], "float64", (len(here), -1)), "columns must be float64")
+        _need(not np.isinf(group["columns"]).any(), "columns must be finite or missing")
+        _need(_is_array(group["kept"], "float64", (len(here), -1)), "kept must be float64")
+        _need(
+            isinstance(own, tuple) and len(own) == 5 and all(type(k) is int for k in own),
+            "sizes must be five whole numbers",
+        )
+        if own != NOTHING:
+            _need(np.isfinite(group["kept"]).all(), "kept must be finite")
+            predicted = Kept.unpacked(group["kept"], own)
+            _need((predicted.variances >= 0.0).all(), "variances must be at least 0")
+            _need((predicted.n_targets >= 0).all(), "n_targets must be at least 0")
+        else:
+            _need(group["kept"].size == 0, "kept must be empty if nothing was predicted")
+        for target, matrix in ((columns, group["columns"]), (kept, group["kept"])):
+            data, width = matrix.tobytes(), 8 * matrix.shape[1]
+            for k, place in enumerate(here):
+                target[place] = data[k * width : (k + 1) * width]
+        for place in here:
+            sizes[place] = own
+    return columns, sizes, kept
+
+
+def _check_counts(
+    rows: Array,
+    status: Array,
+    done: Array,
+    *,
+    stop: int,
+    oldest: int,
+    n_columns: int,
+    newest: float,
+    blank: int,
+    again: int,
+    counts: Waiting,
+) -> None:
+    """Raise ValueError unless numbers of rows and counts are of each other."""
+    whole = all(type(k) is int for k in (stop, oldest, n_columns, blank, again))
+    _need(whole and type(newest) is float and abs(newest) != np.inf, "places must be numbers")
+    _need(min(n_columns, again) >= 0, "places must be at least 0")
+    _need((np.diff(rows) > 0).all(), "they must be numbered from front to back")
+    ends = [0, *rows[:1].tolist(), *rows[-1:].tolist(), stop - 1]
+    _need(not len(rows) or ends == sorted(ends), "they must be numbered from front to back")
+    _need(0 <= oldest <= stop and 0 <= blank <= stop, "they must be numbered from front to back")
+    waiting = int(np.count_nonzero(status == WAITS))
+    _need(not (rows[status == WAITS] < oldest).any(), "none may wait before the oldest")
+    _need(_is_array(done, "int64", (len(rows) - waiting,)), "done must be the rows that ended")
+    _need(np.array_equal(np.sort(done), rows[status != WAITS]), "done must be the rows that ended")
+    fits = isinstance(counts, Waiting) and counts.waiting == waiting
+    _need(fits and counts.told + counts.expired >= len(done), f"the counts must be of {waiting}")
+
+
+def _is_array(value: Any, dtype: str, shape: tuple[int, ...]) -> bool:
+    """Whether this is an array of a dtype and a shape, in which -1 is any number."""
+    if not isinstance(value, np.ndarray) or value.dtype != dtype or value.ndim != len(shape):
+        return False
+    return all(want in (-1, size) for want, size in zip(shape, value.shape, strict=True))
+
+
+def _need(fits: Any, what: str) -> None:
+    if not fits:
+        raise ValueError(f"of the rows that wait, {what}")
 
 
 def read_bounds(max_waiting: Any, max_age: Any) -> tuple[int, float | None]:

@@ -134,7 +134,9 @@ _LEFT_OUT: Final = {
 }
 
 
-def write(path: FilePath, kind: str, tree: Any) -> None:
+def write(
+    path: FilePath, kind: str, tree: Any, check: Callable[[Any], object] | None = None
+) -> None:
     """Write a tree to one file, whole or not at all.
 
     Takes None, bool, int, float, str, bytes, list, tuple, dict, numpy scalars, arrays and
@@ -149,6 +151,9 @@ def write(path: FilePath, kind: str, tree: Any) -> None:
     kind : str
         What the tree is of, such as "KalmanClassifier"; `read` asks for the same.
     tree : any of the above
+    check : function, optional
+        Gets the tree that `read` would return. If it raises, or if the tree cannot be read, nothing
+        is written.
 
     Examples
     --------
@@ -163,13 +168,26 @@ def write(path: FilePath, kind: str, tree: Any) -> None:
     about = {"sha256": _NO_DIGEST, "format": FORMAT, "version": __version__, "kind": kind}
     about["tree"] = encoder.node(tree, kind)
     text = json.dumps(about, allow_nan=False, separators=(",", ":"))
-    data = memoryview(save(encoder.tensors, {"kalstream": text}))
-    size = int.from_bytes(data[:8], "little")
-    if size > _LONGEST_HEADER:
+    header = len(json.dumps(text)) + sum(
+        120 + 21 * array.ndim + len(json.dumps(name)) for name, array in encoder.tensors.items()
+    )
+    if header > _LONGEST_HEADER:  # safetensors would raise an error of its own
         raise CheckpointError(
             f"the {kind} has too many values outside arrays ({len(text)} characters); turn its "
             "long lists into numpy arrays"
         )
+    if check is not None:
+        try:
+            check(_restored(text, dict(encoder.tensors), FORMAT))
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"the {kind} could not be read again from {path}, so nothing was written "
+                f"({error}); save an earlier snapshot of it, or call reset()"
+            ) from error
+    data = memoryview(save(encoder.tensors, {"kalstream": text}))
+    size = int.from_bytes(data[:8], "little")
     start = 8 + bytes(data[8 : 8 + size]).index(_MARK) + len(_MARK)
     digest = sha256(data).hexdigest().encode()
     write_whole(target, (data[:start], digest, data[start + len(digest) :]))
@@ -205,16 +223,21 @@ def read(path: FilePath, kind: str) -> Any:
         tensors = load(data)
         del data  # it may be large
         text = json.loads(header)["__metadata__"]["kalstream"]
-        tree = json.loads(text, object_hook=lambda node: _array(node, tensors))["tree"]
-        for number in range(about["format"], FORMAT):
-            tree = MIGRATIONS[number](tree)
-        return _Decoder().value(tree)
+        return _restored(text, tensors, about["format"])
     except (CheckpointError, MemoryError):
         raise
     except _UnknownTag as error:
         raise CheckpointError(f"{path} {error}") from error
     except Exception as error:  # a nonsensical file with a right checksum can raise anything
         raise CheckpointError(f"{damaged} ({type(error).__name__}: {error})") from error
+
+
+def _restored(text: str, tensors: dict[str, Array], number: int) -> Any:
+    """The tree in the metadata of a file of this format."""
+    tree = json.loads(text, object_hook=lambda node: _array(node, tensors))["tree"]
+    for each in range(number, FORMAT):
+        tree = MIGRATIONS[each](tree)
+    return _Decoder().value(tree)
 
 
 def kind_of(path: FilePath) -> str:

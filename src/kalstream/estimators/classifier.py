@@ -303,7 +303,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
 
     # ---- late labels ----------------------------------------------------------------------
 
-    def ask(self, X: ArrayLike, ids: Any = None, time: Any = None) -> Array:
+    def ask(self, X: ArrayLike, ids: Any = None, time: Any = None, *, keep: bool = True) -> Array:
         """Predict rows whose labels come later, and keep them until `tell` brings the labels.
 
         Where labels come late, use `ask` and `tell` in place of `predict_proba` and `partial_fit`:
@@ -314,11 +314,14 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         Parameters
         ----------
         X : (b, d)
-        ids : b numbers or strings, optional
+        ids : b numbers, strings, bytes, dates, Decimals, UUIDs or tuples of these, optional
             Names of the rows, for `tell`. Without them rows are numbered from 0, in the order in
             which they were asked for.
         time : (b,) numbers or dates, optional
-            As in `partial_fit`.
+            As in `partial_fit`; times must not decrease.
+        keep : bool
+            With False, the prediction is the same, but the model does not change: the rows do not
+            wait, and their ids stay unknown.
 
         Returns
         -------
@@ -333,7 +336,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         >>> model.tell(["a", "b"], ["up", "down"]).ask([[1.0]], ids=["c"]).round(2)
         array([[0.27, 0.73]])
         """
-        return self._exchange(X, ids, time, None)
+        return self._exchange(X, ids, time, None, keep=keep)
 
     def tell(
         self,
@@ -350,7 +353,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
 
         Parameters
         ----------
-        ids : b numbers or strings
+        ids : b ids
             As in `ask`.
         y : (b,)
             Labels; None for a row whose label will never come.

@@ -180,7 +180,9 @@ dtype, random_state, max_waiting, max_age
         """
         return self._learn(X, read_values(y), sample_weight, time, predict=True)
 
-    def ask(self, X: ArrayLike, ids: Any = None, time: Any = None) -> tuple[Array, Array]:
+    def ask(
+        self, X: ArrayLike, ids: Any = None, time: Any = None, *, keep: bool = True
+    ) -> tuple[Array, Array]:
         """Predict rows whose targets come later; see `KalmanClassifier.ask`.
 
         Returns
@@ -195,7 +197,7 @@ dtype, random_state, max_waiting, max_age
         >>> model.tell([0, 1], [2.0, 2.0]).ask([[1.0]])[0].round(2)
         array([2.])
         """
-        return self._exchange(X, ids, time, None)
+        return self._exchange(X, ids, time, None, keep=keep)
 
     def tell(
         self,

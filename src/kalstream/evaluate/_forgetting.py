@@ -18,6 +18,7 @@ class ForgettingTracker:
     def __init__(self) -> None:
         self.drifts = True  # until the learner refuses to report drift
         self.n_alarms = 0
+        self.n_alarms_before = 0  # alarms of the learner before the stream; n_alarms counts them
         self.n_before = 0  # rows that the learner had learned before the stream
         self.clear()
 
@@ -29,7 +30,7 @@ class ForgettingTracker:
         except KalstreamError:
             self.drifts = False
             return
-        self.n_alarms = 0 if drift is None else drift.alarms
+        self.n_alarms = self.n_alarms_before = 0 if drift is None else drift.alarms
 
     def clear(self) -> None:
         """Begin a window."""

@@ -142,6 +142,12 @@ class Run:
         if config is not None:
             self.stream = self._continued(self.stream, config, state, extends)
         self.learner = self._learner(checkpoint, state, extends)
+        n_waiting = max_waiting_of(options)
+        if n_waiting > options.max_waiting:
+            self.notes.append(
+                f"--max-waiting is {options.max_waiting:,}, but --delay {options.delay} makes up "
+                f"to {n_waiting:,} rows wait: so many are kept"
+            )
         self.config = config or make_config(
             options, self.stream, self.learner, command, _total_size(self._files)
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 from functools import partial
@@ -51,9 +52,13 @@ def _objects(data: bytes) -> tuple[list[dict[str, Any]], list[Problem]]:
     read = json.loads
     if _LARGE.search(data):
         read = partial(json.loads, parse_float=_float)
+    # No line can hold this by chance, so what stands between two of them is from one line.
+    mark = os.urandom(8).hex()
     try:  # all at once, which is faster
-        rows = read(b"[" + b",".join(lines) + b"]")
-        if len(rows) == len(lines) and all(type(row) is dict for row in rows):
+        read_all = read(b"[" + f',"{mark}",'.encode().join(lines) + b"]")
+        rows, marks = read_all[::2], read_all[1::2]
+        one_each = len(rows) == len(lines) and marks == [mark] * (len(lines) - 1)
+        if one_each and all(type(row) is dict for row in rows):
             return rows, []
     except (ValueError, RecursionError):
         pass
@@ -63,7 +68,7 @@ def _objects(data: bytes) -> tuple[list[dict[str, Any]], list[Problem]]:
             row = read(line)
             why = "" if isinstance(row, dict) else "is not a JSON object"
         except (ValueError, RecursionError) as error:
-            why = f"is not a JSON object in UTF-8 ({error})"
+            why = f"is not a JSON object in UTF-8, whole and alone on its line ({error})"
         if why:
             problems.append(Problem(number, why))
         else:

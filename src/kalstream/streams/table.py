@@ -509,7 +509,14 @@ def _files(path: Path) -> list[Path]:
                     f"or in {', '.join(_TEXT)}, perhaps with .gz or .zst"
                 )
             return sorted(tables, key=_natural)
-        near = get_close_matches(path.name, [p.name for p in path.parent.glob("*")], 1)
+        if path.exists():
+            raise InvalidInput(
+                f"{path} is a device or a socket, not a file, a folder or a pipe; save its rows to "
+                'a file, or pipe them in and pass "-"'
+            )
+        # A broken link is in the folder as well.
+        others = [p.name for p in path.parent.glob("*") if p.name != path.name]
+        near = get_close_matches(path.name, others, 1)
     except PermissionError:
         raise forbidden(path) from None
     hint = (
