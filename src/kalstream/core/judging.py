@@ -3,8 +3,8 @@
 Where every target is known before the next row, the prediction of a row one step ahead is the one
 that was made. Where targets are late it is not: it knows targets that nobody had. So what was said
 about a row is kept (`Kept`) until its target comes, and weights and a stack are judged by it
-(`LateJudge`). Other weights and another stack are learned in the order of targets, one step ahead,
-and the two take turns (`choose`). core/README.md, "Late targets", has the rules.
+(`LateJudge`). Other weights and another stack are learned in the order of targets, one step ahead.
+The predictions of both are averaged (`choose`). core/README.md, "Late targets", has the rules.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Kept:
         Whether anything was said: not if nothing was known.
     described, counted : (S, K, D), (S, K) bool
         What a stack saw of the row, and the classes that it knew.
-    answers : (S, 2, K) or (S, 0, K)
-        Probabilities by the late judge, and in the order of targets.
+    answers : (S, A, K)
+        Probabilities of the predictions that are averaged: see `choose`.
     """
 
     means: Array
@@ -100,7 +100,7 @@ class Kept:
             np.zeros(n, bool),
             np.zeros((n, k, d)),
             np.zeros((n, k), bool),
-            np.zeros((n, 2 if x else 0, k)),
+            np.zeros((n, n_answers(sizes), k)),
         )
 
     @property
@@ -149,14 +149,14 @@ class LateJudge:
         As in `MixtureState`, where they are learned in the order of targets.
     beside : (X,)
         Logarithm of the evidence for each expert beside the filters, over their average.
-    belief : float
-        Probability that what is learned in the order of targets predicts better.
+    beliefs : (A,)
+        Probability that each of the predictions that are averaged is the best one.
     """
 
     log_weights: Array
     spread: Array
     beside: Array
-    belief: float = 0.5
+    beliefs: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +169,13 @@ class Judged:
         Weight of each expert beside the filters, in the whole.
     rates : (n,)
         How much each target counted: less than 1 if it came late.
+    share : float
+        Probability, at each row, that what is better changes.
     """
 
     shares: Array
     rates: Array
+    share: float
 
 
 def choose(
@@ -182,37 +185,46 @@ def choose(
     kept: Kept,
     labels: Array,
     weight: Array,
-    late: Array,
-    in_order: Array,
-    share: float,
+    made: Array,
 ) -> tuple[LateJudge, Array]:
-    """Average the probabilities of rows by both judges, weighed by how well each predicted.
+    """Average predictions of rows, weighed by how well each predicted.
+
+    After a sudden change, late targets say that filters were wrong which have learned the new rule
+    meanwhile, and a stack that is judged by them turns these filters round. Where labels depend on
+    the labels before, the order of targets favours filters that forget too fast. Each is wrong
+    where another one is right, so a mixture and a stack of both judges are kept.
 
     Parameters
     ----------
     labels, weight : (n,), (n,)
         Weight 0 where nothing is told.
-    late, in_order : (n, K'), (n, K')
-        Probabilities by the late judge and in the order of targets, of the rows that are asked for.
-        They are written into ``kept``.
-    share : float
-        Probability, at each row, that the better one changes.
+    made : (n, A, K')
+        Probabilities of the rows that are asked for; they are written into ``kept``. The first
+        ones, which alone count where no target is late, are those of the late judge. With a stack:
+        late stack, late mixture, stack and mixture in the order of targets; else both mixtures.
 
     Returns
     -------
     judge : LateJudge
-        With another belief.
+        With other beliefs.
     probabilities : (n, K')
     """
     from kalstream.core._kernels.judging import choose_rows
 
+    beliefs = judge.beliefs.copy()
     parts = events.asked, events.slot, events.gap, events.lag, labels, weight, judged.rates
-    out, belief = choose_rows(*parts, kept.answers, late, in_order, share, judge.belief)
-    return replace(judge, belief=float(belief)), out
+    out = choose_rows(*parts, made, kept.answers, judged.share, beliefs)
+    return replace(judge, beliefs=beliefs), out
 
 
 # J filters, K classes, X experts, D terms of the stack, and how many scales are kept.
 Sizes = tuple[int, int, int, int, int]
+
+
+def n_answers(sizes: Sizes) -> int:
+    """How many predictions are averaged: two judges, with and without a stack. None of values."""
+    _, _, n_experts, n_terms, _ = sizes
+    return 0 if n_experts == 0 else 4 if n_terms else 2
 
 
 def runs(flags: Array) -> Iterator[slice]:

@@ -23,7 +23,6 @@ Array = NDArray[Any]
 
 # As in `_kernels.judging` and `_kernels.stacking`.
 _LATE: Final = 2.0 / 3.0
-_CHOICE: Final = 4.0 / 5.0
 _SHARE: Final = 0.001
 _KEEP: Final = 0.9995
 _LEAST: Final = 1e-9
@@ -40,7 +39,7 @@ class Row:
     seen: list[int] = field(default_factory=list)
     frequencies: Array | None = None
     described: Array | None = None
-    answers: tuple[Array, Array] | None = None
+    answers: Array | None = None
     n_targets: int = 0
     waits: bool = True
 
@@ -50,7 +49,6 @@ class StackReference:
 
     def __init__(self, n_filters: int) -> None:
         n_labels = len(HALF_LIVES) + 1
-        self.n_filters = n_filters
         self.prior = np.diag([40.0] * (1 + n_filters) + [10.0] * n_labels)
         self.first = np.eye(len(self.prior))[0]
         self.coef, self.precision, self.belief = self.first, self.prior, 0.5
@@ -72,9 +70,6 @@ class StackReference:
         self.precision = kept * self.precision + (1.0 - kept) * self.prior + rate * spread
         pull = (1.0 - kept) * self.prior @ (self.coef - self.first)
         self.coef = self.coef + np.linalg.solve(self.precision, rate * centred[place] - pull)
-        if rate < 1.0:  # late labels may silence a filter, not turn it round
-            n = 1 + self.n_filters
-            self.coef = np.r_[np.maximum(self.coef[:n], 0.0), self.coef[n:]]
 
 
 class LateReference:
@@ -106,7 +101,7 @@ class LateReference:
         self.in_order, self.weights = np.full(n, 1.0 / n), np.full(n, 1.0 / n)
         self.stack, self.late_stack = StackReference(n), StackReference(n)
         self.beside = 1.0  # evidence for the class frequencies over the filters' average
-        self.belief = 0.5  # that the order of labels predicts better
+        self.beliefs = np.full(4, 0.25)  # in the predictions that are averaged
         self.rows: dict[Hashable, Row] = {}
         self.labels: list[int] = []
         self.came, self.last, self.blank, self.again = 0, -1, 0, 0
@@ -130,13 +125,9 @@ class LateReference:
         switch = self._switch(gap * rate)
         self.weights = (1.0 - switch) * self.weights + switch / len(self.weights)
         self.beside = (1.0 - switch) * self.beside + switch
-        choice = rate ** (_CHOICE / _LATE)
-        self.belief += self._switch(gap * choice) * (0.5 - self.belief)
+        self.beliefs = self.beliefs + switch * (0.25 - self.beliefs)
         if label in row.seen:
             self._judge(row, label, rate)
-            assert row.answers is not None
-            late, in_order = (answer[row.seen.index(label)] for answer in row.answers)
-            self.belief = _believed(self.belief, choice, in_order, late)
         self._learn(row, label, gap)
         self.last = max(self.last, row.number)
         self.labels.append(label)
@@ -179,16 +170,15 @@ class LateReference:
         logits = self._logits(row.means, row.variances, row.seen)
         plain = (1.0 - share) * _average(weights, logits) + share * row.frequencies
         row.described = self._described(row.seen, plain, logits, True)
-        late = self.late_stack.answer(row.described, plain, rate)
+        late = [self.late_stack.answer(row.described, plain, rate), plain]
         logits = self._logits(*self._moments(row, gap / (1.0 + lag)), row.seen)
         plain = _average(self.in_order, logits)
-        in_order = self.stack.answer(self._described(row.seen, plain, logits, False), plain, 1.0)
-        row.answers = late, in_order
-        choice = rate ** (_CHOICE / _LATE)
-        now = self.belief + self._switch(gap * choice) * (0.5 - self.belief)
-        prior = 0.5 * lag / (1.0 + lag)
-        second = prior * now / (prior * now + (1.0 - prior) * (1.0 - now))
-        out[row.seen] = (1.0 - second) * late + second * in_order
+        described = self._described(row.seen, plain, logits, False)
+        row.answers = np.array([*late, self.stack.answer(described, plain, 1.0), plain])
+        others = lag / (1.0 + lag) / 4.0
+        prior = np.array([1.0 - 3.0 * others, others, others, others])
+        beliefs = prior * (self.beliefs + self._switch(gap * rate) * (0.25 - self.beliefs))
+        out[row.seen] = beliefs @ row.answers / beliefs.sum()
         return out
 
     def _ahead(self, gap: int, lag: int) -> tuple[Array, float, float]:
@@ -239,6 +229,9 @@ class LateReference:
         place = row.seen.index(label)
         assert row.frequencies is not None
         assert row.described is not None
+        assert row.answers is not None
+        beliefs = self.beliefs * np.maximum(row.answers[:, place], _LEAST) ** rate
+        self.beliefs = np.maximum(beliefs / beliefs.sum(), _LEAST)
         logits = self._logits(row.means, row.variances, row.seen)
         evidence = self.weights * np.array([_softmax(z)[place] ** rate for z in logits])
         self.weights = evidence / evidence.sum()

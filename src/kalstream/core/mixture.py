@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from kalstream.core import checks as check
 from kalstream.core.bank import Bank, How, joined_steps, run_between
 from kalstream.core.chunk import LIKELIHOODS, Rows
-from kalstream.core.judging import Events, Judged, Kept, LateJudge, runs
+from kalstream.core.judging import Events, Judged, Kept, LateJudge, Sizes, n_answers, runs
 from kalstream.core.medians import weighted_median
 from kalstream.core.motion_reference import check_order
 from kalstream.core.orders import MixedBank, predict_filters, run_filters, start_bank
@@ -611,7 +611,8 @@ class Mixture(Policy):
         """
         given: dict[str, Any] = {"noise_var": noise_var, "prior_var": prior_var}
         # A row that is only asked for changes nothing if no time passes before it.
-        own = {"sample_weight": weight, "time_gap": np.where(events.asked, 0.0, events.gap)}
+        gap = np.where(events.asked, 0.0, events.gap)
+        own: dict[str, Any] = {"sample_weight": weight, "time_gap": gap}
         rows = Rows.read(state, features, targets, **given, **own)
         if isinstance(state.bank, Bank):
             bank, moments = self._moments(state, rows, targets, weight, events, given)
@@ -660,7 +661,7 @@ class Mixture(Policy):
                 near.append(self.predict(after, phi, **prior, time_gap=events.step[part]).bank)
                 far.append(self.predict(after, phi, **prior, time_gap=gap).bank)
             else:
-                own = {"sample_weight": weight[part], "time_gap": gap}
+                own: dict[str, Any] = {"sample_weight": weight[part], "time_gap": gap}
                 after, step = self.step_chunk(after, phi, targets[part], **given, **own)
                 near.append(step.bank)
                 far.append(step.bank)
@@ -721,9 +722,11 @@ class Mixture(Policy):
         gammas[:, asked] = g
         return replace(step, logit_mean=mean, logit_var=var, gamma=gammas)
 
-    def late_judge(self, state: MixtureState, n_experts: int) -> LateJudge:
+    def late_judge(self, state: MixtureState, sizes: Sizes) -> LateJudge:
         """A judge by the predictions that are made from now on; it begins with the weights now."""
-        return LateJudge(state.log_weights, state.spread, np.zeros(n_experts))
+        n = n_answers(sizes)
+        begun = np.zeros(sizes[2]), np.full(n, 1.0 / max(n, 1))
+        return LateJudge(state.log_weights, state.spread, *begun)
 
     def judge(
         self,
@@ -791,7 +794,7 @@ class Mixture(Policy):
         after = replace(judge, log_weights=log_weights, spread=spread, beside=beside)
         grids = step.half_lives, step.calibrations, step.prior_scales
         late = check.trusted(MixtureStep, far, weights, log_prob, scale, *grids, evidence)
-        return after, late, Judged(shares, rates)
+        return after, late, Judged(shares, rates, self.share)
 
     def judged_late(self, state: MixtureState, judge: LateJudge) -> MixtureState:
         """The state with the weights of a late judge."""

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kalstream.core import checks as check
 from kalstream.core.chunk import Rows
-from kalstream.core.judging import Judged, LateJudge
+from kalstream.core.judging import Judged, LateJudge, Sizes
 from kalstream.core.state import BankStep, Posterior
 from kalstream.errors import InvalidInput
 
@@ -427,7 +427,7 @@ class Policy(_Tagged):
         """Predict and learn rows in turn: see `Mixture.step_events`, for a policy that `judges`."""
         raise NotImplementedError(f"{type(self).__name__} judges, and needs the method step_events")
 
-    def late_judge(self, state: Any, n_experts: int) -> LateJudge:
+    def late_judge(self, state: Any, sizes: Sizes) -> LateJudge:
         """Begin to weigh filters: see `Mixture.late_judge`, for a policy that `judges`."""
         raise NotImplementedError(f"{type(self).__name__} judges, and needs the method late_judge")
 

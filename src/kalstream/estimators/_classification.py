@@ -221,20 +221,24 @@ class Classification:
             late[asked] += np.einsum("ax,axk->ak", shares, other)
         assert targets.labels is not None
         codes = np.where(weight > 0.0, targets.labels, -1)
-        known, stack, ordered = model.targets, None, None
+        known, stack, ordered, made = model.targets, None, None, [late, in_order]
         if self.stacking and settings.policy.combines:
             stack = _grown(known.stack, step)
             # Without recent labels the stack of rows in their order is that of any row, so far.
             ordered = _grown(known.ordered or (None if self.recent_labels else stack), step)
-            stack, in_order = stack.learn(step, codes, weight, plain=in_order)
+            stack, by_stack = stack.learn(step, codes, weight, plain=in_order)
             given = codes, weight, events, judged, kept
-            ordered, late = ordered.judge(by_late, *given, plain=late, ordered=self.recent_labels)
+            ordered, by_late_stack = ordered.judge(
+                by_late, *given, plain=late, ordered=self.recent_labels
+            )
+            made = [by_late_stack, late, by_stack, in_order]
         if stack is not known.stack:
             model = _with_stacks(model, stack, ordered)
         assert model.late is not None
-        given = events, judged, kept, codes, weight, late, in_order
-        late_judge, out = choose(model.late, *given, settings.policy.share)
-        return model.but(late=late_judge), out[asked]
+        judge, out = choose(
+            *(model.late, events, judged, kept, codes, weight), np.stack(made, axis=1)
+        )
+        return model.but(late=judge), out[asked]
 
     def together(self, parts: list[Array]) -> Array:
         """Probabilities (a, K) of rows in their order; 0 for classes not known before a row."""

@@ -333,14 +333,16 @@ def _judged(
         return model, task.nothing_known(int(events.asked.sum()))
     targets, weight = task.spread_out(read, tells, n, n_outputs)
     state = state_with_room(model, phi.shape[1], n_outputs, settings)
-    given = {"noise_var": settings.noise_var}
+    noise_var, prior_var = settings.noise_var, settings.prior_var
     after, step, far = policy.step_events(
-        state, phi, targets, weight, events, **given, prior_var=settings.prior_var
+        state, phi, targets, weight, events, noise_var=noise_var, prior_var=prior_var
     )
     task.keep(before, kept, targets, weight, state.seen, events)
-    judge = before.late or policy.late_judge(state, kept.sizes[2])
+    judge = before.late or policy.late_judge(state, kept.sizes)
     judge, by_late, judged = policy.judge(
-        *(judge, step, far, targets, weight, events, kept), **given, n_targets=model.n_targets
+        *(judge, step, far, targets, weight, events, kept),
+        noise_var=noise_var,
+        n_targets=model.n_targets,
     )
     n_targets = model.n_targets + int((weight[tells] > 0.0).sum())
     model = model.but(state=after, late=judge, n_targets=n_targets)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from os import PathLike
 from types import NoneType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from sklearn.base import clone
 
+from kalstream.core.checks import LARGEST_FLOAT64
 from kalstream.core.judging import LateJudge
 from kalstream.core.mixture import MixtureState
 from kalstream.core.policy import TAGGED, PolicyState
@@ -36,6 +37,9 @@ from kalstream.features import OnlineScaler, RandomFourierFeatures
 
 T = TypeVar("T", bound=KalmanEstimator)
 
+# Targets are at most 1e100 and weights 1e50: no sound file comes near these.
+_LARGEST_SQUARE: Final = 1e210
+_MOST_FREEDOM: Final = 1e150
 _FITTED = ("n_features_in_", "feature_names_in_")
 
 
@@ -50,16 +54,15 @@ def save(estimator: KalmanEstimator, path: str | PathLike[str]) -> None:
         "model": replace(model, representation=_portable(model.representation)),
         "fitted": model.fitted,
     }
-    checkpoint.write(path, type(estimator).__name__, tree)
+    cls = type(estimator)
+    checkpoint.write(path, cls.__name__, tree, lambda saved: _check(cls, saved))
 
 
 def load(cls: type[T], path: str | PathLike[str], features: Any) -> T:
     """See `KalmanEstimator.load`."""
     tree = checkpoint.read(path, cls.__name__)
     try:
-        params, model, fitted = (tree[name] for name in ("params", "model", "fitted"))
-        _check_model(model, fitted, issubclass(cls, KalmanClassifier))
-        _check_policy(cls(**params), model)
+        params, model, fitted = _check(cls, tree)
     except Exception as error:  # a nonsensical file with a right checksum can raise anything
         raise CheckpointError(
             f"{path} is damaged; take another copy of it ({type(error).__name__}: {error})"
@@ -81,6 +84,14 @@ def load(cls: type[T], path: str | PathLike[str], features: Any) -> T:
     estimator = cls(**params)
     estimator._published = Shared(replace(model, fitted=fitted))
     return estimator
+
+
+def _check(cls: type[KalmanEstimator], tree: Any) -> tuple[dict[str, Any], Model, dict[str, Any]]:
+    """Parameters, model and columns of a tree, if they are sound and of each other."""
+    params, model, fitted = (tree[name] for name in ("params", "model", "fitted"))
+    _check_model(model, fitted, issubclass(cls, KalmanClassifier))
+    _check_policy(cls(**params), model)
+    return params, model, fitted
 
 
 def _check_model(model: Model, fitted: dict[str, Any], classifies: bool) -> None:
@@ -126,8 +137,14 @@ def _check_late(model: Model, classifies: bool) -> None:
         need_array("late.log_weights", late.log_weights, state.log_weights.shape)
         need_array("late.spread", late.spread, state.spread.shape)
         need_array("late.beside", late.beside, (int(classifies),))
-        need(type(late.belief) is float and 0.0 <= late.belief <= 1.0, "late.belief", "in [0, 1]")
+        need(len(late.beliefs) in ((2, 4) if classifies else (0,)), "late.beliefs", "two or four")
+        need_array("late.beliefs", late.beliefs, (len(late.beliefs),))
+        need((late.beliefs >= 0.0).all(), "late.beliefs", "at least 0")
     need(model.store is None or isinstance(model.store, Store), "store", "a Store or None")
+    if model.store is not None:
+        counts = [getattr(model.store.counts, each.name) for each in fields(model.store.counts)]
+        fits = all(type(count) is int and count >= 0 for count in counts)
+        need(fits, "store.counts", "integers of at least 0")
 
 
 def _check_policy(estimator: KalmanEstimator, model: Model) -> None:
@@ -166,11 +183,18 @@ def _check_values(model: Model) -> int:
     need(isinstance(targets, Values), "targets", "Values")
     need(type(targets.flat) is bool, "flat", "True or False")
     need_array("spread", targets.spread, (2,))
-    need((targets.spread >= 0.0).all(), "spread", "at least 0")
+    for spread in (targets.spread, getattr(model.state, "spread", targets.spread)):
+        freedom, squares = spread[..., 0], spread[..., 1]
+        need((spread >= 0.0).all(), "spread", "at least 0")
+        need((freedom <= _MOST_FREEDOM).all(), "spread", f"of at most {_MOST_FREEDOM:g} targets")
+        fits = (squares <= _LARGEST_SQUARE * freedom).all()
+        need(fits, "spread", f"squares of at most {_LARGEST_SQUARE:g} for each target")
     if targets.offset is None:
         return 0
     need(np.ndim(targets.offset) == 1, "offset", "of one dimension")
     need_array("offset", targets.offset, (len(targets.offset),))
+    fits = (np.abs(targets.offset) <= LARGEST_FLOAT64).all()
+    need(fits, "offset", f"at most {LARGEST_FLOAT64:g}")
     return len(targets.offset)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from kalstream.core.judging import Kept
 from kalstream.estimators._soundness import need
 
 FORMAT: Final = 7
@@ -121,28 +122,69 @@ def _with_likelihood(tree: Any) -> Any:
 
 
 def _with_judge(tree: Any) -> Any:
-    """Format 7: late targets have a judge, which begins with the weights of the filters."""
+    """Format 7: late targets have a judge, which begins with the weights of the filters.
+
+    Rows that wait are not in blocks.
+    """
 
     def model(parts: dict[str, Any]) -> dict[str, Any]:
-        beside = parts.pop("beside", None)
-        state = parts.get("state")
+        beside, state = parts.pop("beside", None), parts.get("state")
         mixture = state.get("MixtureState") if isinstance(state, dict) else None
         late = None
+        known = parts["targets"].get("Classes")
         if parts.get("store") is not None and isinstance(mixture, dict):
-            classifies = "Classes" in parts["targets"]
-            late = {
-                "log_weights": mixture["log_weights"],
-                "spread": mixture["spread"],
-                "beside": beside if classifies else np.zeros(0),
-                "belief": 0.5,
-            }
-        return {"Model": parts | {"late": late and {"LateJudge": late}}}
+            weights = {name: mixture[name] for name in ("log_weights", "spread")}
+            n = 0 if known is None else 2 if known["stack"] is None else 4
+            own = np.zeros(0) if known is None else beside
+            late = {"LateJudge": {**weights, "beside": own, "beliefs": np.full(n, 1 / max(n, 1))}}
+        return {"Model": parts | {"late": late}}
 
     def kept(parts: dict[str, Any]) -> dict[str, Any]:
         n, n_experts, k = np.shape(parts["experts"])
-        return {"Kept": parts | {"answers": np.zeros((n, 2 if n_experts else 0, k))}}
+        stacked = 4 if np.shape(parts["described"])[2] else 2
+        return {"Kept": parts | {"answers": np.zeros((n, stacked if n_experts else 0, k))}}
 
-    return _everywhere(_everywhere(tree, "Model", model), "Kept", kept)
+    for tag, change in {"Model": model, "Kept": kept, "Store": _without_blocks}.items():
+        tree = _everywhere(tree, tag, change)
+    return tree
+
+
+def _without_blocks(parts: dict[str, Any]) -> dict[str, Any]:
+    """A store without blocks; its ids are in arrays, or in a list."""
+    blocks = [dict(block["@dict"]) for block in parts.pop("blocks")]
+    numbers: list[int] = []
+    groups: list[Any] = []
+    for block in blocks:
+        n, kept = len(block["ids"]), Kept(**block["kept"]["Kept"])
+        need(type(block["start"]) is int and len(block["targets"]) == n, "blocks", f"{n} rows")
+        predicted = kept.packed() if any(kept.sizes) else np.empty((n, 0))
+        group = {
+            "places": np.arange(len(numbers), len(numbers) + n),
+            "sizes": {"@tuple": list(kept.sizes)},
+            "columns": block["rows"],
+            "kept": predicted,
+        }
+        numbers += range(block["start"], block["start"] + n)
+        groups.append({"@dict": [list(pair) for pair in group.items()]})
+
+    def joined(name: str, dtype: type) -> Any:
+        return np.concatenate([np.empty(0, dtype), *(block[name] for block in blocks)])
+
+    status, times = joined("status", np.int8), joined("times", np.float64)
+    targets = [target for block in blocks for target in block["targets"]]
+    new = {
+        "rows": np.array(numbers, np.int64),
+        "numbers": joined("numbers", np.int64),
+        "times": times,
+        "status": status,
+        "ids": [key for block in blocks for key in block["ids"]],
+        "targets": [target for target, each in zip(targets, status, strict=True) if each == 1],
+        "groups": groups,
+        "done": np.array(numbers, np.int64)[status != 0],
+        "n_columns": blocks[-1]["rows"].shape[1] if blocks else 0,
+        "newest": float(times[-1]) if len(times) else math.nan,
+    }
+    return {"Store": parts | new}
 
 
 # MIGRATIONS[n] turns a tree of format n into one of format n + 1.

@@ -35,10 +35,6 @@ from kalstream.core.jit import Flags, Floats, Labels, jit
 # A target that comes after n others counts as (1 + n) to this power: their predictions were made
 # from the same knowledge, and so their errors come together.
 LATE = -2.0 / 3.0
-# The same for the choice between two judges, as a power of the above: (1 + n)^(-4/5). Both are
-# wrong together after a sudden change, for as long as labels are late, so their errors come in
-# longer blocks than those of filters.
-CHOICE = 1.2
 _LEAST_LOG = -1e100
 
 
@@ -308,11 +304,6 @@ def stack_rows(
             newton_step(rows, own, place, w, KEEP**rate, prior, coef, precision)
             if not abs(coef.sum() + belief) < np.inf:
                 return out, belief, last, i
-            if rate < 1.0:
-                # After a change, late targets say that filters were wrong which have learned the
-                # new rule meanwhile. This may silence them, not turn them round.
-                for d in range(n_filters + 1):
-                    coef[d] = max(coef[d], 0.0)
         count_label(label, last, keep, counts, recent, stays)
         last = label
     return out, belief, last, -1
@@ -327,38 +318,43 @@ def choose_rows(
     labels: Labels,
     weight: Floats,
     rates: Floats,
+    made: Floats,
     answers: Floats,
-    late: Floats,
-    in_order: Floats,
     share: float,
-    belief: float,
-) -> tuple[Floats, float]:
-    """Averages (n, K') of two predictions of each row that is asked for; see `judging.choose`.
+    beliefs: Floats,
+) -> Floats:
+    """Averages (n, K') of A predictions (n, A, K') of each row that is asked for.
 
-    Without late targets the second one has no weight: see `look_ahead`.
+    answers (S, A, K) and beliefs (A,) change in place; see `judging.choose`. The first prediction
+    alone counts if no target is late; all have the same prior weight if many are.
     """
-    out, n_outputs = np.zeros(late.shape), late.shape[1]
-    for i in range(asked.shape[0]):
-        s, rate = slot[i], rates[i] ** CHOICE
-        switch = 1.0 - (1.0 - share) ** (gap[i] * rate)
-        now = belief + switch * (0.5 - belief)
+    n, n_answers, n_outputs = made.shape
+    out, now = np.zeros((n, n_outputs)), np.empty(n_answers)
+    for i in range(n):
+        s = slot[i]
+        switch = 1.0 - (1.0 - share) ** (gap[i] * rates[i])
+        for a in range(n_answers):
+            now[a] = beliefs[a] + switch * (1.0 / n_answers - beliefs[a])
         if asked[i]:
-            prior = 0.5 * lag[i] / (1.0 + lag[i])
-            second = prior * now / (prior * now + (1.0 - prior) * (1.0 - now))
-            for k in range(n_outputs):
-                out[i, k] = (1.0 - second) * late[i, k] + second * in_order[i, k]
-                answers[s, 0, k], answers[s, 1, k] = late[i, k], in_order[i, k]
+            others = lag[i] / (1.0 + lag[i]) / n_answers
+            now[0] *= 1.0 - (n_answers - 1) * others
+            now[1:] *= others
+            now /= now.sum()
+            for a in range(n_answers):
+                for k in range(n_outputs):
+                    out[i, k] += now[a] * made[i, a, k]
+                    answers[s, a, k] = made[i, a, k]
             continue
-        belief = now
+        beliefs[:] = now
         if not weight[i] > 0.0 or not answers[s, :, labels[i]].max() > 0.0:
             continue
-        first = max(answers[s, 0, labels[i]], LEAST_PROBABILITY)
-        other = max(answers[s, 1, labels[i]], LEAST_PROBABILITY)
-        odds = np.log(now / (1.0 - now)) + min(weight[i], LARGEST_WEIGHT) * rate * np.log(
-            other / first
-        )
-        belief = 1.0 / (1.0 + np.exp(-min(max(odds, -LARGEST_LOG_ODDS), LARGEST_LOG_ODDS)))
-    return out, belief
+        power = min(weight[i], LARGEST_WEIGHT) * rates[i]
+        for a in range(n_answers):
+            beliefs[a] *= max(answers[s, a, labels[i]], LEAST_PROBABILITY) ** power
+        beliefs /= beliefs.sum()
+        for a in range(n_answers):
+            beliefs[a] = max(beliefs[a], LEAST_PROBABILITY)  # it may come back
+    return out
 
 
 @jit
