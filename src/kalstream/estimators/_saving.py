@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from os import PathLike
 from types import NoneType
 from typing import Any, Final, TypeVar
@@ -141,10 +141,6 @@ def _check_late(model: Model, classifies: bool) -> None:
         need_array("late.beliefs", late.beliefs, (len(late.beliefs),))
         need((late.beliefs >= 0.0).all(), "late.beliefs", "at least 0")
     need(model.store is None or isinstance(model.store, Store), "store", "a Store or None")
-    if model.store is not None:
-        counts = [getattr(model.store.counts, each.name) for each in fields(model.store.counts)]
-        fits = all(type(count) is int and count >= 0 for count in counts)
-        need(fits, "store.counts", "integers of at least 0")
 
 
 def _check_policy(estimator: KalmanEstimator, model: Model) -> None:

@@ -473,8 +473,10 @@ def _check_counts(
     _need(not (rows[status == WAITS] < oldest).any(), "none may wait before the oldest")
     _need(_is_array(done, "int64", (len(rows) - waiting,)), "done must be the rows that ended")
     _need(np.array_equal(np.sort(done), rows[status != WAITS]), "done must be the rows that ended")
-    fits = isinstance(counts, Waiting) and counts.waiting == waiting
-    _need(fits and counts.told + counts.expired >= len(done), f"the counts must be of {waiting}")
+    each = [getattr(counts, name, None) for name in Waiting.__slots__]
+    _need(all(type(n) is int and n >= 0 for n in each), "store.counts must be integers from 0 on")
+    fits = counts.waiting == waiting and counts.told + counts.expired >= len(done)
+    _need(fits, f"store.counts must be of {waiting} that wait and {len(done)} that do not")
 
 
 def _is_array(value: Any, dtype: str, shape: tuple[int, ...]) -> bool:
