@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from kalstream import KalmanClassifier, __version__, cli
+from kalstream.runs import Run
 from kalstream.runs.options import Options, declared, typed
 
 ROOT = Path(__file__).parents[1]
@@ -799,6 +800,39 @@ def test_options_that_make_no_sense_exit_with_2(
     assert status == 2
     assert bad[0] in err
     assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("typed_options", "named", "not_named"),
+    [
+        (("--forgetting", "learned"), "forgetting mixture", "noise_var"),
+        (("--label-time", "b"), "column with --time", "time="),
+        (("--forgetting", "0", "--motion", "2"), "--motion 1", "order="),
+    ],
+    ids=str,
+)
+def test_errors_of_the_library_name_options(
+    typed_options: tuple[str, ...], named: str, not_named: str, run_cli: Any, tmp_path: Path
+) -> None:
+    data = tmp_path / "data.csv"
+    data.write_text("a,b,y\n" + "".join(f"{i},{i % 7},{i * 0.37:.2f}\n" for i in range(100)))
+    status, _, error = run_cli("run", data, "-t", "y", *typed_options, "-o", tmp_path / "run")
+    assert status in (1, 2)
+    assert named in error
+    assert not_named not in error
+
+
+def test_a_resumed_run_keeps_the_option_of_checkpoints(run_cli: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    options = ("--features", "raw", "--forgetting", "1", "-o", folder)
+    run_cli("run", "weather", *options, "--limit", "60", "--checkpoint-every", "7")
+    run_cli("run", "--resume", "-o", folder, "--limit", "70")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["protocol"]["checkpoint_every"] == 7.0
+    run_cli("run", "--resume", "-o", folder, "--limit", "80", "--checkpoint-every", "inf")
+    job = Run.resume(folder, {"limit": 90})
+    job.lock.release()
+    assert job.checkpoint_every == 1e12  # never
 
 
 def test_the_table_of_options_in_the_docs() -> None:

@@ -1,5 +1,8 @@
 """Cached compiled code is used only while every source compiled into it is unchanged."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +66,21 @@ def test_every_compiled_function_has_the_stamp(source: Path) -> None:
     ]
     assert functions
     for function in functions:
+        assert function.targetoptions["forceinline"]  # see the slow test below
         file = getattr(function._cache, "_cache_file", None)
         if file is not None:  # numba can write its cache
             assert jit.stamp_of(source) in file._source_stamp
+
+
+@pytest.mark.slow
+def test_a_process_that_compiles_gives_the_bits_of_one_that_loads(tmp_path: Path) -> None:
+    golden, folder = Path(__file__).parents[1] / "golden", str(tmp_path / "numbers")
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    environment["PYTHONPATH"] = str(jit._PACKAGE.parent)
+    for what in ("--write", "--bits"):
+        command = [sys.executable, str(golden), what, folder, "elec2-default"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def is_own(value: Any, module: str) -> bool:

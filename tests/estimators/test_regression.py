@@ -113,6 +113,18 @@ def test_one_target_is_not_enough_for_a_deviation():
         assert np.isfinite(std).all()
 
 
+@pytest.mark.parametrize("weight", [0.1, 1.0, 2.0, 5.0, 1e6])
+@pytest.mark.parametrize("forgetting", ["mixture", 0.9])
+def test_a_heavy_target_is_one_target(forgetting, weight):
+    model = KalmanRegressor(forgetting, "raw")
+    for i, y in enumerate([5.0, 6.0, 4.5]):
+        _, std = model.partial_fit(X[[i]], [y], sample_weight=[weight]).predict(
+            X[:3], return_std=True
+        )
+        assert np.isfinite(std).all() == (i == 2)
+    assert (std > 0.0).all()
+
+
 def test_several_targets():
     both = np.stack([VALUES, 100.0 - 3.0 * VALUES], axis=1)
     model = small(KalmanRegressor).partial_fit(X, both)

@@ -320,6 +320,27 @@ def test_messages_name_options() -> None:
 
 
 @pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("name their column with time=", "name their column with --time"),
+        ("label_time='b' needs chunk=10.", "--label-time b needs --chunk 10."),
+        (
+            "was not asked for (see max_waiting and max_age)",
+            "was not asked for (see --max-waiting)",
+        ),
+        ("time_unit must be above 0, got 0", "--time-unit must be above 0, got 0"),
+        ("cost must be 1 with a delay in time", "--cost must be 1 with a delay in time"),
+        ("gamma=0 with order=2: order=(1, 2)", "--forgetting 0 with --motion 2: --motion 1, 2"),
+        ('give target="COLUMN", limit=0.', "give --target COLUMN, --limit 0."),
+        ("column 'time_unit' of runs/max_waiting/a, b.time_unit", None),
+        ("--target=x and the_target=3 and cost=f(x) stay", None),
+    ],
+)
+def test_messages_name_options_of_other_forms(message: str, expected: str | None) -> None:
+    assert as_typed(message) == (expected or message)
+
+
+@pytest.mark.parametrize(
     ("path", "message"),
     [
         ("nonsense", "name it as package.module:factory"),

@@ -25,7 +25,7 @@ from kalstream.runs.files import (
     refuse_other_files,
     refuse_run,
 )
-from kalstream.runs.options import Options, declared, typed
+from kalstream.runs.options import CHECKPOINT_EVERY, Options, declared, typed
 
 if TYPE_CHECKING:
     from kalstream.runs import Run
@@ -111,8 +111,11 @@ def run(  # noqa: D103
         typer.Option("--out", "-o", help="Folder of the run.", show_default="runs/NAME-NUMBER"),
     ] = None,
     checkpoint_every: Annotated[
-        float, typer.Option(min=0.0, help="Seconds between checkpoints.")
-    ] = 30.0,
+        float | None,
+        typer.Option(
+            min=0.0, help="Seconds between checkpoints.", show_default=str(CHECKPOINT_EVERY)
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the run in --out.")
@@ -140,7 +143,7 @@ def run(  # noqa: D103
 def _run(
     context: typer.Context,
     folder: Path | None,
-    checkpoint_every: float,
+    checkpoint_every: float | None,
     resume: bool,
     overwrite: bool,
     extend: Path | None,
@@ -201,7 +204,7 @@ def _is_typed(context: typer.Context, name: str) -> bool:
 
 
 def _new(
-    folder: Path | None, options: Options, checkpoint_every: float, overwrite: bool
+    folder: Path | None, options: Options, checkpoint_every: float | None, overwrite: bool
 ) -> Run | None:
     from kalstream.runs import Run
 
@@ -227,7 +230,7 @@ def _folder_for(folder: Path | None, source: str, overwrite: bool) -> Path:
     return folder
 
 
-def _extended(folder: Path, changes: dict[str, Any], checkpoint_every: float) -> Run:
+def _extended(folder: Path, changes: dict[str, Any], checkpoint_every: float | None) -> Run:
     """A run that continues with new data."""
     from kalstream.runs import Run
 
@@ -246,7 +249,7 @@ def _check_results(folder: Path) -> None:
         check_results(folder, progress["sizes"][METRICS])
 
 
-def _resumed(folder: Path, changes: dict[str, Any], checkpoint_every: float) -> Run | None:
+def _resumed(folder: Path, changes: dict[str, Any], checkpoint_every: float | None) -> Run | None:
     """A run that continues; None if nothing is left to do but perhaps its report."""
     from kalstream.report import write_report
     from kalstream.runs import Run, why_done

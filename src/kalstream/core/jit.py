@@ -21,7 +21,15 @@ _PACKAGE: Final = Path(__file__).parents[1]
 _IMPORT: Final = re.compile(r"^from (kalstream[.\w]*) import (\([^)]*\)|.*)$", re.MULTILINE)
 
 # reassoc and contract let reductions be vectorised; NaN and inf keep their meaning.
-_OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "nsz", "reassoc"}}
+# A kernel's library has a copy of each kernel that it calls, optimised for the place of the call.
+# Of copies that were not inlined a process uses the one that was loaded first, and so the last
+# bits depended on which kernels were compiled or loaded before. With forceinline there are none.
+_OPTIONS = {
+    "nogil": True,
+    "error_model": "numpy",
+    "fastmath": {"contract", "nsz", "reassoc"},
+    "forceinline": True,
+}
 
 
 def jit(function: Callable[..., Any]) -> Any:

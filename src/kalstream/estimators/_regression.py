@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from kalstream.estimators._model import Model
 from kalstream.estimators._settings import Settings
 
 Array = NDArray[Any]
+
+# The first target is subtracted from all, so it shows nothing; two others are few enough.
+TARGETS_OF_SCALE: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +241,13 @@ class Regression:
         return shaped(model, mean), shaped(model, std)
 
     def knows_scale(self, model: Model, settings: Settings) -> bool:
-        """Whether at least two targets have shown how large the noise is."""
-        offset = model.targets.offset
-        return offset is not None and self._freedom(model, settings) >= 2.0 * len(offset)
+        """Whether enough targets have shown how large the noise is.
+
+        Targets are counted, not weighed: one target of a large weight shows no more than one.
+        """
+        if not self.learns_scale:
+            return model.targets.offset is not None
+        return model.n_targets >= TARGETS_OF_SCALE and self._freedom(model, settings) > 0.0
 
     def scale(self, model: Model) -> float:
         """What variances are multiples of, where the policy does not know it."""
@@ -250,9 +257,7 @@ class Regression:
         return squares / freedom if freedom > 0.0 else math.nan
 
     def _freedom(self, model: Model, settings: Settings) -> float:
-        """How many targets the scale of the noise is known from; inf if it was given."""
-        if not self.learns_scale:
-            return math.inf
+        """Weight of the targets that the scale of the noise was learned from."""
         if settings.policy.learns_scale:
             return settings.policy.freedom(state_of(model, settings))
         return float(model.targets.spread[0])

@@ -121,6 +121,26 @@ def _with_likelihood(tree: Any) -> Any:
     return tree
 
 
+def _with_count(tree: Any) -> Any:
+    """Format 6: a model counts its targets, and rows may wait; there are none in the file.
+
+    The file of a regression says how heavy its targets were, but not how many they were. They
+    were no more than the rows.
+    """
+
+    def model(parts: dict[str, Any]) -> dict[str, Any]:
+        values, state = parts["targets"].get("Values"), parts.get("state")
+        if values is None or values["offset"] is None:
+            return {"Model": parts}
+        mixture = state.get("MixtureState") if isinstance(state, dict) else None
+        spread = values["spread"] if mixture is None else mixture["spread"][0]
+        need(np.shape(spread) == (2,) and np.isfinite(spread).all(), "spread", "two numbers")
+        weight = float(spread[0]) / max(len(values["offset"]), 1)
+        return {"Model": parts | {"n_targets": min(round(weight), parts["n_seen"])}}
+
+    return _everywhere(tree, "Model", model)
+
+
 def _with_judge(tree: Any) -> Any:
     """Format 7: late targets have a judge, which begins with the weights of the filters.
 
@@ -193,6 +213,6 @@ MIGRATIONS: Final[dict[int, Callable[[Any], Any]]] = {
     2: lambda tree: _everywhere(tree, "Watch", _with_average),
     3: _by_task,
     4: _with_likelihood,
-    5: lambda tree: tree,  # rows that wait are newer: there are none in the file
+    5: _with_count,
     6: _with_judge,
 }

@@ -264,8 +264,8 @@ dtype, random_state, max_waiting, max_age
         ----------
         X : (b, d)
         return_std : bool
-            Also return the standard deviation of each target, noise included. It is inf until
-            two targets are known.
+            Also return the standard deviation of each target, noise included. If noise_var is
+            "auto", it is inf until three targets are known.
         time
             As in `KalmanClassifier.predict_proba`.
 

@@ -66,6 +66,7 @@ class _Protocol(_Part):
     window: Positive
     limit: Positive | None
     seed: Annotated[int, Field(ge=0)]
+    checkpoint_every: Seconds | None = None
 
 
 class _Origin(_Part):

@@ -27,6 +27,7 @@ _UNIT: Final = r"([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,3})?|\.[0-9]+)\s*([smhd
 LEAST_UNIT: Final = 1e-9
 LARGEST_UNIT: Final = 1e30
 _LONGEST_DELAY: Final = 1e12  # seconds
+CHECKPOINT_EVERY: Final = 30.0  # seconds
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -271,18 +272,46 @@ def declared(name: str) -> dict[str, Any]:
     return more
 
 
+# What the library says of its arguments where the command has another option, or none.
+_PHRASES: Final = {
+    "resume=False": "--overwrite",
+    "(see max_waiting and max_age)": "(see --max-waiting)",
+    "needs noise_var as a number, since the gradient of gamma depends on it; or use": (
+        "needs to know the noise of numbers, which a run learns; use"
+    ),
+    "raise noise_var or lower prior_var": "or leave out those that repeat others",
+    "lower n_components, or pass fewer columns": "use --features scaled, or --ignore columns",
+    "lower n_components, or pass fewer rows at once": "use --features scaled, or a smaller --chunk",
+}
+_VALUE: Final = r"""\[[^\]]*\]|"[^"]*"|'[^']*'|[0-9][0-9.e+-]*(?![\w(])|(?=[\s;,.:)]|$)"""
+
+
 def as_typed(message: str) -> str:
-    """A message with options as they are typed: ``bad_rows='skip'`` becomes ``--bad-rows skip``."""
+    """A message with options as they are typed: ``bad_rows='skip'`` becomes ``--bad-rows skip``.
+
+    ``time=`` becomes ``--time``, and ``max_waiting`` becomes ``--max-waiting``: a name without "="
+    only if it has an underscore or the message begins with it, since others are words.
+    """
 
     def replace(match: re.Match[str]) -> str:
-        values = re.findall(r"""["']([^"']*)["']""", match[2])
-        return f"{typed(match[1])} {','.join(values)}"
+        given = match[2]
+        values = re.findall(r"""["']([^"']*)["']""", given) or [given.rstrip(".")]
+        dot = "." * (len(given) - len(given.rstrip(".")))
+        return f"{typed(match[1])} {','.join(values)}".rstrip() + dot
 
-    names = "|".join(Options.model_fields)
+    for phrase, option_of_command in _PHRASES.items():
+        message = message.replace(phrase, option_of_command)
     # The estimators' order of motion; the command's --order is that of rows.
     message = re.sub(r"\border=\(?([0-9](?:, ?[0-9])*)\)?", r"--motion \1", message)
-    message = message.replace("resume=False", "--overwrite")
-    return re.sub(rf"""\b({names})=(\[[^\]]*\]|"[^"]*"|'[^']*')""", replace, message)
+    message = re.sub(r"\bgamma=([0-9.]+)", r"--forgetting \1", message)
+    names = "|".join(Options.model_fields)
+    message = re.sub(rf"(?<![\w.-])({names})=({_VALUE})", replace, message)
+    message = re.sub(rf"^({names})(?= must )", lambda m: typed(m[1]), message)
+    alone = "|".join(name for name in Options.model_fields if "_" in name)
+    # A name in quotes, or in a path, is the user's.
+    return re.sub(
+        rf"""(?<![\w."'/\\-])({alone})(?![\w"'/\\=(]|\.\w)""", lambda m: typed(m[1]), message
+    )
 
 
 def checked(kind: type[Model], content: dict[str, Any]) -> Model:

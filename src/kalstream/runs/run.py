@@ -45,7 +45,7 @@ from kalstream.runs.files import (
     write_config,
 )
 from kalstream.runs.loop import Loop, Outcome, Watch
-from kalstream.runs.options import Options
+from kalstream.runs.options import CHECKPOINT_EVERY, Options
 from kalstream.runs.origin import Origin, check_fits, check_is_table
 from kalstream.runs.results import ResultFiles, memory_mb, with_clock
 from kalstream.runs.resume import (
@@ -60,6 +60,7 @@ from kalstream.runs.resume import (
 from kalstream.runs.setup import make_config, make_learner, max_waiting_of, open_stream
 from kalstream.streams import REGRESSION, ArrayStream, LaterRows, Stream
 
+_NEVER: Final = 1e12  # seconds: JSON has no infinity
 _WARM_UP_ROWS: Final = 1024
 _WARM_UP_DELAY: Final = 20
 
@@ -73,8 +74,8 @@ class Run:
     options : Options
     command : str
         The command line that starts the same run.
-    checkpoint_every : float
-        Seconds between checkpoints.
+    checkpoint_every : float, optional
+        Seconds between checkpoints; those of the run that is resumed, or 30.
     overwrite : bool
         Whether to replace a run that is in the folder. The old run stays as it is until the
         options, the stream and the learner of the new one have been checked.
@@ -113,14 +114,14 @@ class Run:
         options: Options,
         *,
         command: str = "",
-        checkpoint_every: float = 30.0,
+        checkpoint_every: float | None = None,
         overwrite: bool = False,
         config: dict[str, Any] | None = None,
         extends: bool = False,
     ) -> None:
-        if not checkpoint_every >= 0.0:
+        if checkpoint_every is not None and not checkpoint_every >= 0.0:
             raise InvalidOption(f"--checkpoint-every must be 0 s or more, got {checkpoint_every!r}")
-        self.folder, self.checkpoint_every = Path(folder), checkpoint_every
+        self.folder = Path(folder)
         self.lock = _lock_of(self.folder)
         self.notes: list[str] = []
         self.overwrite, self.is_new, self.command = overwrite, config is None, command
@@ -152,6 +153,9 @@ class Run:
             options, self.stream, self.learner, command, _total_size(self._files)
         )
         protocol = self.config["protocol"]
+        if checkpoint_every is not None:
+            protocol["checkpoint_every"] = min(float(checkpoint_every), _NEVER)
+        self.checkpoint_every: float = protocol.get("checkpoint_every", CHECKPOINT_EVERY)
         self.evaluation = Evaluation(
             self.learner,
             self.stream,
@@ -183,7 +187,7 @@ class Run:
             ``limit`` and ``bad_rows`` may change, since they do not affect what has been learned.
             All others must be those of the run.
         **parameters
-            Parameters of `Run`.
+            Parameters of `Run`. The run keeps ``checkpoint_every`` if it is not given.
         """
         folder = Path(folder)
         if why_done(folder, changes):
@@ -228,11 +232,12 @@ class Run:
             config, old, new = resumed_options(folder, changes, may_change)
             if extends:
                 check_extendable(folder, config, new.limit)
-            extensions = config["extensions"]
+            extensions, protocol = config["extensions"], {**config["protocol"]}
             config["options"] = new.model_dump()
             config["protocol"]["limit"] = new.limit
             run = cls(folder, new, config=config, extends=extends, **parameters)
-            if new != old or config["extensions"] != extensions:
+            same = config["extensions"] == extensions and config["protocol"] == protocol
+            if new != old or not same:
                 write_config(folder, config)
         except BaseException:
             lock.release()
