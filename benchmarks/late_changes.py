@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def changed(rng: Any, n: int, k: int, after: Callable[[Array], Array], at: Seque
     X, weights = rng.normal(size=(n, COLUMNS)), rng.normal(size=(COLUMNS, k))
     both, places = (weights, after(weights)), [int(part * n) for part in at]
     cuts, y = [0, *places, n], np.empty(n, int)
-    for number, (a, b) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
+    for number, (a, b) in enumerate(pairwise(cuts)):
         y[a:b] = linear(rng, X[a:b], both[number % 2])
     return X, y, places
 

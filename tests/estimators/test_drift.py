@@ -223,7 +223,7 @@ def test_confidence_equals_the_definition(seed, n_filters, size, missing):
     expected = by_hand(half_lives, belief, evidence)
     variance, watch, found = np.ones((1, n_filters)), Watch.start(n_filters), []
     for row, log_liks in zip(belief, evidence, strict=True):
-        watch = watch.after(half_lives, row[None], variance, log_liks[None])
+        watch, _ = watch.after(half_lives, row[None], variance, log_liks[None])
         found.append(watch.numbers[CONFIDENCE])
     if watch.numbers[BEGAN] < 0.0:  # an alarm changes what is usual
         np.testing.assert_allclose(found, expected, rtol=1e-9)
@@ -276,6 +276,6 @@ def test_an_older_watch_goes_on():
     assert watch.numbers[AGE] == 5000.0
     report = watch.drift(np.array([1e2, 1e3, 1e4, 1e5, math.inf]))
     assert (report.since, report.alarms, report.peak) == (1234, 1, 0.95)
-    after = watch.after(np.arange(5.0), np.full((1, 5), 0.2), np.ones((1, 5)), np.zeros((1, 5)))
+    after, _ = watch.after(np.arange(5.0), np.full((1, 5), 0.2), np.ones((1, 5)), np.zeros((1, 5)))
     assert after.numbers[0] == 5001.0
     assert not after.drift(np.arange(5.0))

@@ -151,12 +151,15 @@ class LateJudge:
         Logarithm of the evidence for each expert beside the filters, over their average.
     beliefs : (A,)
         Probability that each of the predictions that are averaged is the best one.
+    since : int
+        How many targets were known when the last drift alarm had begun; 0 without.
     """
 
     log_weights: Array
     spread: Array
     beside: Array
     beliefs: Array
+    since: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +174,14 @@ class Judged:
         How much each target counted: less than 1 if it came late.
     share : float
         Probability, at each row, that what is better changes.
+    since : (n,) int
+        How many targets were known when the last drift alarm had begun, 0 if there was none.
     """
 
     shares: Array
     rates: Array
     share: float
+    since: Array
 
 
 def choose(
@@ -192,7 +198,8 @@ def choose(
     After a sudden change, late targets say that filters were wrong which have learned the new rule
     meanwhile, and a stack that is judged by them turns these filters round. Where labels depend on
     the labels before, the order of targets favours filters that forget too fast. Each is wrong
-    where another one is right, so a mixture and a stack of both judges are kept.
+    where another one is right, so a mixture and a stack of both judges are kept. Once a drift alarm
+    has begun, rows that were predicted before it tell nothing about which of them is right now.
 
     Parameters
     ----------
@@ -213,7 +220,8 @@ def choose(
 
     beliefs = judge.beliefs.copy()
     parts = events.asked, events.slot, events.gap, events.lag, labels, weight, judged.rates
-    out = choose_rows(*parts, made, kept.answers, judged.share, beliefs)
+    known = kept.answers, kept.n_targets
+    out = choose_rows(*parts, judged.since, made, *known, judged.share, beliefs)
     return replace(judge, beliefs=beliefs), out
 
 

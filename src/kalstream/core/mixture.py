@@ -794,7 +794,7 @@ class Mixture(Policy):
         after = replace(judge, log_weights=log_weights, spread=spread, beside=beside)
         grids = step.half_lives, step.calibrations, step.prior_scales
         late = check.trusted(MixtureStep, far, weights, log_prob, scale, *grids, evidence)
-        return after, late, Judged(shares, rates, self.share)
+        return after, late, Judged(shares, rates, self.share, np.zeros(len(events), np.int64))
 
     def judged_late(self, state: MixtureState, judge: LateJudge) -> MixtureState:
         """The state with the weights of a late judge."""

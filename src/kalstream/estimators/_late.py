@@ -344,13 +344,17 @@ def _judged(
         noise_var=noise_var,
         n_targets=model.n_targets,
     )
-    n_targets = model.n_targets + int((weight[tells] > 0.0).sum())
-    model = model.but(state=after, late=judge, n_targets=n_targets)
+    n_targets = model.n_targets + np.cumsum(weight > 0.0)
+    since = np.full(n, judge.since)
     if len(tells):
         told = step.take(tells)
         belief = policy.belief(told, read.gap, settings.transition, model.watch.now)
-        watch = model.watch.after(policy.watched, *belief, policy.evidence(told))
+        watch, began = model.watch.after(policy.watched, *belief, policy.evidence(told))
         model = model.but(watch=watch, last_step=told.bank.tail(LAST_ROWS))
+        since[tells[began]] = n_targets[tells[began]]
+    since = np.maximum.accumulate(since)
+    judge, judged = replace(judge, since=int(since[-1])), replace(judged, since=since)
+    model = model.but(state=after, late=judge, n_targets=int(n_targets[-1]))
     return task.judge(before, model, targets, weight, step, by_late, events, judged, kept, settings)
 
 

@@ -109,7 +109,7 @@ def learn_features(
     )
     belief = policy.belief(step, chunk.gap, settings.transition, model.watch.now)
     evidence = policy.evidence(step) if policy.compares else None
-    watch = model.watch.after(policy.watched, *belief, evidence)
+    watch, _ = model.watch.after(policy.watched, *belief, evidence)
     model = model.but(state=state, watch=watch, last_step=step.bank.tail(LAST_ROWS))
     if not predict:
         return task.learn(model, chunk, step, settings), None
@@ -140,7 +140,7 @@ def _passed(model: Model, phi: Array, settings: Settings) -> Model:
     prior = settings.prior_var * np.einsum("bm,bm->b", phi, phi)
     variance = np.repeat(prior.astype(np.float64)[:, None], belief.shape[1], axis=1)
     nothing = np.full(belief.shape, np.nan) if policy.compares else None
-    return model.but(watch=model.watch.after(policy.watched, belief, variance, nothing))
+    return model.but(watch=model.watch.after(policy.watched, belief, variance, nothing)[0])
 
 
 def state_with_room(

@@ -140,6 +140,7 @@ def _check_late(model: Model, classifies: bool) -> None:
         need(len(late.beliefs) in ((2, 4) if classifies else (0,)), "late.beliefs", "two or four")
         need_array("late.beliefs", late.beliefs, (len(late.beliefs),))
         need((late.beliefs >= 0.0).all(), "late.beliefs", "at least 0")
+        need(type(late.since) is int and late.since >= 0, "late.since", "an integer of at least 0")
     need(model.store is None or isinstance(model.store, Store), "store", "a Store or None")
 
 

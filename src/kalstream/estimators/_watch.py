@@ -127,10 +127,11 @@ class Watch:
 
     def after(
         self, half_lives: Array, belief: Array, variance: Array, evidence: Array | None
-    ) -> Watch:
+    ) -> tuple[Watch, Array]:
         """The watch after rows, from what a policy says of the half-lives (W,) that it watches.
 
-        Belief, variance and evidence are (b, W), as in `Policy`.
+        Belief, variance and evidence are (b, W), as in `Policy`. Also returns whether an alarm
+        began with each row (b,).
         """
         from kalstream.estimators._watch_kernel import watch_rows
 
@@ -142,8 +143,8 @@ class Watch:
         parts = kept.usual, kept.levels, kept.gains, kept.odds, kept.numbers
         usual, levels, gains, odds, numbers = (part.copy() for part in parts)
         rows = half_lives, belief, variance, evidence
-        watch_rows(*rows, usual, levels, gains, odds, numbers)
-        return Watch(belief[-1].copy(), usual, levels, gains, odds, numbers)
+        began = watch_rows(*rows, usual, levels, gains, odds, numbers)
+        return Watch(belief[-1].copy(), usual, levels, gains, odds, numbers), began
 
     def drift(self, half_lives: Array) -> Drift:
         """Report, given the half-lives (J,), shortest first."""

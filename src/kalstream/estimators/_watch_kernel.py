@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from kalstream.core.jit import Floats, jit
+from kalstream.core.jit import Flags, Floats, jit
 from kalstream.estimators._watch import (
     AGE,
     ALARMS,
@@ -37,8 +37,12 @@ def watch_rows(
     gains: Floats,
     odds: Floats,
     numbers: Floats,
-) -> None:
-    """Pass over beliefs and variances (b, W), and evidence (b, W) or (0, W); see `Watch`."""
+) -> Flags:
+    """Pass over beliefs and variances (b, W), and evidence (b, W) or (0, W); see `Watch`.
+
+    Returns whether an alarm began with each row (b,).
+    """
+    began = np.zeros(belief.shape[0], np.bool_)
     by_evidence = evidence.shape[0] > 0
     for i in range(belief.shape[0]):
         n = numbers[N]
@@ -55,11 +59,14 @@ def watch_rows(
             for j in range(usual.shape[0]):
                 usual[j] += rate * (belief[i, j] - usual[j])
             numbers[AGE] += 1.0
+        before = numbers[ALARMS]
         alarm(EVIDENCE if by_evidence else BELIEF, numbers)
+        began[i] = numbers[ALARMS] > before
         rate = 1.0 / min(n + 1.0, VARIANCE)
         for j in range(levels.shape[0]):
             levels[j] += rate * (np.log(max(variance[i, j], 1e-300)) - levels[j])
         numbers[N] = n + 1.0
+    return began
 
 
 @jit

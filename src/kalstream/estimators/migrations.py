@@ -156,7 +156,14 @@ def _with_judge(tree: Any) -> Any:
             weights = {name: mixture[name] for name in ("log_weights", "spread")}
             n = 0 if known is None else 2 if known["stack"] is None else 4
             own = np.zeros(0) if known is None else beside
-            late = {"LateJudge": {**weights, "beside": own, "beliefs": np.full(n, 1 / max(n, 1))}}
+            late = {
+                "LateJudge": {
+                    **weights,
+                    "beside": own,
+                    "beliefs": np.full(n, 1 / max(n, 1)),
+                    "since": 0,
+                }
+            }
         return {"Model": parts | {"late": late}}
 
     def kept(parts: dict[str, Any]) -> dict[str, Any]:

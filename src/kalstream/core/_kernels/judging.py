@@ -318,8 +318,10 @@ def choose_rows(
     labels: Labels,
     weight: Floats,
     rates: Floats,
+    since: Labels,
     made: Floats,
     answers: Floats,
+    known_then: Labels,
     share: float,
     beliefs: Floats,
 ) -> Floats:
@@ -346,7 +348,9 @@ def choose_rows(
                     answers[s, a, k] = made[i, a, k]
             continue
         beliefs[:] = now
-        if not weight[i] > 0.0 or not answers[s, :, labels[i]].max() > 0.0:
+        if not weight[i] > 0.0 or known_then[s] < since[i]:
+            continue
+        if not answers[s, :, labels[i]].max() > 0.0:
             continue
         power = min(weight[i], LARGEST_WEIGHT) * rates[i]
         for a in range(n_answers):
