@@ -121,6 +121,12 @@ def _with_likelihood(tree: Any) -> Any:
     return tree
 
 
+def _with_rows_that_came(parts: dict[str, Any]) -> dict[str, Any]:
+    """Format 6: rows may wait. In earlier files all rows that came were seen."""
+    n_seen = parts["n_seen"]
+    return {"Model": {"came": n_seen, "last": n_seen - 1, **parts}}
+
+
 def _with_judge(tree: Any) -> Any:
     """Format 7: late targets have a judge, which begins with the weights of the filters.
 
@@ -193,6 +199,6 @@ MIGRATIONS: Final[dict[int, Callable[[Any], Any]]] = {
     2: lambda tree: _everywhere(tree, "Watch", _with_average),
     3: _by_task,
     4: _with_likelihood,
-    5: lambda tree: tree,  # rows that wait are newer: there are none in the file
+    5: lambda tree: _everywhere(tree, "Model", _with_rows_that_came),
     6: _with_judge,
 }
