@@ -355,7 +355,7 @@ def test_the_rows_of_an_alarm(kind: str, together: int, before: int) -> None:
     # A label that comes at the time of a row is learned before this row is predicted.
     delay = {"in time": 0, "chunks": 0, "time": 99, "column": 99}.get(kind, 100)
     came = -(-(row + 1) // chunk) * chunk + delay
-    assert alarm["raised"] == -(-came // chunk) * chunk - 1
+    assert alarm.get("raised", row) == -(-came // chunk) * chunk - 1
 
 
 @pytest.mark.parametrize("together", [9, 64])

@@ -80,7 +80,8 @@ class ForgettingTracker:
         if drift is not None and drift.alarms > self.n_alarms:
             self.n_alarms = drift.alarms
             row, raised = place(max(0, drift.since - self.n_before))
-            self.alarms.append({"row": row, "raised": raised, "confidence": drift.peak})
+            later = {} if raised == row else {"raised": raised}
+            self.alarms.append({"row": row, **later, "confidence": drift.peak})
 
     def line(self) -> dict[str, Any]:
         """Its part of the line of a window."""

@@ -97,7 +97,7 @@ class HalfLives(_Part):
 class Alarm(_Part):
     """A drift alarm: the row whose target raised it, when it was raised, and its confidence.
 
-    Earlier files do not have ``raised``. A confidence that is unknown is NaN.
+    ``raised`` is None if that is ``row``, and in earlier files. An unknown confidence is NaN.
     """
 
     row: Count
