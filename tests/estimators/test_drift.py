@@ -1,6 +1,7 @@
 """The drift alarm: sudden and slow changes, and streams without any."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,6 +67,13 @@ def test_the_row_of_an_alarm_counts_rows_that_came(kind, forgetting, delay):
     assert began[1][1] % 2 == 0
     assert model.n_rows_ == 1300
     assert model.n_seen_ == len(told)
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+def test_rows_of_files_from_before_late_labels_have_come(number):
+    folder = Path(__file__).parent.parent / "data"
+    model = KalmanClassifier.load(folder / f"mixture-format-{number}.safetensors")
+    assert model.n_rows_ == model.n_seen_ > 0
 
 
 def test_the_row_of_an_alarm_counts_rows_that_wait():

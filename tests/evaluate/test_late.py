@@ -419,6 +419,21 @@ def test_an_evaluation_continues_with_what_waits(kind: str, task: str, tmp_path:
         assert ours == theirs
 
 
+def test_a_state_of_before_has_no_places_of_rows_and_more_ids() -> None:
+    stream = named(30)[1]
+    first = Evaluation(model(), stream, together=2)
+    next(iter(first.records()))
+    state = json.loads(json.dumps(first.state()))
+    state["late"]["waiting"] = [row[:6] for row in state["late"]["waiting"]]
+    state["late"]["done"] = []
+    second = Evaluation(first.adapter.learner, stream, together=2)
+    second.restore(state)
+    list(second.records())
+    assert second.late is not None
+    assert len(second.late) == 0
+    assert second.tracker.n == prequential(model(), stream).n_scored
+
+
 def test_a_state_of_before_continues_as_before() -> None:
     rows, targets, _ = data()
     stream = ArrayStream(rows, targets)

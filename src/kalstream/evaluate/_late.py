@@ -205,7 +205,7 @@ class NamedRows(_Clock):
     """Rows with ids: a row without a target waits, and a later row of its id brings the target.
 
     A row is scored when its target comes, by the prediction that was made when it came itself. The
-    learner decides what becomes of a row; here are only the predictions of those that wait in it.
+    learner decides the status of a row; here are only the predictions of those that wait in it.
 
     Parameters
     ----------
