@@ -1,6 +1,7 @@
 """The drift alarm: sudden and slow changes, and streams without any."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,6 +44,47 @@ def test_drift_alarm(kind, seed):
     assert after.alarms > quiet
     assert 1500 <= after.since < 1550
     assert after.peak > 0.9
+
+
+@BOTH
+@pytest.mark.parametrize("forgetting", ["mixture", "learned"])
+@pytest.mark.parametrize("delay", [0, 150])
+def test_the_row_of_an_alarm_counts_rows_that_came(kind, forgetting, delay):
+    """Every other row is never labelled: at row 900 half as many labels have come, or fewer."""
+    data, labels, values = drifting(1300, 0, turn=900)
+    y = labels if kind is KalmanClassifier else values
+    noise = {"noise_var": 0.1} if forgetting == "learned" else {}
+    model = kind(forgetting, features="raw", random_state=0, **noise)
+    told = np.arange(0, 1300 - delay, 2)
+    cut = int(np.searchsorted(told, 600))
+    began = []
+    for start, stop, due in ((0, 600 + delay, told[:cut]), (600 + delay, 1300, told[cut:])):
+        before = np.clip(due + 1 + delay - start, 0, stop - start)
+        model.ask_and_tell(data[start:stop], due, y[due], before)
+        began.append((model.drift().alarms, model.drift().since))
+    assert began[1][0] > began[0][0]
+    assert 900 <= began[1][1] < 1150
+    assert began[1][1] % 2 == 0
+    assert model.n_rows_ == 1300
+    assert model.n_seen_ == len(told)
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+def test_rows_of_files_from_before_late_labels_have_come(number):
+    folder = Path(__file__).parent.parent / "data"
+    model = KalmanClassifier.load(folder / f"mixture-format-{number}.safetensors")
+    assert model.n_rows_ == model.n_seen_ > 0
+
+
+def test_the_row_of_an_alarm_counts_rows_that_wait():
+    data, y, _ = drifting(1300, 0, turn=1000)
+    model = KalmanClassifier(features="raw", random_state=0)
+    model.ask(data[:300])  # never labelled
+    model.partial_fit(data[300:1000], y[300:1000])
+    quiet = model.drift().alarms
+    model.partial_fit(data[1000:], y[1000:])
+    assert model.drift().alarms > quiet
+    assert 1000 <= model.drift().since < 1050
 
 
 @BOTH

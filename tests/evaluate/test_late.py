@@ -285,6 +285,100 @@ def test_ids_of_every_kind_are_counted() -> None:
         assert end["n"] == 1  # b, a and the first without an id; two of them came before any label
 
 
+def expiring(**bounds: Any) -> tuple[Any, ArrayStream]:
+    """A model in which the first of five rows expires before its label comes."""
+    names = ["s", "a", "b", "c", "d", "a", "d"]
+    labels = ["up", None, None, None, None, "up", "down"]
+    columns = [[1.0 - 2.0 * (k % 2), 1.0] if k < 5 else [np.nan] * 2 for k in range(7)]
+    return model(**bounds), ArrayStream(columns, labels, ids=names)
+
+
+@pytest.mark.parametrize("together", [1, 64])
+@pytest.mark.parametrize("bounds", [{"max_waiting": 2}, {"max_age": 2}])
+def test_a_row_that_the_learner_gave_up_is_not_scored(
+    bounds: dict[str, Any], together: int
+) -> None:
+    learner, stream = expiring(**bounds)
+    evaluation = Evaluation(learner, stream, together=together, window=7)
+    lines = [record.line for record in evaluation.records()]
+    assert evaluation.tracker.n == 1  # d; s came before any label
+    assert learner.waiting_.expired == 2
+    assert learner.waiting_.too_late == 1
+    assert lines[-1]["waiting"] == learner.waiting_.waiting == 1
+
+
+def test_ids_need_a_learner_that_knows_what_became_of_them() -> None:
+    class Without(KalmanClassifier):
+        status_of = property()
+
+    with pytest.raises(InvalidInput, match="use a learner with ask_and_tell, status_of"):
+        Evaluation(Without(), ArrayStream([[1.0]], ["a"], ids=["a"]))
+
+
+def turning(n: int = 900, turn: int = 600) -> tuple[Any, Any]:
+    rows = np.random.default_rng(0).standard_normal((n, 3))
+    labels = np.where(rows[:, 0] > 0, "yes", "no").astype(object)
+    labels[turn:] = np.where(rows[turn:, 0] > 0, "no", "yes")
+    labels[::5] = None
+    return rows, labels
+
+
+@pytest.mark.parametrize("together", [9, 64])
+@pytest.mark.parametrize("kind", ["in time", "chunks", "rows", "late chunks", "time", "column"])
+@pytest.mark.parametrize("before", [0, 150])
+def test_the_rows_of_an_alarm(kind: str, together: int, before: int) -> None:
+    """``row`` is that of the change, also if rows came before the stream that have no label."""
+    rows, labels = turning()
+    times = 2.0 * np.arange(len(rows))
+    options: dict[str, Any] = {
+        "in time": {},
+        "chunks": {"chunk": 9},
+        "rows": {"delay": 100},
+        "late chunks": {"chunk": 9, "delay": 100},
+        "time": {"delay": timedelta(seconds=200)},
+        "column": {},
+    }[kind]
+    column = {"label_times": times + 200.0} if kind == "column" else {}
+    stream = ArrayStream(rows, labels, times if kind in ("time", "column") else None, **column)
+    learner = model()
+    if before:
+        early = {"time": times[:before] - 1e4} if stream.times is not None else {}
+        learner.ask(rows[:before], **early)
+        learner.tell(range(20), labels[:20])
+    evaluation = Evaluation(learner, stream, together=together, window=90, **options)
+    if before:
+        evaluation.begin_with(None)
+    lines = [record.line for record in evaluation.records() if record.line is not None]
+    (alarm,) = [each for line in lines for each in line["drift"] if each["row"] > 300]
+    row, chunk = alarm["row"], options.get("chunk", 1)
+    assert 600 <= row < 700
+    # A label that comes at the time of a row is learned before this row is predicted.
+    delay = {"in time": 0, "chunks": 0, "time": 99, "column": 99}.get(kind, 100)
+    came = -(-(row + 1) // chunk) * chunk + delay
+    assert alarm.get("raised", row) == -(-came // chunk) * chunk - 1
+
+
+@pytest.mark.parametrize("together", [9, 64])
+def test_the_rows_of_an_alarm_of_rows_with_ids(together: int) -> None:
+    rows, labels = turning()
+    columns, targets, ids = [], [], []
+    for i in range(1000):
+        if i < 900:
+            columns.append(rows[i])
+            targets.append(None)
+            ids.append(f"r{i}")
+        if i >= 100 and labels[i - 100] is not None:
+            columns.append(np.full(3, np.nan))
+            targets.append(labels[i - 100])
+            ids.append(f"r{i - 100}")
+    stream = ArrayStream(np.array(columns), targets, ids=ids)
+    result = prequential(model(), stream, together=together, window=100)
+    (alarm,) = [each for line in result.windows for each in line["drift"]]
+    assert 600 <= int(ids[alarm["row"]][1:]) < 700
+    assert alarm["row"] < alarm["raised"]
+    assert ids[alarm["row"]] == ids[alarm["raised"]]
+
+
 @pytest.mark.parametrize("kind", ["rows", "time", "column", "ids"])
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_an_evaluation_continues_with_what_waits(kind: str, task: str, tmp_path: Path) -> None:
@@ -323,6 +417,21 @@ def test_an_evaluation_continues_with_what_waits(kind: str, task: str, tmp_path:
         assert ours.pop("clock") is not None
         theirs.pop("clock")
         assert ours == theirs
+
+
+def test_a_state_of_before_has_no_places_of_rows_and_more_ids() -> None:
+    stream = named(30)[1]
+    first = Evaluation(model(), stream, together=2)
+    next(iter(first.records()))
+    state = json.loads(json.dumps(first.state()))
+    state["late"]["waiting"] = [row[:6] for row in state["late"]["waiting"]]
+    state["late"]["done"] = []
+    second = Evaluation(first.adapter.learner, stream, together=2)
+    second.restore(state)
+    list(second.records())
+    assert second.late is not None
+    assert len(second.late) == 0
+    assert second.tracker.n == prequential(model(), stream).n_scored
 
 
 def test_a_state_of_before_continues_as_before() -> None:

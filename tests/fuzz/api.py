@@ -255,6 +255,8 @@ class _Api:
         if error is None:
             self.waiting = [self.waiting[i] for i in order[k:]]
             self.n_seen += self.twins.tested.waiting_.told - counts.told
+            status = self.twins.tested.status_of(told)
+            expect({*status} <= {"told", "expired"}, f"status_of: {shown(status)} after tell")
 
     def bad_late(self) -> None:
         y = self.stream.targets(1)

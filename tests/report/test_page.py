@@ -522,6 +522,24 @@ def huge(folder: Path) -> Path:
     return synthetic.write(folder, settings, [*lines, synthetic.end_line(lines, labels)])
 
 
+def test_an_alarm_is_marked_where_it_was_raised(tmp_path: Path) -> None:
+    folder = synthetic.classification(tmp_path, rows=2000, drifts=())
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    pages = []
+    for alarm in ({"row": 700}, {"row": 700, "raised": 700}, {"row": 300, "raised": 700}):
+        lines[3]["drift"] = [alarm | {"confidence": 0.9}]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        pages.append(make_report(folder))
+    old, in_time, late = pages
+    assert old == in_time
+    assert "(at row 700)" in old
+    assert "Since row" not in old
+    assert "(at row 700, since row 300)" in late
+    assert "Since row" in late
+    figures = [re.findall('<path[^>]*class="alarm"[^>]*>', page) for page in pages]
+    assert figures[0] == figures[2] != []
+
+
 def test_a_long_run_makes_a_small_page(tmp_path: Path) -> None:
     folder = huge(tmp_path / "huge")
     page = make_report(folder)

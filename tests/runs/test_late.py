@@ -350,6 +350,11 @@ def test_an_opened_run_is_asked_and_told(tmp_path: Path) -> None:
     row = {"color": "green", "x": 1.0}
     expected = run.predict_proba([{"color": "red", "x": 1.0}])
     assert run.ask([{"color": "red", "x": 1.0}], ids=["new"]).shape == expected.shape
+    seen = run.ask([{**row, "color": "orange"}], ids=["seen"], keep=False)
+    assert seen.shape == expected.shape
+    assert run.waiting_.waiting == 13
+    orange = [{**row, "color": "orange"}]
+    assert run.encode(orange).tolist() == run.encode([{**row, "color": "pink"}]).tolist()
     assert run.ask([{**row, "order": "from the column"}]).shape == (1, 2)
     assert run.waiting_.waiting == 14
     assert run.tell(["new", "from the column", "o159"], ["up", "other", "down"]) is run

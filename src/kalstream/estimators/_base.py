@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from operator import is_
 from os import PathLike
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +21,7 @@ from kalstream.core.policy import Policy, PolicyState
 from kalstream.core.state import Posterior
 from kalstream.errors import InvalidInput
 from kalstream.estimators._chunk import Chunk
+from kalstream.estimators._ids import listed
 from kalstream.estimators._late import Asked, exchange, no_rows, read_ids, read_told
 from kalstream.estimators._learning import (
     learn,
@@ -34,11 +35,13 @@ from kalstream.estimators._representation import Representation
 from kalstream.estimators._settings import Settings, Task, variance_of
 from kalstream.estimators._sharing import Shared, interruptible
 from kalstream.estimators._time import gaps_ahead, gaps_before, read_unit, times_of
-from kalstream.estimators._waiting import Waiting, read_bounds
+from kalstream.estimators._waiting import EXPIRED, TOLD, WAITS, Store, Waiting, read_bounds
 from kalstream.estimators._watch import Drift
 from kalstream.estimators.inputs import read_columns, read_path, read_seed, read_weights
 
 Array = NDArray[Any]
+
+_STATUS: Final = {WAITS: "waits", TOLD: "told", EXPIRED: "expired"}
 
 
 class KalmanEstimator(BaseEstimator, ABC):
@@ -203,6 +206,32 @@ class KalmanEstimator(BaseEstimator, ABC):
         store = None if shared is None else shared.value.store
         return Waiting() if store is None else store.counts
 
+    def status_of(self, ids: Any) -> list[str | None]:
+        """Whether rows that were asked for wait for their targets.
+
+        Parameters
+        ----------
+        ids : b ids
+            As in `ask`.
+
+        Returns
+        -------
+        status : list of b strings
+            "waits", "told" or "expired"; None for an id that nobody knows (any more).
+
+        Examples
+        --------
+        >>> from kalstream import KalmanClassifier
+        >>> model = KalmanClassifier(features="raw")
+        >>> _ = model.ask([[1.0], [-1.0]], ids=["a", "b"])
+        >>> model.tell(["b"], ["up"]).status_of(["a", "b", "c"])
+        ['waits', 'told', None]
+        """
+        shared, keys = self.__dict__.get("_published"), listed("ids", ids)
+        store = (None if shared is None else shared.value.store) or Store()
+        rows = (store.rows.get(store.ids.get(key, -1)) for key in keys)
+        return [None if row is None else _STATUS[row.status] for row in rows]
+
     def add_columns(self, n_columns: int) -> Self:
         """Grow by columns that were missing (NaN) in all rows so far, behind the others.
 
@@ -308,6 +337,12 @@ class KalmanEstimator(BaseEstimator, ABC):
         """Number of rows seen, with a target or without."""
         shared = self.__dict__.get("_published")
         return 0 if shared is None else shared.value.n_seen
+
+    @property
+    def n_rows_(self) -> int:
+        """Number of rows that came, learned or asked for; `Drift.since` counts them."""
+        shared = self.__dict__.get("_published")
+        return 0 if shared is None else shared.value.came
 
     @property
     def gamma_(self) -> float:

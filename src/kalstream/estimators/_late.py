@@ -222,7 +222,8 @@ def _piece(
     last, time = int(np.max(rows.number[tells], initial=model.last)), model.time
     if rows.time is not None and len(chunk):
         time = float(np.max(rows.time[tells], initial=-np.inf if time is None else time))
-    after = _came(after.but(last=last, time=time), book, piece, rows.kept)
+    watch = after.watch.in_rows(model.watch, rows.number[tells])
+    after = _came(after.but(last=last, time=time, watch=watch), book, piece, rows.kept)
     return after, answers if len(own) or not len(chunk) else None
 
 

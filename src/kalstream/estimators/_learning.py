@@ -67,9 +67,10 @@ def _learn_piece(
 ) -> tuple[Model, Any]:
     """As `learn`, for rows whose targets fit into the model or make room there."""
     representation, phi = before.representation.advance(chunk.rows)
-    return learn_features(
-        before, before.but(representation=representation), phi, chunk, settings, predict
-    )
+    model = before.but(representation=representation)
+    model, answers = learn_features(before, model, phi, chunk, settings, predict)
+    numbers = before.came + np.arange(len(chunk))
+    return model.but(watch=model.watch.in_rows(before.watch, numbers)), answers
 
 
 def learn_features(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -56,7 +56,8 @@ class Drift:
         in a thousand rows is expected. An alarm begins above 0.75. It ends when the confidence and
         its average over about 200 rows are below 0.25.
     since : int or None
-        Number of the row (counted from 0) at which the last alarm began.
+        Number of the row (counted from 0, among all rows that came) with whose target the last
+        alarm began.
     peak : float
         Largest confidence of the last alarm.
     alarms : int
@@ -145,6 +146,17 @@ class Watch:
         rows = half_lives, belief, variance, evidence
         began = watch_rows(*rows, usual, levels, gains, odds, numbers)
         return Watch(belief[-1].copy(), usual, levels, gains, odds, numbers), began
+
+    def in_rows(self, before: Watch, rows: Array) -> Watch:
+        """The watch, if the last rows that it was given since ``before`` have these numbers (b,).
+
+        It counts rows in the order of their targets; an alarm began at the number of its row.
+        """
+        if self.numbers[ALARMS] == before.numbers[ALARMS]:
+            return self
+        numbers = self.numbers.copy()
+        numbers[BEGAN] = rows[int(numbers[BEGAN] - (numbers[N] - len(rows)))]
+        return replace(self, numbers=numbers)
 
     def drift(self, half_lives: Array) -> Drift:
         """Report, given the half-lives (J,), shortest first."""

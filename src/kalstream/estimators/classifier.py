@@ -99,8 +99,8 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
     filters_, half_life_weights_
         All filters, and the posterior over half-lives.
     gamma_, half_life_, calibration_ : float
-    n_seen_ : int
-        Number of rows seen.
+    n_seen_, n_rows_ : int
+        Number of rows seen, and of those that came: rows of `ask` are seen when they are told.
     health_ : Health
         Of the heaviest filter. For a one-hot filter ``nis`` is usually above 1, since noise_var is
         small; calibration corrects for it. A softmax filter that is sure of its labels learns

@@ -122,13 +122,15 @@ def _with_likelihood(tree: Any) -> Any:
 
 
 def _with_count(tree: Any) -> Any:
-    """Format 6: a model counts its targets, and rows may wait; there are none in the file.
+    """Format 6: a model counts its targets, and rows may wait; in the file all rows were seen.
 
     The file of a regression says how heavy its targets were, but not how many they were. They
     were no more than the rows.
     """
 
     def model(parts: dict[str, Any]) -> dict[str, Any]:
+        n_seen = parts["n_seen"]
+        parts = {"came": n_seen, "last": n_seen - 1, **parts}
         values, state = parts["targets"].get("Values"), parts.get("state")
         if values is None or values["offset"] is None:
             return {"Model": parts}
@@ -136,7 +138,7 @@ def _with_count(tree: Any) -> Any:
         spread = values["spread"] if mixture is None else mixture["spread"][0]
         need(np.shape(spread) == (2,) and np.isfinite(spread).all(), "spread", "two numbers")
         weight = float(spread[0]) / max(len(values["offset"]), 1)
-        return {"Model": parts | {"n_targets": min(round(weight), parts["n_seen"])}}
+        return {"Model": parts | {"n_targets": min(round(weight), n_seen)}}
 
     return _everywhere(tree, "Model", model)
 

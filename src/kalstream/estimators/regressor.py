@@ -43,7 +43,7 @@ dtype, random_state, max_waiting, max_age
     coef_, intercept_, cov_ : (m,) or (K, m), scalar or (K,), (m, m)
     noise_var_ : float
         Estimated variance of the noise.
-    filters_, half_life_weights_, gamma_, half_life_, n_seen_, health_, nbytes_
+    filters_, half_life_weights_, gamma_, half_life_, n_seen_, n_rows_, health_, nbytes_
         As in `KalmanClassifier`.
 
     Examples

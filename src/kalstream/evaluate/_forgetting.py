@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from kalstream._json import from_number, to_number
 from kalstream.core.medians import weighted_median
 from kalstream.errors import KalstreamError
 from kalstream.evaluate.adapters import Adapter
+
+
+class Place(NamedTuple):
+    """Where an alarm is in the stream, in rows: the row whose target raised it, and when.
+
+    Attributes
+    ----------
+    row : int
+    raised : int
+        The last row that had come; ``row`` itself if targets come at once.
+    """
+
+    row: int
+    raised: int
 
 
 class ForgettingTracker:
@@ -19,12 +34,13 @@ class ForgettingTracker:
         self.drifts = True  # until the learner refuses to report drift
         self.n_alarms = 0
         self.n_alarms_before = 0  # alarms of the learner before the stream; n_alarms counts them
-        self.n_before = 0  # rows that the learner had learned before the stream
+        self.n_before = 0  # rows that came to the learner before the stream
         self.clear()
 
     def begin_with(self, adapter: Adapter) -> None:
         """Count from here on: the learner may have learned before, and raised alarms."""
-        self.n_before = getattr(adapter.learner, "n_seen_", 0)
+        learner = adapter.learner
+        self.n_before = getattr(learner, "n_rows_", getattr(learner, "n_seen_", 0))
         try:
             drift = adapter.drift()
         except KalstreamError:
@@ -38,8 +54,11 @@ class ForgettingTracker:
         self.sums: dict[float, float] = {}
         self.alarms: list[dict[str, Any]] = []
 
-    def update(self, adapter: Adapter) -> None:
-        """Add the learner's half-lives and alarms, if it has any."""
+    def update(self, adapter: Adapter, place: Callable[[int], Place]) -> None:
+        """Add the learner's half-lives and alarms, if it has any.
+
+        ``place`` finds an alarm in the stream, given how many rows came before its own.
+        """
         weights = adapter.half_life_weights()
         if weights is None:
             return
@@ -50,9 +69,9 @@ class ForgettingTracker:
         for half_life, weight in weights.items():
             self.sums[half_life] = self.sums.get(half_life, 0.0) + weight
         if self.drifts:
-            self._update_alarms(adapter)
+            self._update_alarms(adapter, place)
 
-    def _update_alarms(self, adapter: Adapter) -> None:
+    def _update_alarms(self, adapter: Adapter, place: Callable[[int], Place]) -> None:
         try:
             drift = adapter.drift()
         except KalstreamError:
@@ -60,8 +79,9 @@ class ForgettingTracker:
             return
         if drift is not None and drift.alarms > self.n_alarms:
             self.n_alarms = drift.alarms
-            row = max(0, drift.since - self.n_before)
-            self.alarms.append({"row": row, "confidence": drift.peak})
+            row, raised = place(max(0, drift.since - self.n_before))
+            later = {} if raised == row else {"raised": raised}
+            self.alarms.append({"row": row, **later, "confidence": drift.peak})
 
     def line(self) -> dict[str, Any]:
         """Its part of the line of a window."""

@@ -10,21 +10,19 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kalstream.errors import InvalidInput
+from kalstream.evaluate._forgetting import Place
 from kalstream.evaluate.adapters import Answer, known
 from kalstream.evaluate.metrics import Scored
 from kalstream.evaluate.trackers import Said, Tracker, said_of, saved
 from kalstream.streams import Batch
 
 Array = NDArray[Any]
-
-# So many ids whose targets came, or whose rows expired, are remembered: labels told twice count.
-_REMEMBERED: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +41,12 @@ class Told:
     ids: list[Any]
     targets: Array
     before: Array
+
+    def place(self, row: int, start: int) -> Place | None:
+        """Where an alarm of the target of a row was raised, if rows from ``start`` on came."""
+        if row not in self.ids:
+            return None
+        return Place(row, start + int(self.before[self.ids.index(row)]) - 1)
 
 
 class _Clock:
@@ -200,18 +204,17 @@ class LateTargets(_Clock):
 class NamedRows(_Clock):
     """Rows with ids: a row without a target waits, and a later row of its id brings the target.
 
-    A row is scored when its target comes, by the prediction that was made when it came itself.
+    A row is scored when its target comes, by the prediction that was made when it came itself. The
+    learner decides the status of a row; here are only the predictions of those that wait in it.
 
     Parameters
     ----------
-    most : int
-        Rows that wait, at most; the oldest are given up.
+    status_of : function
+        That of the learner: for each id "waits", "told", "expired", or None if it is unknown.
 
     Attributes
     ----------
     waiting : {id: Said}
-    done : {id: None}
-        The last ids whose targets came, or whose rows were given up.
     repeated, again, unknown : int
         Rows that came again without a target, those of them that were predicted again, and targets
         of ids that nobody knows whose rows have nothing to predict from.
@@ -219,10 +222,9 @@ class NamedRows(_Clock):
         Rows without an id and a target, for which none can come.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, status_of: Callable[[list[Any]], list[str | None]]) -> None:
+        self.status_of = status_of
         self.waiting: dict[Any, Said] = {}
-        self.done: dict[Any, None] = {}
         self.repeated = self.again = self.unknown = self.missing = 0
 
     def __len__(self) -> int:
@@ -236,11 +238,12 @@ class NamedRows(_Clock):
         if batch.times is not None:
             unusable = unusable | np.isnan(batch.times)
         events = Events([], [], [])
-        new: set[Any] = set()
+        keys = [key for key in batch.ids.tolist() if key is not None]
+        ids = {key for key, status in zip(keys, self.status_of(keys), strict=True) if status}
         for i, (key, has_target, empty) in enumerate(
             zip(batch.ids.tolist(), there, unusable.tolist(), strict=True)
         ):
-            if key is not None and (key in self.waiting or key in new or key in self.done):
+            if key in ids:
                 if not has_target:
                     events.repeated += 1
                     if empty:
@@ -257,7 +260,7 @@ class NamedRows(_Clock):
                 key = batch.start + i if key is None else key  # a number: ids are strings
                 events.asked.append(i)
                 events.ids.append(key)
-                new.add(key)
+                ids.add(key)
                 # The target of a row without an id can only be beside it.
                 if not has_target and key != batch.start + i:
                     continue
@@ -265,48 +268,54 @@ class NamedRows(_Clock):
         return events
 
     def scored(
-        self, batch: Batch, answer: Answer, events: Events, tracker: Tracker
-    ) -> Scored | None:
-        """Take rows and targets in, in their order; returns scores of rows whose targets came."""
+        self, batch: Batch, answer: Answer, events: Events, tracker: Tracker, n_asked: int
+    ) -> tuple[Scored | None, dict[int, Place]]:
+        """Take in what the learner did with a batch, after it was asked for n_asked rows in all.
+
+        Returns
+        -------
+        scored : scores of rows whose targets came
+        places : {number among the rows asked: Place}
+        """
         there = known(batch.targets)
         judged: list[tuple[Said, Any]] = []
-        rows = iter(enumerate(events.ids))
-        n_asked = 0
+        places: dict[int, Place] = {}
+        first = n_asked - len(events.ids)
+        ids = [key for key, _, _ in events.told]
+        status = dict(zip(ids, self.status_of(ids), strict=True))
+        rows = iter(enumerate(zip(events.ids, events.asked, strict=True)))
+
+        def take(n_rows: int | None) -> None:
+            for k, (new, i) in islice(rows, n_rows):
+                self.waiting[new] = tracker.said(answer, k, (first + k, batch.start + i))
+
+        n_taken = 0
         for key, i, before in events.told:
-            for k, new in islice(rows, before - n_asked):
-                self.waiting[new] = tracker.said(answer, k)
-            n_asked = before
+            take(before - n_taken)
+            n_taken = before
             said = self.waiting.pop(key, None)
-            if said is None:  # told again
+            if said is None or status[key] == "expired":  # told again, or too late
                 continue
+            number, row = said.place
+            places[number] = Place(row, batch.start + i)
             if there[i]:
                 judged.append((said, tracker.reveal_one(batch, i, said)))
             elif batch.ids is None or batch.ids[i] is None:  # no row that came again
                 tracker.missing += 1
                 self.missing += 1
-            self._remember(key)
-        for k, new in rows:
-            self.waiting[new] = tracker.said(answer, k)
+        take(None)
         self.repeated += events.repeated
         self.again += events.again
         self.unknown += events.unknown
-        for _ in range(len(self.waiting) - self.most):
-            key = next(iter(self.waiting))
+        # The oldest rows expire first.
+        while self.waiting and self.status_of([key := next(iter(self.waiting))]) != ["waits"]:
             del self.waiting[key]
-            self._remember(key)
-        return tracker.score_said(judged)
-
-    def _remember(self, key: Any) -> None:
-        if isinstance(key, str):
-            self.done[key] = None
-        while len(self.done) > _REMEMBERED:
-            del self.done[next(iter(self.done))]
+        return tracker.score_said(judged), places
 
     def state(self) -> dict[str, Any]:
         """Everything that changes, as JSON."""
         return {
             **saved(self.waiting),
-            "done": list(self.done),
             "repeated": self.repeated,
             "again": self.again,
             "unknown": self.unknown,
@@ -318,7 +327,6 @@ class NamedRows(_Clock):
         """Restore what `state` returned."""
         self.restore_time(state["time"])
         self.waiting = said_of(state, tracker)
-        self.done = dict.fromkeys(state["done"])
         self.repeated, self.unknown = state["repeated"], state["unknown"]
         self.again, self.missing = state.get("again", 0), state.get("missing", 0)
 

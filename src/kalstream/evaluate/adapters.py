@@ -12,6 +12,7 @@ A learner needs one of the first two lines. The others are used where a learner 
 ``predict_then_learn``                predict and learn rows one by one in one call; ``partial_fit``
                                       then takes rows without a target, and new labels
 ``ask_and_tell`` and ``tell``         keep rows that were predicted until their targets come
+``status_of``                         what has become of such rows, if they have ids
 ``half_life_weights_``                {half-life: weight}, for the report on forgetting
 ``drift``                             () -> an object with ``alarms``, ``since`` and ``peak``
 ====================================  ===========================================================

@@ -15,7 +15,7 @@ import numpy as np
 
 from kalstream._json import finite
 from kalstream.errors import InvalidInput
-from kalstream.evaluate._forgetting import ForgettingTracker
+from kalstream.evaluate._forgetting import ForgettingTracker, Place
 from kalstream.evaluate._late import LateTargets, NamedRows
 from kalstream.evaluate._rebatch import from_json, joined, pieces, to_json
 from kalstream.evaluate.adapters import Answer, adapt
@@ -217,11 +217,12 @@ class Evaluation:
         as_read = batch
         batch, n_infinite = as_read.without_infinities()
         asked = None
+        place: Callable[[int], Place] = self._place
         if isinstance(self.late, NamedRows):
-            answer, scored, asked = self._named(batch, self.late)
+            answer, scored, asked, place = self._named(batch, self.late)
         elif self.late is not None:
             batch = self.late.read(batch)
-            answer, scored = self._ask_and_tell(batch, self.late)
+            answer, scored, place = self._ask_and_tell(batch, self.late)
         elif self._in_one_call():
             answer = self._timed(self.adapter.predict_then_learn, batch)
             rows = range(batch.start, batch.stop)
@@ -233,7 +234,7 @@ class Evaluation:
         if self.n_rows < batch.stop:  # the learner failed at a later chunk
             batch, n_infinite = as_read[: self.n_rows - as_read.start].without_infinities()
         self.n_infinite += n_infinite
-        self.forgetting.update(self.adapter)
+        self.forgetting.update(self.adapter, place)
         line = None
         if batch.stop % self.window == 0:
             line = self.line()
@@ -242,7 +243,15 @@ class Evaluation:
         seconds = self.seconds - before
         return Record(batch, answer, scored, self.n_learned, seconds, line, asked)
 
-    def _ask_and_tell(self, batch: Batch, late: LateTargets) -> tuple[Answer, Scored | None]:
+    def _place(self, row: int) -> Place:
+        """Where an alarm of the target of a row was raised: ``delay`` rows after its chunk."""
+        assert isinstance(self.delay, int | np.integer)
+        last = (row // self.chunk + 1 - (-int(self.delay) // self.chunk)) * self.chunk
+        return Place(row, min(last, self.n_rows) - 1)
+
+    def _ask_and_tell(
+        self, batch: Batch, late: LateTargets
+    ) -> tuple[Answer, Scored | None, Callable[[int], Place]]:
         """Predict a record, and tell the learner, which keeps the rows, the targets that are due.
 
         The learner is called before anything else changes, here and below.
@@ -255,7 +264,11 @@ class Evaluation:
         done()
         late.note_times(batch)
         self.n_rows, self.n_learned = batch.stop, late.first(batch.stop)
-        return answer, scored
+
+        def place(row: int) -> Place:
+            return told.place(row, batch.start) or Place(row, batch.stop - 1)
+
+        return answer, scored, place
 
     def _check_times(self, batch: Batch, late: LateTargets | NamedRows) -> None:
         try:
@@ -274,7 +287,9 @@ class Evaluation:
         done()
         self.n_learned, self.settled = self.n_rows, True
 
-    def _named(self, batch: Batch, late: NamedRows) -> tuple[Answer, Scored | None, list[int]]:
+    def _named(
+        self, batch: Batch, late: NamedRows
+    ) -> tuple[Answer, Scored | None, list[int], Callable[[int], Place]]:
         """Predict those rows of a record that are new, and tell the targets that others bring."""
         self._check_times(batch, late)
         events = late.sorted_out(batch)
@@ -284,10 +299,15 @@ class Evaluation:
             return self.adapter.ask_and_tell(rows, told, events.ids)
 
         answer = self._timed(ask, rows)
-        scored = late.scored(batch, answer, events, self.tracker)
+        n_asked = self.adapter.learner.waiting_.asked
+        scored, places = late.scored(batch, answer, events, self.tracker, n_asked)
         late.note_times(batch)
         self.n_rows = self.n_learned = batch.stop
-        return answer, scored, events.asked
+
+        def place(number: int) -> Place:  # a correction is of a row that no longer waits
+            return places.get(number, Place(number, batch.stop - 1))
+
+        return answer, scored, events.asked, place
 
     def _chunk_by_chunk(self, batch: Batch) -> list[tuple[Answer, Scored | None]]:
         """Answer and scores of each chunk, up to the first one at which the learner fails."""
@@ -316,7 +336,7 @@ class Evaluation:
         if in_time or stream.label_timed or stream.named:
             self._check_late(in_time)
         if stream.named:
-            return NamedRows(getattr(self.adapter.learner, "max_waiting", 100_000))
+            return NamedRows(self.adapter.learner.status_of)
         if isinstance(delay, timedelta):
             return LateTargets(self.chunk, delay.total_seconds(), timed=True, labelled=False)
         if stream.label_timed:
@@ -342,11 +362,13 @@ class Evaluation:
             raise InvalidInput(f"chunk must be 1 where rows have ids, got {self.chunk}")
         if self.cost != 1.0:
             raise InvalidInput(f"cost must be 1 with {what}, got {self.cost!r}")
-        if not self.adapter.keeps_rows:
+        if not self.adapter.keeps_rows or (
+            stream.named and not hasattr(self.adapter.learner, "status_of")
+        ):
             raise InvalidInput(
                 f"with {what} the learner must keep rows, and "
-                f"{type(self.adapter.learner).__name__} does not; use a learner with ask_and_tell "
-                'and transition="example", or a delay in rows'
+                f"{type(self.adapter.learner).__name__} does not; use a learner with ask_and_tell, "
+                'status_of and transition="example", or a delay in rows'
             )
 
     def _predict_then_learn(self, chunk: Batch) -> tuple[Answer, Scored | None]:

@@ -45,6 +45,8 @@ class Said:
         Labels that the learner had learned then; see `LabelTracker`.
     knowing : NaiveLabels or NaiveValues
         What the baselines knew then.
+    place : (int, int)
+        Number of the row among those that were asked for, and in the stream.
     """
 
     labels: list[Any]
@@ -52,6 +54,7 @@ class Said:
     n_seen: int
     n_known: int
     knowing: Any
+    place: tuple[int, int]
 
 
 class LabelTracker:
@@ -150,12 +153,12 @@ class LabelTracker:
 
     # ---- rows whose labels come later -----------------------------------------------------
 
-    def said(self, answer: Answer, row: int) -> Said:
+    def said(self, answer: Answer, row: int, place: tuple[int, int]) -> Said:
         """What is predicted now of a row of an answer."""
         assert answer.probabilities is not None
         knowing = _snapshot(self)
         values = answer.probabilities[row]
-        return Said(answer.labels or [], values, self.n_seen, self.n_known, knowing)
+        return Said(answer.labels or [], values, self.n_seen, self.n_known, knowing, place)
 
     def reveal_one(self, batch: Batch, row: int, said: Said) -> int:
         """Take in a label, that of one row of a batch, after what was said; returns its code."""
@@ -338,12 +341,12 @@ class ValueTracker:
 
     # ---- rows whose targets come later ----------------------------------------------------
 
-    def said(self, answer: Answer, row: int) -> Said:
+    def said(self, answer: Answer, row: int, place: tuple[int, int]) -> Said:
         """What is predicted now of a row of an answer."""
         assert answer.predictions is not None
         assert answer.std is not None
         values = np.array([answer.predictions[row], answer.std[row]])
-        return Said([], values, 0, 0, _snapshot(self))
+        return Said([], values, 0, 0, _snapshot(self), place)
 
     def reveal_one(self, batch: Batch, row: int, said: Said) -> float:
         """Take in the target of one row of a batch, and return it."""
@@ -425,7 +428,7 @@ def saved(waiting: Mapping[Any, Said]) -> dict[str, Any]:
         naive, _ = knowing.setdefault(id(said.knowing), (len(knowing), said.knowing))
         values = [None if value != value else value for value in said.values.tolist()]
         values = ["inf" if value == math.inf else value for value in values]
-        rows.append([key, names, values, said.n_seen, said.n_known, naive])
+        rows.append([key, names, values, said.n_seen, said.n_known, naive, *said.place])
     return {
         "waiting": rows,
         "labels": list(map(list, labels)),
@@ -437,14 +440,15 @@ def said_of(state: dict[str, Any], tracker: Tracker) -> dict[Any, Said]:
     """Restore what `saved` returned."""
     knowing = []
     for attributes in state["knowing"]:
-        naive = type(tracker.naive)()
-        naive.restore(attributes)
-        knowing.append(naive)
+        then = type(tracker.naive)()
+        then.restore(attributes)
+        knowing.append(then)
     waiting = {}
-    for key, names, values, n_seen, n_known, place in state["waiting"]:
+    for key, names, values, n_seen, n_known, naive, *place in state["waiting"]:
         numbers = np.array([math.nan if value is None else float(value) for value in values])
-        said = Said(state["labels"][names], numbers, n_seen, n_known, knowing[place])
-        waiting[key] = said
+        number, row = place or (-1, -1)  # not in earlier files
+        about = state["labels"][names], numbers, n_seen, n_known, knowing[naive]
+        waiting[key] = Said(*about, (number, row))
     if knowing:
         tracker.snapshot = knowing[-1]
     return waiting

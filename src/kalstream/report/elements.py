@@ -102,8 +102,8 @@ def setting_text(value: object) -> str:
 
 
 def alarm_rows(run: Run) -> list[int]:
-    """Rows of all drift alarms."""
-    return [alarm.row for window in run.windows for alarm in window.drift]
+    """Rows at which the drift alarms were raised."""
+    return [alarm.at for window in run.windows for alarm in window.drift]
 
 
 def alarm_key(run: Run) -> str:

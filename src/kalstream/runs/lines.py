@@ -95,10 +95,19 @@ class HalfLives(_Part):
 
 
 class Alarm(_Part):
-    """A drift alarm: the row at which it began, and its confidence (NaN: unknown)."""
+    """A drift alarm: the row whose target raised it, when it was raised, and its confidence.
+
+    ``raised`` is None if that is ``row``, and in earlier files. An unknown confidence is NaN.
+    """
 
     row: Count
+    raised: Count | None = None
     confidence: NumberOrNan = math.nan
+
+    @property
+    def at(self) -> int:
+        """The last row that had come when it was raised."""
+        return self.row if self.raised is None else self.raised
 
 
 class NewClass(_Part):

@@ -117,16 +117,18 @@ class RunModel:
         self.encoder = encoder
         return self
 
-    def ask(self, rows: Any, ids: Any = None) -> Any:
+    def ask(self, rows: Any, ids: Any = None, *, keep: bool = True) -> Any:
         """Predict rows whose targets come later, and keep them until `tell` brings the targets.
 
         Parameters
         ----------
         rows : n rows
             New categories are learned, as in `partial_fit`; a target is not used.
-        ids : n numbers or strings, optional
+        ids : n numbers, strings, bytes, dates, Decimals, UUIDs or tuples of these, optional
             Names of the rows, for `tell`. By default those in the column of ids of the run; without
             it, rows are numbered from 0, in the order in which they were asked for.
+        keep : bool
+            With False, the prediction is the same, but nothing is kept or learned.
 
         Returns
         -------
@@ -136,8 +138,9 @@ class RunModel:
         encoder = deepcopy(self.encoder)  # an error leaves the old one
         batch = self._encoded(rows, encoder, asks=True)
         ids = batch.ids if ids is None else ids
-        answer = self.model.ask(batch.rows, ids, **_times(batch))
-        self.encoder = encoder
+        answer = self.model.ask(batch.rows, ids, **_times(batch), keep=keep)
+        if keep:
+            self.encoder = encoder
         return answer
 
     def tell(self, ids: Any, y: Any, *, unknown: str = "raise") -> Self:

@@ -10,6 +10,7 @@ from kalstream.report import format as fmt
 from kalstream.report.markup import Markup, tag
 from kalstream.report.read import Run
 from kalstream.report.sections.forgetting import life_unit, typical_half_life
+from kalstream.runs.lines import Alarm
 
 
 def cards(run: Run) -> list[Markup]:
@@ -26,10 +27,9 @@ def cards(run: Run) -> list[Markup]:
 def _drift_card(run: Run) -> Markup:
     alarms = [alarm for window in run.windows for alarm in window.drift]
     life, fixed = typical_half_life(run)
-    when = f" (at row {fmt.count(alarms[0].row)})" if alarms else ""
+    when = f" (at {_when(alarms[0])})" if alarms else ""
     if len(alarms) > 1:
-        first, last = fmt.count(alarms[0].row), fmt.count(alarms[-1].row)
-        when = f" (first at row {first}, last at row {last})"
+        when = f" (first at {_when(alarms[0])}, last at {_when(alarms[-1])})"
     if alarms and math.isinf(life):
         value = fmt.plural(len(alarms), "alarm")
         text = (
@@ -52,6 +52,12 @@ def _drift_card(run: Run) -> Markup:
     else:
         value, text = "none seen", "There was no alarm, and no half-life shorter than the stream."
     return _card("Drift", value, text)
+
+
+def _when(alarm: Alarm) -> str:
+    """Row at which an alarm was raised and, if labels are late, the row whose label did it."""
+    since = "" if alarm.at == alarm.row else f", since row {fmt.count(alarm.row)}"
+    return f"row {fmt.count(alarm.at)}{since}"
 
 
 def _times(number: int) -> str:

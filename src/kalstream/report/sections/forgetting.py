@@ -125,11 +125,15 @@ def _alarms(run: Run) -> Markup:
     if not alarms:
         return prose("There was no drift alarm.")
     shown = alarms[:100]
-    rows = [(fmt.count(a.row), fmt.percent(a.confidence, 0)) for a in shown]
     more = len(alarms) - len(shown)
+    names: tuple[str, ...] = ("Row", "Confidence")
+    rows = [[fmt.count(a.at), fmt.percent(a.confidence, 0)] for a in shown]
+    if any(a.at != a.row for a in alarms):  # labels are late
+        names = ("Raised at row", "Since row", "Confidence")
+        rows = [[at, fmt.count(a.row), sure] for a, (at, sure) in zip(shown, rows, strict=True)]
     return details(
         f"{fmt.plural(len(alarms), 'drift alarm')}, with rows and confidence",
-        table(("Row", "Confidence"), rows),
+        table(names, rows),
         prose(f"… and {fmt.count(more)} more.") if more else None,
     )
 
