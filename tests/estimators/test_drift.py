@@ -269,7 +269,7 @@ def test_confidence_equals_the_definition(seed, n_filters, size, missing):
         found.append(watch.numbers[CONFIDENCE])
     if watch.numbers[BEGAN] < 0.0:  # an alarm changes what is usual
         np.testing.assert_allclose(found, expected, rtol=1e-9)
-    at_once = Watch.start(n_filters).after(half_lives, belief, np.ones(belief.shape), evidence)
+    at_once, _ = Watch.start(n_filters).after(half_lives, belief, np.ones(belief.shape), evidence)
     for name in ("now", "usual", "gains", "odds", "numbers", "levels"):
         assert np.array_equal(getattr(at_once, name), getattr(watch, name)), name
 
@@ -282,7 +282,7 @@ def test_rows_that_are_alike_raise_no_alarm(size, tail):
     n, half_lives = 100_000, np.array([100.0, 1e3, 1e4, math.inf])
     draws = rng.standard_normal((n, 4)) if tail == "normal" else rng.standard_t(2, (n, 4))
     belief = np.full((n, 4), 0.25)
-    watch = Watch.start(4).after(half_lives, belief, np.ones((n, 4)), size * draws)
+    watch, _ = Watch.start(4).after(half_lives, belief, np.ones((n, 4)), size * draws)
     assert watch.drift(half_lives).alarms <= 10
 
 
@@ -295,7 +295,7 @@ def test_evidence_of_any_size_gives_a_number(value):
     evidence[350:400] = value
     belief = np.zeros((500, 3))
     belief[:, 2] = 1.0
-    watch = Watch.start(3).after(half_lives, belief, np.ones((500, 3)), evidence)
+    watch, _ = Watch.start(3).after(half_lives, belief, np.ones((500, 3)), evidence)
     for name in ("usual", "gains", "odds", "numbers"):
         assert np.isfinite(getattr(watch, name)).all(), name
     assert 0.0 <= watch.drift(half_lives).confidence <= 1.0
@@ -306,7 +306,7 @@ def test_one_row_raises_no_alarm():
     half_lives, belief = np.array([100.0, math.inf]), np.full((600, 2), 0.5)
     evidence = np.zeros((600, 2))
     evidence[500, 1] = -1e6
-    watch = Watch.start(2).after(half_lives, belief, np.ones((600, 2)), evidence)
+    watch, _ = Watch.start(2).after(half_lives, belief, np.ones((600, 2)), evidence)
     assert watch.drift(half_lives).alarms == 0
 
 
