@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from delays import Table, cell, learned_later, majority, scored
+from delays import DOCS, Table, cell, learned_later, majority, scored
 from page import machine, table, wrapped, write_section
 
 from kalstream import KalmanClassifier
@@ -211,7 +211,6 @@ def main() -> None:
     found = counted(options.alarms, options.rows) if options.alarms else []
     methods = "ask and tell", "predict, learn later", "majority"
     parts = [
-        "## Late labels after a change",
         f"`python benchmarks/late_changes.py` on {machine()}.",
         table(["stream", "delay", *methods, "windows below majority"], lines),
         "Accuracy / log-loss. Windows: of 250 rows in which `ask` and `tell` are less accurate "
@@ -226,7 +225,8 @@ def main() -> None:
     ]
     body = "\n\n".join(parts)
     if options.rows == ROWS and options.alarms == 20 and not options.stream:
-        write_section("late_changes", body)
+        write_section("late_changes", f"## Late labels after a change\n\n{body}")
+        write_section("late_changes", f"### After a change\n\n{body}", DOCS)
     else:  # a trial
         print(wrapped(body))
 
