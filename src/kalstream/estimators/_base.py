@@ -229,7 +229,7 @@ class KalmanEstimator(BaseEstimator, ABC):
         """
         shared, keys = self.__dict__.get("_published"), listed("ids", ids)
         store = (None if shared is None else shared.value.store) or Store()
-        rows = (store.rows.get(store.ids.get(key, -1)) for key in keys)
+        rows = (store.row(store.ids.get(key, -1)) for key in keys)
         return [None if row is None else _STATUS[row.status] for row in rows]
 
     def add_columns(self, n_columns: int) -> Self:

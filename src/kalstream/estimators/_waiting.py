@@ -6,7 +6,7 @@ call or the one after it. A `Book` enters the events of one call.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -27,6 +27,8 @@ _REMEMBERED: Final = 10_000
 WAITS, TOLD, EXPIRED = range(3)
 # Sizes of what is kept of a row if nothing was predicted.
 NOTHING: Final[Sizes] = (0, 0, 0, 0, 0)
+# Rows in one block: a call copies the blocks that it changes.
+_BLOCK: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +105,12 @@ class Store:
 
     Attributes
     ----------
-    rows : Map of number to Row
+    blocks : Map of int to {number: Row}
+        Rows by their number divided by `_BLOCK`.
     ids : Map of id to number
         The last row of each id.
-    done : Map of int to number
-        Remembered rows that no longer wait, by how many had ended to wait before.
+    done : (n,)
+        Numbers of remembered rows that no longer wait, in the order in which they ended to.
     stop : int
         Rows that were asked for.
     oldest : int
@@ -122,9 +125,9 @@ class Store:
     counts : Waiting
     """
 
-    rows: Map[int, Row] = field(default_factory=Map)
+    blocks: Map[int, dict[int, Row]] = field(default_factory=Map)
     ids: Map[Hashable, int] = field(default_factory=Map)
-    done: Map[int, int] = field(default_factory=Map)
+    done: Array = field(default_factory=lambda: np.empty(0, np.int64))
     stop: int = 0
     oldest: int = 0
     n_columns: int = 0
@@ -138,17 +141,27 @@ class Store:
         """Whether rows came with times."""
         return self.newest == self.newest
 
+    @property
+    def rows(self) -> dict[int, Row]:
+        """All rows by their numbers, in this order."""
+        return {n: self.blocks[k][n] for k in sorted(self.blocks) for n in sorted(self.blocks[k])}
+
+    def row(self, number: int) -> Row | None:
+        """The row of a number."""
+        block = self.blocks.get(number // _BLOCK)
+        return None if block is None else block.get(number)
+
     def without_predictions(self) -> Store:
         """The store after what was predicted of its rows has lost its meaning."""
         rows = {n: row._replace(sizes=NOTHING, kept=b"") for n, row in self.rows.items()}
-        return replace(self, rows=Map(rows))
+        return replace(self, blocks=_changed(Map(), rows))
 
     # ---- files ----------------------------------------------------------------------------
 
     def packed(self) -> dict[str, Any]:
         """All of it, as values that a checkpoint holds; the inverse is `unpacked`."""
-        order = sorted(self.rows)
-        rows = [self.rows[number] for number in order]
+        numbered = self.rows
+        rows = list(numbered.values())
         groups = [
             {
                 "places": np.array(places),
@@ -163,14 +176,14 @@ class Store:
             targets = np.array(targets)
         names = ("stop", "oldest", "n_columns", "newest", "blank", "again", "counts")
         return {
-            "rows": np.array(order, np.int64),
+            "rows": np.array(list(numbered), np.int64),
             "numbers": np.array([row.number for row in rows], np.int64),
             "times": np.array([row.time for row in rows], np.float64),
             "status": np.array([row.status for row in rows], np.int8),
             "ids": _ids.packed([row.id for row in rows]),
             "targets": targets,
             "groups": groups,
-            "done": np.array([self.done[k] for k in sorted(self.done)], np.int64),
+            "done": self.done,
             **{name: getattr(self, name) for name in names},
         }
 
@@ -201,13 +214,10 @@ class Store:
         columns, sizes, kept = _ungrouped(groups, n)
         place = rows.tolist()
         parts = keys, numbers.tolist(), times.tolist(), columns, sizes, kept, status.tolist()
-        made = Map(dict(zip(place, map(Row, *parts, values), strict=True)))
-        counts = more["counts"]
+        made = dict(zip(place, map(Row, *parts, values), strict=True))
         _check_counts(rows, status, done, **more)
         _need(not np.isinf(times).any(), "times must be finite or missing")
-        first = counts.told + counts.expired - len(done)
-        ended = Map({first + k: number for k, number in enumerate(done.tolist())})
-        return cls(made, Map(dict(zip(keys, place, strict=True))), ended, **more)
+        return cls(_changed(Map(), made), Map(dict(zip(keys, place, strict=True))), done, **more)
 
 
 class Book:
@@ -226,18 +236,19 @@ class Book:
     def __init__(self, store: Store, max_waiting: int, max_age: float | None) -> None:
         self.before, self.max_waiting, self.max_age = store, max_waiting, max_age
         self.events: list[tuple[bool, int, int]] = []
-        self.ids, self.done = store.ids.mutate(), store.done.mutate()
+        self.ids = store.ids.mutate()
         self.stop, self.oldest, self.newest = store.stop, store.oldest, store.newest
         self.n_columns, self.blank, self.again = store.n_columns, store.blank, store.again
         self.counts = {name: getattr(store.counts, name) for name in Waiting.__slots__}
         self._changed: dict[int, Row] = {}
         self._ended: dict[int, int] = {}  # the event with which a row ended to wait
-        self._dropped: list[int] = []
+        self._done: list[int] = []  # those of this call
+        self._n_forgotten = 0  # the first ones that are done; some may be needed to learn them
 
     def row(self, number: int) -> Row | None:
         """A row as it is after all events, with its columns also if it is forgotten then."""
         row = self._changed.get(number)
-        return self.before.rows.get(number) if row is None else row
+        return self.before.row(number) if row is None else row
 
     # ---- events ---------------------------------------------------------------------------
 
@@ -307,13 +318,14 @@ class Book:
         """A row ends to wait; the one that did so longest ago is forgotten."""
         self._changed[number] = Row._make((*row[:6], status, target))
         self._ended[number] = len(self.events) - 1
-        n_ended = self.counts["told"] + self.counts["expired"]
-        self.done[n_ended] = number
+        self._done.append(number)
         self.counts["waiting"] -= 1
         self.counts["told" if status == TOLD else "expired"] += 1
-        while len(self.done) > _REMEMBERED:
-            last = self.done.pop(n_ended + 1 - len(self.done))
-            self._dropped.append(last)  # its columns may be needed to learn it
+        n_before = len(self.before.done)
+        while n_before + len(self._done) - self._n_forgotten > _REMEMBERED:
+            k = self._n_forgotten
+            last = int(self.before.done[k]) if k < n_before else self._done[k - n_before]
+            self._n_forgotten += 1
             forgotten = self.row(last)
             assert forgotten is not None
             if self.ids.get(forgotten.id) == last:
@@ -369,15 +381,12 @@ class Book:
 
     def store(self) -> Store:
         """The store after the call."""
-        rows = self.before.rows.mutate()
-        for number in self._dropped:
-            self._changed.pop(number, None)
-            rows.pop(number, None)  # not there if it was asked for in this call
-        rows.update(self._changed)
+        n = self._n_forgotten
+        done = np.concatenate([self.before.done, np.array(self._done, np.int64)])
         return Store(
-            rows.finish(),
+            _changed(self.before.blocks, self._changed | dict.fromkeys(done[:n].tolist())),
             self.ids.finish(),
-            self.done.finish(),
+            done[n:],
             self.stop,
             self.oldest,
             self.n_columns,
@@ -386,6 +395,29 @@ class Book:
             self.again,
             Waiting(**self.counts),
         )
+
+
+def _changed(
+    blocks: Map[int, dict[int, Row]], rows: Mapping[int, Row | None]
+) -> Map[int, dict[int, Row]]:
+    """Blocks with these rows, and without those that are None."""
+    made: dict[int, dict[int, Row]] = {}
+    for number, row in rows.items():
+        k = number // _BLOCK
+        block = made.get(k)
+        if block is None:
+            block = made[k] = dict(blocks.get(k, ()))
+        if row is None:
+            block.pop(number, None)  # not there if it was asked for in this call
+        else:
+            block[number] = row
+    after = blocks.mutate()
+    for k, block in made.items():
+        if block:
+            after[k] = block
+        else:
+            after.pop(k, None)
+    return after.finish()
 
 
 def _same(one: Any, other: Any) -> bool:
