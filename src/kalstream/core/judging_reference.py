@@ -175,8 +175,8 @@ class LateReference:
         plain = _average(self.in_order, logits)
         described = self._described(row.seen, plain, logits, False)
         row.answers = np.array([*late, self.stack.answer(described, plain, 1.0), plain])
-        others = lag / (1.0 + lag) / 4.0
-        prior = np.array([1.0 - 3.0 * others, others, others, others])
+        others = 0.5 * lag / (1.0 + lag)
+        prior = np.array([1.0 - others, others / 3.0, others / 3.0, others / 3.0])
         beliefs = prior * (self.beliefs + self._switch(gap * rate) * (0.25 - self.beliefs))
         out[row.seen] = beliefs @ row.answers / beliefs.sum()
         return out

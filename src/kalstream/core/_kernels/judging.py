@@ -328,7 +328,7 @@ def choose_rows(
     """Averages (n, K') of A predictions (n, A, K') of each row that is asked for.
 
     answers (S, A, K) and beliefs (A,) change in place; see `judging.choose`. The first prediction
-    alone counts if no target is late; all have the same prior weight if many are.
+    alone counts if no target is late; the others have half of the prior weight if many are.
     """
     n, n_answers, n_outputs = made.shape
     out, now = np.zeros((n, n_outputs)), np.empty(n_answers)
@@ -338,9 +338,9 @@ def choose_rows(
         for a in range(n_answers):
             now[a] = beliefs[a] + switch * (1.0 / n_answers - beliefs[a])
         if asked[i]:
-            others = lag[i] / (1.0 + lag[i]) / n_answers
-            now[0] *= 1.0 - (n_answers - 1) * others
-            now[1:] *= others
+            others = 0.5 * lag[i] / (1.0 + lag[i])
+            now[0] *= 1.0 - others
+            now[1:] *= others / (n_answers - 1)
             now /= now.sum()
             for a in range(n_answers):
                 for k in range(n_outputs):
