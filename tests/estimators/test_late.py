@@ -287,6 +287,16 @@ def test_classes_that_were_only_declared_share_all_probability(stacking) -> None
         np.testing.assert_allclose(model.ask([[1.0]]).sum(), 1.0)
 
 
+@pytest.mark.parametrize("stacking", [True, False])
+def test_stacking_may_change_while_rows_wait(stacking) -> None:
+    model = KalmanClassifier(features="raw", stacking=stacking)
+    model.partial_fit([[1.0], [-1.0]], ["up", "down"]).ask([[1.0], [-1.0]])
+    model.set_params(stacking=not stacking)
+    model.ask([[1.0]])
+    assert len(model._model.late.beliefs) == (2 if stacking else 4)  # compiled code reads so many
+    np.testing.assert_allclose(model.tell([0, 2], ["up", "up"]).ask([[1.0]]).sum(), 1.0)
+
+
 def test_unknown_ids_are_counted_where_asked(model) -> None:
     model.ask([[1.0]], ids=["a"])
     model.tell(["z", "a"], ["up", "up"], unknown="skip")

@@ -339,7 +339,10 @@ def _judged(
         state, phi, targets, weight, events, noise_var=noise_var, prior_var=prior_var
     )
     task.keep(before, kept, targets, weight, state.seen, events)
-    judge = before.late or policy.late_judge(state, kept.sizes)
+    begun = policy.late_judge(state, kept.sizes)
+    judge = before.late or begun
+    if len(judge.beliefs) != len(begun.beliefs):  # stacking was set to another value
+        judge = replace(judge, beliefs=begun.beliefs)
     judge, by_late, judged = policy.judge(
         *(judge, step, far, targets, weight, events, kept),
         noise_var=noise_var,
