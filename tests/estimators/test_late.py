@@ -246,6 +246,11 @@ def test_a_label_told_twice_counts_once(model) -> None:
         (lambda m: m.tell(["a"], ["up"], unknown="pass"), "unknown"),
         (lambda m: m.ask_and_tell([[1.0]], ["a"], ["up"], before=[2]), "before"),
         (lambda m: m.ask_and_tell([[1.0]], ["a", "q"], ["up", "up"], before=[1, 0]), "before"),
+        (
+            lambda m: m.ask_and_tell([[1.0]], ["a", "q"], ["up"] * 2, np.array([1, 0], np.uint8)),
+            "before decreases",
+        ),
+        (lambda m: m.ask_and_tell([[1.0]], ["a"], ["up"], [[1], [1, 2]]), "before must be"),
         (lambda m: m.tell(["a"], [0.5]), "0.5"),
     ],
 )
@@ -262,6 +267,34 @@ def test_bad_calls_change_nothing(model, call, words) -> None:
 def test_nothing_was_asked_for() -> None:
     with pytest.raises(InvalidInput, match="call ask first"):
         KalmanClassifier().tell([1], ["a"])
+
+
+def test_rows_still_have_times_after_all_that_waited_are_dropped() -> None:
+    model = KalmanClassifier(features="raw")
+    model.ask([[1.0]], ids=["a"], time=[3.0])
+    assert model.drop_waiting().status_of(["a"]) == [None]
+    with pytest.raises(InvalidInput, match="time was given in earlier calls"):
+        model.ask([[1.0]])
+    model.ask([[1.0]], time=[3.0])
+    assert model.tell([0], ["up"]).n_seen_ == 1
+
+
+@pytest.mark.parametrize("stacking", [True, False])
+def test_classes_that_were_only_declared_share_all_probability(stacking) -> None:
+    model = KalmanClassifier(features="raw", stacking=stacking)
+    model.partial_fit([[0.0]], [None], classes=["up", "down"])
+    for _ in range(5):
+        np.testing.assert_allclose(model.ask([[1.0]]).sum(), 1.0)
+
+
+@pytest.mark.parametrize("stacking", [True, False])
+def test_stacking_may_change_while_rows_wait(stacking) -> None:
+    model = KalmanClassifier(features="raw", stacking=stacking)
+    model.partial_fit([[1.0], [-1.0]], ["up", "down"]).ask([[1.0], [-1.0]])
+    model.set_params(stacking=not stacking)
+    model.ask([[1.0]])
+    assert len(model._model.late.beliefs) == (2 if stacking else 4)  # compiled code reads so many
+    np.testing.assert_allclose(model.tell([0, 2], ["up", "up"]).ask([[1.0]]).sum(), 1.0)
 
 
 def test_unknown_ids_are_counted_where_asked(model) -> None:

@@ -13,7 +13,8 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from fuzz import values
-from fuzz.cases import Case, Twins, expect, shown
+from fuzz.cases import Case, Twins, equal, expect, shown
+from fuzz.late import Rows
 from kalstream import KalmanClassifier, KalmanRegressor
 from kalstream.core import Calibration, Fixed, Learned, Mixture
 from kalstream.errors import NumericalError
@@ -53,6 +54,8 @@ def parameters(case: Case, labels: list[Any] | None) -> dict[str, Any]:
         "random_state": pick([0, 7, np.random.RandomState(3), np.random.default_rng(4)]),
         "predictive": pick(["exact", "exact", "probit", "monte-carlo", "plug-in"]),
         "calibration": pick(["auto", "auto", 1.0, 0.5]),
+        "max_waiting": pick([100_000, 100_000, 30, 5, 1]),
+        "max_age": pick([None, None, None, 500.0, 20, 2.5, 1.0]),
     }
     policy = chosen["forgetting"]
     if not isinstance(policy, str | float):
@@ -127,6 +130,8 @@ class Stream:
         if not self.timed:
             return None
         gaps = self.case.rng.choice([0.0, 1.0, 1.0, 2.5, 400.0], n)
+        if self.case.chance(0.2):
+            gaps[:] = 0.0
         return self.as_times(self.clock + gaps.cumsum())
 
     def as_times(self, times: Any) -> Any:
@@ -134,8 +139,12 @@ class Stream:
 
     def taken(self, time: Any) -> None:
         if time is not None:
-            last = (time[-1] - DAY) / np.timedelta64(86400, "s") if self.dates else time[-1]
-            self.clock = float(last)
+            last = self.numbers(time)[-1]
+            self.clock = last / 86400 if self.dates else last
+
+    def numbers(self, time: Any) -> list[float]:
+        """Times as numbers, dates as seconds."""
+        return ((time - DAY) / np.timedelta64(1, "s") if self.dates else time).tolist()
 
 
 def classifier(case: Case) -> None:
@@ -166,6 +175,7 @@ def _run(case: Case, labels: list[Any] | None) -> None:
         kind = case.pick([*kinds, "other"])
         getattr(run, kind)()
         run.check()
+    run.check_copied()
 
 
 class _Api:
@@ -173,9 +183,10 @@ class _Api:
 
     def __init__(self, case: Case, twins: Twins, stream: Stream) -> None:
         self.case, self.twins, self.stream = case, twins, stream
-        self.n_seen = 0
-        self.waiting: list[Any] = []  # ids of rows that were asked for
-        self.n_asked = 0
+        self.n_seen, self.n_came = 0, 0
+        model = twins.tested
+        self.rows = Rows(model.max_waiting, model.max_age, model._settings.unit)
+        self.copied: list[tuple[Any, Any]] = []  # a model that was copied, and its bytes
         self.classifies = stream.labels is not None
         self.is_float32 = twins.tested.get_params()["dtype"] == "float32"
         self.probe = stream.rows(3)
@@ -183,7 +194,7 @@ class _Api:
     @property
     def started(self) -> bool:
         """Whether rows were learned or asked for: then the columns are known."""
-        return self.n_seen > 0 or self.n_asked > 0
+        return self.n_came > 0
 
     @property
     def fitted(self) -> bool:
@@ -221,47 +232,94 @@ class _Api:
         if error is not None:
             stream.clock = clock
             return
-        self.n_seen = n + (0 if method == "fit" else self.n_seen)
         if method == "fit":
-            self.waiting, self.n_asked = [], 0
+            self.forget()
+        self.n_seen, self.n_came = self.n_seen + n, self.n_came + n
         stream.taken(given["time"])
         if method == "predict_then_learn":
             self.check_predictions(value, n)
         if first is not None:
             self.check_loop(first, method, X, y, given)
 
+    def forget(self) -> None:
+        """The model forgot everything."""
+        self.n_seen, self.n_came = 0, 0
+        self.rows.clear()
+
     def late(self) -> None:
-        """Ask for rows, and tell some of the targets in any order."""
+        """Ask for rows, then tell targets of rows that were asked for; or both in one call."""
         case, stream, n = self.case, self.stream, self.stream.size()
-        ids = None
-        if case.chance(0.5):
-            ids = [f"row {self.n_asked + i}" for i in range(n)]
-        time = stream.time(n)
-        value, error = self.twins.good("ask", stream.rows(n), ids=ids, may=self.may, time=time)
+        ids, X, time = self.rows.new_ids(case, n), stream.rows(n), stream.time(n)
+        given, counts = {"ids": ids, "time": time}, self.twins.tested.waiting_
+        names = list(range(self.rows.n_asked, self.rows.n_asked + n) if ids is None else ids)
+        keys = self.rows.some(case)
+        places = np.sort(case.rng.integers(0, n + 1, len(keys))).tolist()
+        together = case.chance(0.3)
+        if together:
+            keys, places = keys + names[::2], places + [n] * len(names[::2])
+            given |= {"sample_weight": stream.weight(len(keys))} if keys else {}
+            args = X, keys, stream.targets(len(keys)), case.pick([list, np.array])(places)
+            value, error = self.twins.good("ask_and_tell", *args, may=self.may, **given)
+        else:
+            ahead = not self.is_float32 and case.chance(0.5)
+            expected = self.twins.alone("ask", X, keep=False, **given) if ahead else None
+            value, error = self.twins.good("ask", X, may=self.may, **given)
+            same = expected is None or error is not None or equal(value, expected)
+            expect(same, f"ask: {shown(value)}, but {shown(expected)} with keep=False")
         if error is not None:
             return
-        counts = self.twins.tested.waiting_
-        self.waiting += ids or range(counts.asked - n, counts.asked)
-        self.n_asked += n
         stream.taken(time)
+        self.n_came += n
         self.check_predictions(value, n)
-        k = int(case.rng.integers(0, len(self.waiting) + 1))
-        order = case.rng.permutation(len(self.waiting)).tolist()
-        told = [self.waiting[i] for i in order[:k]]
-        if not told:
-            return
-        given = {"sample_weight": stream.weight(k), "unknown": "skip"}
-        _, error = self.twins.good("tell", told, stream.targets(k), may=self.may, **given)
-        if error is None:
-            self.waiting = [self.waiting[i] for i in order[k:]]
-            self.n_seen += self.twins.tested.waiting_.told - counts.told
-            status = self.twins.tested.status_of(told)
-            expect({*status} <= {"told", "expired"}, f"status_of: {shown(status)} after tell")
+        self.enter(names, time, *((keys, places) if together else ([], [])))
+        if not together and keys:
+            weight = stream.weight(len(keys))
+            y, may = stream.targets(len(keys)), self.may
+            _, error = self.twins.good("tell", keys, y, sample_weight=weight, may=may)
+            if error is None:
+                self.enter([], None, keys, [0] * len(keys))
+        after = self.twins.tested.waiting_
+        self.n_seen += after.told + after.corrected - counts.told - counts.corrected
+
+    def enter(self, names: list[Any], time: Any, keys: list[Any], places: list[int]) -> None:
+        """Rows were asked for, and targets told, each behind so many of the rows."""
+        times = [None] * len(names) if time is None else self.stream.numbers(time)
+        targets = list(zip(places, keys, strict=True))
+        for k, name in enumerate([*names, None]):
+            while targets and targets[0][0] <= k:
+                self.rows.learn(targets.pop(0)[1])
+            if k < len(names):
+                self.rows.ask(name, times[k])
 
     def bad_late(self) -> None:
-        y = self.stream.targets(1)
-        ids = self.case.pick([["nobody"], [[]], "text", [None], [1e9], 5])
-        self.twins.bad("tell", ids, y, why="no such id")
+        """Calls of `ask`, `tell` and `ask_and_tell` with one bad argument."""
+        case, stream, rows = self.case, self.stream, self.rows
+        known = list(rows.moments)[: stream.size()]
+        what = case.pick(["ask", "ask", "nobody", *["tell", "y", "weight", "before"] * bool(known)])
+        n = len(known) if known else 2
+        y, X, times = stream.targets(n), stream.rows(2), {"time": stream.time(2)}
+        if what == "nobody":
+            self.twins.bad("tell", [*known[1:], "nobody"], y[-max(n - (not known), 1) :], why=what)
+        elif what == "y":
+            table = values.LABELS if self.classifies else values.TARGETS
+            why = case.pick(table)
+            self.twins.bad("tell", known, table[why](y), why=f"y: {why}")
+        elif what == "weight":
+            why = case.pick(values.WEIGHTS)
+            weight = values.WEIGHTS[why](np.ones(n))
+            self.twins.bad("tell", known, y, sample_weight=weight, why=f"weight: {why}")
+        elif what == "before":
+            why = case.pick(values.BEFORE)
+            places = values.BEFORE[why]([0] * n)
+            self.twins.bad("ask_and_tell", X, known, y, places, why=f"before: {why}", **times)
+        elif what == "tell":
+            why = case.pick(values.IDS)
+            self.twins.bad("tell", values.IDS[why](known), y, why=f"ids: {why}")
+        else:
+            table = values.IDS | {"twice": lambda ids: ids[:1] * 2}
+            table |= {"waits": lambda ids: [known[0], ids[0]]} if known else {}
+            why = case.pick(table)
+            self.twins.bad("ask", X, ids=table[why]([-1, -2]), why=f"ids: {why}", **times)
 
     def check_predictions(self, value: Any, n: int) -> None:
         """Check results of predict_then_learn: before the first target, 0, or NaN and infinity."""
@@ -310,13 +368,16 @@ class _Api:
     def other(self) -> None:
         """Copies, files and parameters; a copy must equal the model."""
         kind = self.case.pick(["snapshot", "copy", "deepcopy", "pickle", "load", "reset", "clone"])
-        kind = self.case.pick([kind, kind, "retire", "set"])
+        kind = self.case.pick([kind, kind, kind, "retire", "set", "drop"])
         twins, cls = self.twins, type(self.twins.tested)
         self.case.note(kind)
         if kind == "reset":
             twins.good("reset")
-            self.n_seen, self.stream.clock = 0, 0.0
-            self.waiting, self.n_asked = [], 0
+            self.forget()
+            self.stream.clock = 0.0
+        elif kind == "drop" and self.started:
+            twins.good("drop_waiting")
+            self.rows.clear()
         elif kind == "clone":
             expect(clone(twins.tested).n_seen_ == 0, "a clone has learned something")
         elif kind == "retire" and self.classifies and self.fitted:
@@ -327,8 +388,9 @@ class _Api:
             changes: dict[str, Any] = {"predictive": self.case.pick(["exact", "probit"])}
             if self.classifies:
                 changes["stacking"] = self.case.chance(0.7)
+            self.rows.most = changes["max_waiting"] = self.case.pick([1, 10, 100_000])
             twins.good("set_params", **changes)
-        elif kind == "load" and self.n_seen:
+        elif kind == "load" and self.started:
             path = self.case.folder / "other"
             twins.tested.save(path)
             twins.tested = cls.load(path)
@@ -338,6 +400,7 @@ class _Api:
         elif kind in ("snapshot", "copy", "deepcopy", "pickle"):
             make = {"snapshot": cls.snapshot, "copy": copy.copy, "deepcopy": copy.deepcopy}
             make["pickle"] = lambda model: pickle.loads(pickle.dumps(model))
+            self.copied = [(twins.tested, twins.bytes_of(twins.tested))]
             twins.tested = make[kind](twins.tested)
         twins.check_equal(kind)
 
@@ -358,8 +421,8 @@ class _Api:
         else:
             names = ["predict", "uncertainty", "is_novel"]
             names += ["predict_proba", "decision_function"] if self.classifies else []
-            method = case.pick(names)
-            if not self.fitted:
+            method = case.pick([*names, "ask"])
+            if not self.fitted and method != "ask":
                 return None
         first = not self.started or method == "fit"
         X, y = stream.rows(n), stream.targets(n, whole=method == "fit")
@@ -371,9 +434,11 @@ class _Api:
             why = case.pick(table)
             X = table[why](X)
             if why == "100,000 columns":  # they are allocated when the first target comes
+                if method == "ask":
+                    return None
                 y = stream.targets(n, whole=True)
         elif what == "time":
-            why, given["time"] = self.bad_time(n, first, method in LEARNING)
+            why, given["time"] = self.bad_time(n, first, method in (*LEARNING, "ask"))
         elif what == "weight":
             why = case.pick(values.WEIGHTS)
             given["sample_weight"] = values.WEIGHTS[why](np.ones(n))
@@ -387,7 +452,16 @@ class _Api:
         must = why not in values.MAY
         if method in LEARNING:
             if twins.bad(method, X, y, why=f"{what}: {why}", must=must, **given):
-                self.n_seen = len(y) + (0 if method == "fit" else self.n_seen)
+                if method == "fit":
+                    self.forget()
+                self.n_seen, self.n_came = self.n_seen + n, self.n_came + n
+                stream.taken(given["time"])
+            return None
+        if method == "ask":
+            names = list(range(self.rows.n_asked, self.rows.n_asked + n))
+            if twins.bad("ask", X, why=f"{what}: {why}", must=must, **given):
+                self.n_came += n
+                self.enter(names, given["time"], [], [])
                 stream.taken(given["time"])
             return None
         if given["time"] is None:
@@ -417,7 +491,7 @@ class _Api:
         table |= values.CLASSIFIER_PARAMETERS if self.classifies else {}
         method = case.pick(LEARNING)
         first = not self.started or method == "fit"
-        table |= values.FRESH_PARAMETERS if first else {}
+        table |= values.LATE_PARAMETERS | (values.FRESH_PARAMETERS if first else {})
         if not self.fitted:
             table["dtype"] = values.FRESH_PARAMETERS["dtype"]
         name = case.pick(table)
@@ -428,7 +502,9 @@ class _Api:
         if isinstance(value, str) and value == "negative":
             value = dict.fromkeys(self.stream.labels, -1.0)
         given = {"time": self.stream.time(n)}
-        args = self.stream.rows(n), self.stream.targets(n, whole=True)
+        args: Any = self.stream.rows(n), self.stream.targets(n, whole=True)
+        if name in values.LATE_PARAMETERS:
+            method, args = "ask", args[:1]
         twins.tested.set_params(**{name: value})
         try:
             text = f"bad ({name}={shown(value)}) {method}"
@@ -440,14 +516,21 @@ class _Api:
         expect(refused, f"{name}={shown(value)} is bad, and {method} accepted it")
         if error is None:  # whether a number is too large depends on other parameters
             twins.steady.reset(), twins.tested.reset()
-            self.n_seen, self.stream.clock = 0, 0.0
+            self.forget()
+            self.stream.clock = 0.0
         twins.check_equal(f"{method} with {name}={shown(value)}")
 
     # ---- checks after every call ----------------------------------------------------------
 
+    def check_copied(self) -> None:
+        for model, before in self.copied:
+            expect(self.twins.bytes_of(model) == before, "a model changed when its copy learned")
+
     def check(self) -> None:
         model = self.twins.tested
-        expect(model.n_seen_ == self.n_seen, f"n_seen_ is {model.n_seen_} of {self.n_seen} rows")
+        found, n_rows = (model.n_seen_, model.n_rows_), (self.n_seen, self.n_came)
+        expect(found == n_rows, f"n_seen_ and n_rows_ are {found}, not {n_rows}")
+        self.rows.check(model)
         if not self.fitted:
             return self.twins.check_equal("nothing")
         where = self.ahead(3)

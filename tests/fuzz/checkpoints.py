@@ -7,8 +7,11 @@ an error of kalstream, and whose predictions are finite.
 from __future__ import annotations
 
 import copy
+import datetime
 import functools
 import json
+import uuid
+from decimal import Decimal
 from hashlib import sha256
 from typing import Any
 
@@ -46,7 +49,8 @@ def originals() -> list[tuple[type, bytes]]:
     for model in models:
         model.partial_fit(X, labels, time=np.arange(30.0))
         model.predict_then_learn(X[:3], ["a", "b", "d"], time=[30.0, 31.0, 32.0])
-        model.ask(X[:4], ids=["p", "q", 3, 4], time=[33.0] * 4)
+        ids = ["p", "q", 3, (b"r", Decimal("1.5")), uuid.UUID(int=1), datetime.date(2020, 2, 29)]
+        model.ask(X[:6], ids=ids, time=[33.0] * 6)
         model.tell(["q", 3], ["a", "b"])
     waiting = KalmanClassifier(features="raw").partial_fit(X, [None] * 30)
     two = KalmanClassifier(features="scaled", random_state=0).partial_fit(X, [0, 1] * 15)

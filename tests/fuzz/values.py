@@ -6,7 +6,9 @@ A table of bad arguments maps a reason to a function that spoils a good argument
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -169,6 +171,39 @@ TIMES: Table = {
     "dates and numbers": lambda t: [datetime.date(2020, 1, 1)] * (len(t) - 1) + [1.0],
     "sparse": lambda t: _sparse(np.ones(len(t))),
 }
+IDS: Table = {  # they spoil n ids of rows that nobody asked for
+    "text": _constant("ids"),
+    "bytes": _constant(b"ids"),
+    "number": _constant(5),
+    "object": _constant(object()),
+    "flat array": _constant(np.array(5)),
+    "one too many": lambda ids: [*ids, "more"],
+    "table": lambda ids: np.zeros((len(ids), 2)),
+    "dates of numpy": lambda ids: np.full(len(ids), np.datetime64("2020-01-01")),
+    "missing of pandas": lambda ids: pd.Series([1] * (len(ids) - 1) + [None], dtype="Int64"),
+}
+NO_IDS = (  # none of them can be an id
+    *(None, float("nan"), pd.NA, pd.NaT, 1j, [1], {}, {1}, object(), np.zeros(2), range(3), int),
+    *((1, float("nan")), (1, (None,)), ([],), Decimal("NaN"), Decimal("sNaN"), np.float64("nan")),
+    *(np.datetime64("NaT"), np.timedelta64(1), pd.Timestamp(1), datetime.timedelta(1)),
+    datetime.datetime.min.replace(tzinfo=datetime.timezone(datetime.timedelta(hours=1))),
+    functools.reduce(lambda deep, _: (deep,), range(100_000), ()),
+)
+IDS |= {f"id {k}": lambda ids, k=k: [*ids[1:], NO_IDS[k]] for k in range(len(NO_IDS))}
+BEFORE: Table = {  # they spoil n places behind at most 100 rows
+    "one too many": lambda b: [*b, 1],
+    "too far": lambda b: [*b[1:], 101],
+    "negative": lambda b: [-1, *b[1:]],
+    "decreasing": lambda b: [1, *b[1:], 0][: max(len(b), 2)],
+    "decreasing of numpy": lambda b: np.array([1, *b[1:], 0], np.uint8)[: max(len(b), 2)],
+    "fractions": lambda b: [0.5] * len(b),
+    "texts": lambda b: ["a"] * len(b),
+    "Nones": _objects(None),
+    "ragged": lambda b: [[1], [1, 2]],
+    "huge integers": _objects(10**400),
+    "scalar": _constant(1),
+    "text": _constant("a"),
+}
 # Reasons of arguments that some models accept, depending on their parameters.
 MAY = ("1e101",)
 # Bad values of parameters, for fresh and for fitted models.
@@ -192,6 +227,11 @@ CLASSIFIER_PARAMETERS: dict[str, tuple[Any, ...]] = {
     "class_weight": ("even", "negative", 1.0, ["balanced"], np.zeros(2)),
     "stacking": ("yes", None, 2),
     "recent_labels": ("yes", None, 2),
+}
+# Bad values of parameters that are read only where targets come late.
+LATE_PARAMETERS: dict[str, tuple[Any, ...]] = {
+    "max_waiting": (0, -1, 1.5, "many", None, [1]),
+    "max_age": (0.0, -1.0, float("nan"), float("inf"), "old", [1.0], datetime.timedelta(1)),
 }
 # Bad values of parameters that are read only by fresh models.
 FRESH_PARAMETERS: dict[str, tuple[Any, ...]] = {

@@ -274,7 +274,14 @@ class KalmanEstimator(BaseEstimator, ABC):
         0
         """
         self._model  # noqa: B018  (raises if nothing was learned)
-        self._published.update(lambda model: (model.but(store=None), None))
+
+        def without(model: Model) -> tuple[Model, None]:
+            store, kept = model.store, None
+            if store is not None and model.time is None and store.has_times:
+                kept = Store(newest=store.newest)  # nothing else holds that rows have times
+            return model.but(store=kept), None
+
+        self._published.update(without)
         return self
 
     @interruptible

@@ -214,9 +214,11 @@ class Classification:
         if width and len(asked):
             in_order[asked] = self._plain(before, step.take(asked))
             late[asked] = self._plain(before, by_late.take(asked))
-            shares, slots = judged.shares[asked], events.slot[asked]
-            log_probabilities = kept.experts[slots, :, :width]
-            other = np.where(kept.active[slots, None, :width], np.exp(log_probabilities), 0.0)
+            slots = events.slot[asked]
+            active, log_probabilities = kept.active[slots, :width], kept.experts[slots, :, :width]
+            other = np.where(active[:, None], np.exp(log_probabilities), 0.0)
+            # Frequencies predict nothing where classes are declared and none was seen.
+            shares = np.where(active.any(axis=1, keepdims=True), judged.shares[asked], 0.0)
             late[asked] *= 1.0 - shares.sum(axis=1, keepdims=True)
             late[asked] += np.einsum("ax,axk->ak", shares, other)
         assert targets.labels is not None

@@ -339,7 +339,10 @@ def _judged(
         state, phi, targets, weight, events, noise_var=noise_var, prior_var=prior_var
     )
     task.keep(before, kept, targets, weight, state.seen, events)
-    judge = before.late or policy.late_judge(state, kept.sizes)
+    begun = policy.late_judge(state, kept.sizes)
+    judge = before.late or begun
+    if len(judge.beliefs) != len(begun.beliefs):  # stacking was set to another value
+        judge = replace(judge, beliefs=begun.beliefs)
     judge, by_late, judged = policy.judge(
         *(judge, step, far, targets, weight, events, kept),
         noise_var=noise_var,
@@ -424,14 +427,18 @@ def read_told(ids: Any, targets: Any, weight: Array | None, before: Any, n_asked
         raise InvalidInput(f"ids has {len(keys)} ids for {len(targets)} targets; give one for each")
     places = np.full(len(keys), n_asked)
     if before is not None and len(keys):
-        places = np.asarray(before)
+        try:
+            places = np.asarray(before)
+        except ValueError:  # a ragged list
+            places = np.empty(0)
     if places.shape != (len(keys),) or places.dtype.kind not in "iu":
         raise InvalidInput(f"before must be {len(keys)} whole numbers, got {check.shown(before)}")
     if len(places) and not (places.min() >= 0 and places.max() <= n_asked):
         raise InvalidInput(f"before must lie between 0 and the {n_asked} rows of X")
+    places = places.astype(np.int64)  # differences of unsigned numbers are never negative
     if (np.diff(places) < 0).any():
         raise InvalidInput("before decreases; give the targets in the order in which they came")
-    return Told(keys, targets, weight, places.astype(np.int64))
+    return Told(keys, targets, weight, places)
 
 
 def no_rows(n_columns: int) -> Asked:
