@@ -326,7 +326,7 @@ def test_at_most_so_many_rows_wait(model) -> None:
 def test_no_row_waits_too_long() -> None:
     rows = KalmanClassifier(features="raw", max_age=5)
     rows.ask([[1.0]] * 20)
-    assert rows.waiting_.waiting == 5
+    assert rows.waiting_.waiting == 6  # the last one, and the five rows before it
     timed = KalmanClassifier(features="raw", max_age=5, time_unit=2.0)
     timed.ask([[1.0]] * 20, time=np.arange(20.0))
     assert timed.waiting_.waiting == 11  # at most 5 units of 2 old
@@ -486,3 +486,33 @@ def test_threads_ask_and_tell() -> None:
     for thread in threads:
         thread.join()
     assert (model.waiting_.asked, model.waiting_.told, model.waiting_.waiting) == (200, 180, 20)
+
+
+def test_labels_as_late_as_the_bound_are_learned() -> None:
+    X, y = np.zeros((30, 1)), ["up"] * 20
+    for times in ({}, {"time": np.arange(30.0)}):
+        model = KalmanClassifier(features="raw", max_age=10)
+        model.ask_and_tell(X, range(20), y, np.arange(20) + 11, **times)
+        assert (model.waiting_.told, model.waiting_.too_late) == (20, 0)
+
+
+def test_a_row_that_waits_is_predicted_again() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((60, 2))
+    model = KalmanClassifier(features="raw", random_state=0)
+    model.ask(X, ids=range(60))
+    model.tell(range(50), np.where(X[:50, 0] > 0.0, "up", "down"))
+    for ids in (None, [55]):
+        made = model.ask(X[55:56], ids=ids, keep=False)
+        assert made.shape == (1, 2)
+    assert model.waiting_.waiting == 10
+
+
+def test_labels_of_others_are_skipped_before_any_row_was_asked_for() -> None:
+    model = KalmanClassifier(features="raw")
+    model.tell(["other"], ["up"], unknown="skip")
+    with pytest.raises(InvalidInput, match="call ask first"):
+        model.tell(["other"], ["up"])
+    model.partial_fit([[1.0], [-1.0]], ["up", "down"])
+    model.tell(["other"], ["up"], unknown="skip")
+    assert model.waiting_.unknown == 1

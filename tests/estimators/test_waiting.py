@@ -34,7 +34,7 @@ class Reference:
         self.counts["asked"] += 1
         waiting = [row for row in self.rows if row["fate"] == "waits"]
         for row in list(waiting):
-            age = len(self.rows) - row["place"] if time is None else time - row["time"]
+            age = len(self.rows) - 1 - row["place"] if time is None else time - row["time"]
             too_old = self.bounds[1] is not None and age > self.bounds[1]
             if too_old or len(waiting) > self.bounds[0]:
                 waiting.remove(row)
@@ -273,7 +273,7 @@ def test_a_model_and_its_snapshot_in_two_threads() -> None:
     assert model.waiting_.waiting == 5150
 
 
-@pytest.mark.parametrize("bounds", [{"max_waiting": 2}, {"max_age": 2}])
+@pytest.mark.parametrize("bounds", [{"max_waiting": 2}, {"max_age": 1}])
 def test_bounds_act_row_by_row(bounds) -> None:
     model = KalmanClassifier(features="raw", **bounds)
     model.ask_and_tell([[1.0]] * 5, [0, 4], ["up", "up"], before=[5, 5])

@@ -294,7 +294,7 @@ def expiring(**bounds: Any) -> tuple[Any, ArrayStream]:
 
 
 @pytest.mark.parametrize("together", [1, 64])
-@pytest.mark.parametrize("bounds", [{"max_waiting": 2}, {"max_age": 2}])
+@pytest.mark.parametrize("bounds", [{"max_waiting": 2}, {"max_age": 1}])
 def test_a_row_that_the_learner_gave_up_is_not_scored(
     bounds: dict[str, Any], together: int
 ) -> None:

@@ -58,7 +58,7 @@ class Rows:
         first = -np.inf  # rows before this place or time are too old
         if self.age is not None:
             of_rows = time is None
-            first = self.n_asked - int(self.age) if of_rows else time - self.age * self.unit
+            first = self.n_asked - 1 - int(self.age) if of_rows else time - self.age * self.unit
         for old, moment in list(self.moments.items()):
             if len(self.moments) <= self.most and moment >= first:
                 break

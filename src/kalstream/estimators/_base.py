@@ -170,7 +170,7 @@ class KalmanEstimator(BaseEstimator, ABC):
 
         def change(model: Model | None) -> tuple[Model, Any]:
             if X is None:
-                if model is None or model.store is None:
+                if model is None or (strict and model.store is None):
                     raise InvalidInput(
                         f"this {type(self).__name__} was not asked for any row; call ask first"
                     )
@@ -179,13 +179,17 @@ class KalmanEstimator(BaseEstimator, ABC):
                 rows, fitted = self._columns(X, model)
                 model = self._new_model(fitted) if model is None else model
                 times = times_of(model, time, len(rows))
-                asked = Asked(rows, times, read_ids(ids, len(rows)))
+                names = read_ids(ids, len(rows))
+                # What is not kept needs no id, so that a row that waits can be predicted again.
+                asked = Asked(rows, times, names if keep else [object() for _ in rows])
             keys, targets, weight, before = told or ([], self._no_targets(), None, None)
             weight = read_weights(weight, len(targets))
             come = read_told(keys, targets, weight, before, len(asked))
             return exchange(model, asked, come, settings, bounds, strict=strict)
 
         shared = self.__dict__.get("_published")
+        if X is None and shared is None and not strict:
+            return None  # no id is known, and there is no model to count in
         if not check.flag("keep", keep):
             return change(None if shared is None else shared.value)[1]
         if shared is None:

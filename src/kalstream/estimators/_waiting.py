@@ -288,7 +288,7 @@ class Book:
             return False
         if self.newest == self.newest:
             return row.time < self.newest - self.max_age
-        return self.oldest < self.stop - int(self.max_age)
+        return self.stop - 1 - self.oldest > self.max_age
 
     def tell(self, key: Hashable, target: Any, entry: int, *, strict: bool) -> None:
         """A target has come; with ``strict`` an id that nobody knows is an error."""
