@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -60,6 +61,31 @@ def cases() -> dict[str, Callable[[], float]]:
 
             functions[f"{name}: partial_fit, calls of {size}"] = learn
             functions[f"{name}: predict_then_learn, calls of {size}"] = both
+
+    def late(make: Any, size: int, rows: int) -> float:
+        """Rows of which the labels come 500 rows late."""
+        model, before = make(), list(range(1, size + 1))
+        model.ask(X[:500], ids=range(500))
+        model.ask_and_tell(
+            X[500:1000], range(500), labels[:500], range(1, 501), ids=range(500, 1000)
+        )
+        started = process_time()
+        for i in range(1000, 1000 + rows, size):
+            ids = range(i, i + size)
+            told = range(i - 500, i - 500 + size)
+            if size == 1:
+                model.ask(X[i : i + 1], ids=ids)
+                model.tell(told, labels[told.start : told.stop])
+            else:
+                y = labels[told.start : told.stop]
+                model.ask_and_tell(X[i : i + size], told, y, before, ids=ids)
+        return (process_time() - started) / rows
+
+    for name in ("default", "one filter", "raw columns"):
+        for size, rows in ((1, 300), (100, 3000), (1000, 5000)):
+            functions[f"{name}: ask and tell, calls of {size}"] = partial(
+                late, kinds[name][0], size, rows
+            )
 
     def row(make: Any = kinds["default"][0]) -> float:
         return seconds(make(), labels, 1, 300, "predict_proba", "partial_fit")
