@@ -609,6 +609,12 @@ class Mixture(Policy):
         Returns the state, and the step of every row in the order of targets: rows are predicted
         one step ahead. Then the moments of the same rows, predicted as far ahead as they are.
         """
+        if isinstance(state.bank, Bank) and events.asked.all():
+            step = self.predict(state, features, prior_var=prior_var, time_gap=0.0)
+            near, far = self._ahead_of(step.bank, features, events, state, prior_var)
+            grids = step.half_lives, step.calibrations, step.prior_scales
+            report = near, step.weights, step.log_prob, step.scale, *grids, None
+            return state, check.trusted(MixtureStep, *report), far
         given: dict[str, Any] = {"noise_var": noise_var, "prior_var": prior_var}
         # A row that is only asked for changes nothing if no time passes before it.
         gap = np.where(events.asked, 0.0, events.gap)
@@ -616,10 +622,7 @@ class Mixture(Policy):
         rows = Rows.read(state, features, targets, **given, **own)
         if isinstance(state.bank, Bank):
             bank, moments = self._moments(state, rows, targets, weight, events, given)
-            near, far = (
-                self._ahead_of(moments, rows.features, events, gap, state, prior_var)
-                for gap in (events.step, events.gap)
-            )
+            near, far = self._ahead_of(moments, rows.features, events, state, prior_var)
         else:
             bank, near, far = self._in_runs(state, rows.features, targets, weight, events, given)
         return *self._weighed(state, bank, near, rows), far
@@ -634,11 +637,7 @@ class Mixture(Policy):
         given: dict[str, Any],
     ) -> tuple[Any, BankStep]:
         """The filters after all events, and moments of rows before any time has passed."""
-        n_asked = int(events.asked.sum())
-        if n_asked == len(events):
-            step = self.predict(state, rows.features, prior_var=given["prior_var"], time_gap=0.0)
-            return state.bank, step.bank
-        made = None
+        n_asked, made = int(events.asked.sum()), None
         if len(events) - n_asked > DEFERRED_ROWS and n_asked:
             made = self._between(state, rows.features, targets, weight, events, given)
         return made or run_filters(state.bank, rows, self._how(state, rows), False)
@@ -706,21 +705,26 @@ class Mixture(Policy):
         step: BankStep,
         features: Array,
         events: Events,
-        gap: Array,
         state: MixtureState,
         prior_var: float,
-    ) -> BankStep:
-        """The moments after the time ``gap`` before each row that is asked for, eq. (7)."""
+    ) -> tuple[BankStep, BankStep]:
+        """Moments of rows that are asked for, one step ahead and as far as they are, eq. (7)."""
         asked = np.flatnonzero(events.asked)
+        if not len(asked):
+            return step, step
         phi = features[asked].astype(np.float64, copy=False)
-        g = _gammas_of(self.half_lives) ** gap[asked]
         prior = _prior_vars(state.prior_scales, prior_var, state.dtype)[:, None]
-        spread = (1.0 - g) * (1.0 + g) * prior * np.einsum("bm,bm->b", phi, phi)
-        mean, var, gammas = step.logit_mean.copy(), step.logit_var.copy(), step.gamma.copy()
-        mean[:, asked] *= g[:, :, None]
-        var[:, asked] = g * g * np.maximum(var[:, asked], 0.0) + spread
-        gammas[:, asked] = g
-        return replace(step, logit_mean=mean, logit_var=var, gamma=gammas)
+        prior = prior * np.einsum("bm,bm->b", phi, phi)
+
+        def after(gap: Array) -> BankStep:
+            g = _gammas_of(self.half_lives) ** gap[asked]
+            mean, var, gammas = step.logit_mean.copy(), step.logit_var.copy(), step.gamma.copy()
+            mean[:, asked] *= g[:, :, None]
+            own = g * g * np.maximum(var[:, asked], 0.0)
+            var[:, asked], gammas[:, asked] = own + (1.0 - g) * (1.0 + g) * prior, g
+            return BankStep(mean, var, gammas, step.noise_var, step.nis)
+
+        return after(events.step), after(events.gap)
 
     def late_judge(self, state: MixtureState, sizes: Sizes) -> LateJudge:
         """A judge by the predictions that are made from now on; it begins with the weights now."""
