@@ -516,3 +516,21 @@ def test_labels_of_others_are_skipped_before_any_row_was_asked_for() -> None:
     model.partial_fit([[1.0], [-1.0]], ["up", "down"])
     model.tell(["other"], ["up"], unknown="skip")
     assert model.waiting_.unknown == 1
+
+
+def test_rows_of_one_time_are_saved_and_loaded(tmp_path) -> None:
+    """No time passes, so evidence is never forgotten: exp of it underflows."""
+    rng = np.random.default_rng(0)
+    X, times = rng.standard_normal((1500, 2)), np.full(1500, 5.0)
+    y = np.where(X[:, 0] > 0.0, "up", "down")
+    model = KalmanClassifier(features="scaled", random_state=0)
+    model.partial_fit(X[:100], y[:100], time=times[:100])
+    model.ask(X[100:], ids=range(100, 1500), time=times[100:])
+    newest_first = np.arange(100, 1500)[::-1]
+    model.tell(newest_first, y[newest_first], sample_weight=np.full(1400, 100.0))
+    assert model._model.late is not None
+    assert model._model.late.beside[0] < -745.0
+    model.save(tmp_path / "model")
+    loaded = KalmanClassifier.load(tmp_path / "model")
+    expected = model.ask(X[:5], time=times[:5], keep=False)
+    assert np.array_equal(loaded.ask(X[:5], time=times[:5], keep=False), expected)
