@@ -534,3 +534,13 @@ def test_rows_of_one_time_are_saved_and_loaded(tmp_path) -> None:
     loaded = KalmanClassifier.load(tmp_path / "model")
     expected = model.ask(X[:5], time=times[:5], keep=False)
     assert np.array_equal(loaded.ask(X[:5], time=times[:5], keep=False), expected)
+
+
+def test_times_do_not_begin_after_rows_that_were_asked_for_without() -> None:
+    model = KalmanClassifier(features="raw")
+    model.ask([[1.0]], ids=["a"])
+    with pytest.raises(InvalidInput, match="was not in earlier ones"):
+        model.partial_fit([[1.0]], ["up"], time=[1.0])
+    timed = KalmanClassifier(features="raw")
+    timed.ask([[1.0]], ids=["a"], time=[1.0])
+    timed.partial_fit([[1.0]], ["up"], time=[2.0])

@@ -56,7 +56,8 @@ def gaps_before(model: Model, time: Any, n: int, unit: float) -> tuple[Array | N
             )
         return None, None
     times = reading.times(time, n)
-    if model.n_seen and model.time is None:
+    asked_without = model.came > 0 and not (model.store is not None and model.store.has_times)
+    if model.time is None and (model.n_seen or asked_without):
         raise InvalidInput(
             "time is given in this call but was not in earlier ones; give it in every call or in "
             "none, or call reset() to start again"
