@@ -18,6 +18,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from kalstream.core.checks import Targets
+
 Array = NDArray[Any]
 
 
@@ -71,8 +73,8 @@ class Kept:
         Whether anything was said: not if nothing was known.
     described, counted : (S, K, D), (S, K) bool
         What a stack saw of the row, and the classes that it knew.
-    answers : (S, A, K)
-        Probabilities of the predictions that are averaged: see `choose`.
+    answers : (S, A, K) or (S, A, 2 K)
+        The predictions that are averaged, see `choose`: probabilities; of values means, variances.
     """
 
     means: Array
@@ -100,7 +102,7 @@ class Kept:
             np.zeros(n, bool),
             np.zeros((n, k, d)),
             np.zeros((n, k), bool),
-            np.zeros((n, n_answers(sizes), k)),
+            np.zeros((n, n_answers(sizes), k if x else 2 * k)),
         )
 
     @property
@@ -189,7 +191,7 @@ def choose(
     events: Events,
     judged: Judged,
     kept: Kept,
-    labels: Array,
+    targets: Targets,
     weight: Array,
     made: Array,
 ) -> tuple[LateJudge, Array]:
@@ -203,23 +205,26 @@ def choose(
 
     Parameters
     ----------
-    labels, weight : (n,), (n,)
+    targets, weight : n targets, (n,)
         Weight 0 where nothing is told.
-    made : (n, A, K')
-        Probabilities of the rows that are asked for; they are written into ``kept``. The first
-        ones, which alone count where no target is late, are those of the late judge. With a stack:
-        late stack, late mixture, stack and mixture in the order of targets; else both mixtures.
+    made : (n, A, K') or (n, A, 2 K')
+        Predictions of the rows that are asked for: probabilities, or means beside variances. They
+        are written into ``kept``. The first ones, which alone count where no target is late, are
+        those of the late judge. With a stack: late stack, late mixture, stack and mixture in the
+        order of targets; else both mixtures.
 
     Returns
     -------
     judge : LateJudge
         With other beliefs.
-    probabilities : (n, K')
+    averages : (n, K') or (n, 2 K')
+        Variances are those of the mixture of all.
     """
     from kalstream.core._kernels.judging import choose_rows
 
     beliefs = judge.beliefs.copy()
-    parts = events.asked, events.slot, events.gap, events.lag, labels, weight, judged.rates
+    timing = events.asked, events.slot, events.gap, events.lag
+    parts = *timing, *targets.arrays(), weight, judged.rates
     known = kept.answers, kept.n_targets
     out = choose_rows(*parts, judged.since, made, *known, judged.share, beliefs)
     return replace(judge, beliefs=beliefs), out
@@ -230,9 +235,8 @@ Sizes = tuple[int, int, int, int, int]
 
 
 def n_answers(sizes: Sizes) -> int:
-    """How many predictions are averaged: two judges, with and without a stack. None of values."""
-    _, _, n_experts, n_terms, _ = sizes
-    return 0 if n_experts == 0 else 4 if n_terms else 2
+    """How many predictions are averaged: of two judges, with and without a stack."""
+    return 4 if sizes[3] else 2 if sizes[1] else 0
 
 
 def runs(flags: Array) -> Iterator[slice]:

@@ -238,7 +238,7 @@ class Classification:
             model = _with_stacks(model, stack, ordered)
         assert model.late is not None
         judge, out = choose(
-            *(model.late, events, judged, kept, codes, weight), np.stack(made, axis=1)
+            *(model.late, events, judged, kept, targets, weight), np.stack(made, axis=1)
         )
         return model.but(late=judge), out[asked]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kalstream.core import checks as check
 from kalstream.core.checks import Targets
-from kalstream.core.judging import Events, Judged, Kept
+from kalstream.core.judging import Events, Judged, Kept, choose
 from kalstream.core.scale import KEEP_SCALE
 from kalstream.errors import InvalidInput
 from kalstream.estimators._chunk import Chunk
@@ -146,10 +146,14 @@ class Regression:
 
     def predict(self, model: Model, step: Any, settings: Settings) -> tuple[Array, Array]:
         """Means and standard deviations (b, K) of targets; inf while their scale is unknown."""
+        return step.mean + model.targets.offset, np.sqrt(self._variance(model, step, settings))
+
+    def _variance(self, model: Model, step: Any, settings: Settings) -> Array:
+        """Variances (b, K) of targets; inf while their scale is unknown."""
         variance = step.target_variance(settings.noise_var, self.scale(model))
         if not self.knows_scale(model, settings):
-            variance = np.full(variance.shape, np.inf)
-        return step.mean + model.targets.offset, np.sqrt(np.maximum(variance, 0.0))
+            return np.full(variance.shape, np.inf)
+        return np.maximum(variance, 0.0)
 
     def nothing_known(self, n: int) -> tuple[Array, Array]:
         """No mean, and any standard deviation (b, 1)."""
@@ -218,10 +222,23 @@ class Regression:
         settings: Settings,
     ) -> tuple[Model, tuple[Array, Array]]:
         """The model, and means and standard deviations (a, K) of the rows asked for."""
-        asked = np.flatnonzero(events.asked)
-        if before.state is None or not len(asked):
-            return model, self.nothing_known(len(asked))
-        return model, self.predict(before, by_late.take(asked), settings)
+        asked, n_outputs = np.flatnonzero(events.asked), self.n_outputs(model)
+        made = np.zeros((len(events), 2, 2 * n_outputs))
+        for a, each in enumerate(
+            (by_late, step) if before.state is not None and len(asked) else ()
+        ):
+            rows = each.take(asked)
+            variance = self._variance(before, rows, settings)
+            variance[np.isinf(variance)] = 0.0  # unknown; nothing is learned from it
+            made[asked, a] = np.hstack([rows.mean, variance])
+        assert model.late is not None
+        late, out = choose(model.late, events, judged, kept, targets, weight, made)
+        if before.state is None:
+            return model.but(late=late), self.nothing_known(len(asked))
+        mean, variance = out[asked, :n_outputs], out[asked, n_outputs:]
+        if not self.knows_scale(before, settings):
+            variance = np.full(variance.shape, np.inf)
+        return model.but(late=late), (mean + before.targets.offset, np.sqrt(variance))
 
     def together(self, parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
         """Means and standard deviations (a, K) of rows in their order."""

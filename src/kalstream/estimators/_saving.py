@@ -157,7 +157,7 @@ def _check_late(model: Model, classifies: bool) -> None:
         need_array("late.log_weights", late.log_weights, state.log_weights.shape)
         need_array("late.spread", late.spread, state.spread.shape)
         need_array("late.beside", late.beside, (int(classifies),))
-        need(len(late.beliefs) in ((2, 4) if classifies else (0,)), "late.beliefs", "two or four")
+        need(len(late.beliefs) in ((2, 4) if classifies else (2,)), "late.beliefs", "two or four")
         need_array("late.beliefs", late.beliefs, (len(late.beliefs),))
         need((late.beliefs >= 0.0).all(), "late.beliefs", "at least 0")
         need(type(late.since) is int and late.since >= 0, "late.since", "an integer of at least 0")

@@ -14,7 +14,7 @@ import numpy as np
 from kalstream.core.judging import Kept
 from kalstream.estimators._soundness import need
 
-FORMAT: Final = 7
+FORMAT: Final = 8
 
 
 def _everywhere(tree: Any, tag: str, change: Callable[[dict[str, Any]], Any]) -> Any:
@@ -216,6 +216,26 @@ def _without_blocks(parts: dict[str, Any]) -> dict[str, Any]:
     return {"Store": parts | new}
 
 
+def _with_answers(tree: Any) -> Any:
+    """Format 8: late values have two judges; their predictions of rows that wait are unknown."""
+
+    def judge(parts: dict[str, Any]) -> dict[str, Any]:
+        unknown = {} if len(parts["beliefs"]) else {"beliefs": np.full(2, 0.5)}
+        return {"LateJudge": parts | unknown}
+
+    def store(parts: dict[str, Any]) -> dict[str, Any]:
+        for group in (group["@dict"] for group in parts["groups"]):
+            named = dict(group)
+            _, n_outputs, n_experts, *_ = named["sizes"]["@tuple"]
+            if n_outputs and not n_experts:
+                blank = np.zeros((len(named["kept"]), 4 * n_outputs))
+                named["kept"] = np.hstack([named["kept"], blank])
+                group[:] = [list(pair) for pair in named.items()]
+        return {"Store": parts}
+
+    return _everywhere(_everywhere(tree, "LateJudge", judge), "Store", store)
+
+
 # MIGRATIONS[n] turns a tree of format n into one of format n + 1.
 MIGRATIONS: Final[dict[int, Callable[[Any], Any]]] = {
     1: lambda tree: tree,  # Model.stack is newer, and None if it is not there
@@ -224,4 +244,5 @@ MIGRATIONS: Final[dict[int, Callable[[Any], Any]]] = {
     4: _with_likelihood,
     5: _with_count,
     6: _with_judge,
+    7: _with_answers,
 }

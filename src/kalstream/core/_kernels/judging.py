@@ -316,6 +316,7 @@ def choose_rows(
     gap: Floats,
     lag: Floats,
     labels: Labels,
+    dense: Floats,
     weight: Floats,
     rates: Floats,
     since: Labels,
@@ -325,13 +326,14 @@ def choose_rows(
     share: float,
     beliefs: Floats,
 ) -> Floats:
-    """Averages (n, K') of A predictions (n, A, K') of each row that is asked for.
+    """Averages (n, W) of A predictions (n, A, W) of each row that is asked for.
 
-    answers (S, A, K) and beliefs (A,) change in place; see `judging.choose`. The first prediction
-    alone counts if no target is late; the others have half of the prior weight if many are.
+    W is K' probabilities, or 2 K' means and variances. answers (S, A, W) and beliefs (A,) change in
+    place; see `judging.choose`. The first prediction alone counts if no target is late; the others
+    have half of the prior weight if many are.
     """
-    n, n_answers, n_outputs = made.shape
-    out, now = np.zeros((n, n_outputs)), np.empty(n_answers)
+    n, n_answers, width = made.shape
+    out, now, scores = np.zeros((n, width)), np.empty(n_answers), np.empty(n_answers)
     for i in range(n):
         s = slot[i]
         switch = 1.0 - (1.0 - share) ** (gap[i] * rates[i])
@@ -343,22 +345,55 @@ def choose_rows(
             now[1:] *= others / (n_answers - 1)
             now /= now.sum()
             for a in range(n_answers):
-                for k in range(n_outputs):
+                for k in range(width):
                     out[i, k] += now[a] * made[i, a, k]
                     answers[s, a, k] = made[i, a, k]
+            if labels.shape[0] == 0:
+                add_spread(now, made[i], out[i])
             continue
         beliefs[:] = now
         if not weight[i] > 0.0 or known_then[s] < since[i]:
             continue
-        if not answers[s, :, labels[i]].max() > 0.0:
+        if labels.shape[0]:
+            scores[:] = answers[s, :, labels[i]]
+        else:
+            compare_densities(answers[s], dense[i], scores)
+        if not scores.max() > 0.0:
             continue
         power = min(weight[i], LARGEST_WEIGHT) * rates[i]
         for a in range(n_answers):
-            beliefs[a] *= max(answers[s, a, labels[i]], LEAST_PROBABILITY) ** power
+            beliefs[a] *= max(scores[a], LEAST_PROBABILITY) ** power
         beliefs /= beliefs.sum()
         for a in range(n_answers):
             beliefs[a] = max(beliefs[a], LEAST_PROBABILITY)  # it may come back
     return out
+
+
+@jit
+def add_spread(weights: Floats, made: Floats, out: Floats) -> None:
+    """Add to the average variances, behind the means (2 K,), the variances between A means."""
+    n_outputs = out.shape[0] // 2
+    for a in range(weights.shape[0]):
+        for k in range(n_outputs):
+            out[n_outputs + k] += weights[a] * (made[a, k] - out[k]) ** 2
+
+
+@jit
+def compare_densities(answers: Floats, target: Floats, scores: Floats) -> None:
+    """Densities (A,) of a target (K,), over the largest; 0 if a variance is unknown.
+
+    From means and variances (A, 2 K).
+    """
+    n_outputs = target.shape[0]
+    for a in range(scores.shape[0]):
+        scores[a] = 0.0
+        for k in range(n_outputs):
+            var = answers[a, n_outputs + k]
+            if not 0.0 < var < np.inf:
+                scores[:] = 0.0
+                return
+            scores[a] -= 0.5 * (np.log(var) + (target[k] - answers[a, k]) ** 2 / var)
+    scores[:] = np.exp(scores - scores.max())
 
 
 @jit
