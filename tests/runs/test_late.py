@@ -15,7 +15,7 @@ from kalstream import cli
 from kalstream.errors import InvalidInput, InvalidOption
 from kalstream.runs import Options, Run, open_run, predicted_rows
 from kalstream.runs.setup import make_learner, open_stream
-from kalstream.streams import TableStream
+from kalstream.streams import ArrayStream, TableStream
 
 N = 160
 QUICK = {"target": "y", "features": "raw", "window": 50}
@@ -428,11 +428,14 @@ def test_options_that_do_not_fit_together(given: Any, message: str, tmp_path: Pa
         ({"id": "hour", "time": "hour"}, "'hour' is both time and id"),
         ({"label_time": "came"}, "label_time='came' needs the times of the rows"),
         ({"time": "hour", "label_time": "order"}, "given as label_time holds categories"),
+        ({"time": "day", "label_time": "came"}, "'came' holds numbers, but time='day' holds dates"),
+        ({"time": "hour", "label_time": "day"}, "'day' holds dates, but time='hour' holds numbers"),
         ({"time": "hour", "label_time": "nope"}, "label_time='nope': there is no such column"),
     ],
 )
 def test_columns_that_do_not_fit(given: Any, message: str, tmp_path: Path) -> None:
-    source = csv(tmp_path / "all.csv", ["order", "hour", "came", "x", "y"], rows())
+    lines = [{**row, "day": day(row["hour"]), "came": row["came"] or ""} for row in rows()]
+    source = csv(tmp_path / "all.csv", ["order", "hour", "day", "came", "x", "y"], lines)
     with pytest.raises(InvalidInput, match=message):
         TableStream(source, "y", **given)
 
@@ -449,6 +452,22 @@ def test_times_of_labels_and_of_rows_that_cannot_be_read(tmp_path: Path) -> None
     assert stream.skipped == 1
     assert np.isnan(batch.rows[2]).all()
     assert np.isnan(batch.times[2])
+
+
+def test_a_label_does_not_come_before_its_row(tmp_path: Path) -> None:
+    text = "t,l,x,y\n2024-01-01,2024-01-01,1,a\n2024-01-03,2024-01-02,1,b\n2024-01-04,,1,a\n"
+    source, given = tmp_path / "early.csv", {"time": "t", "label_time": "l"}
+    source.write_text(text)
+    message = r"line 3: column 'l' holds '2024-01-02', which is earlier than the time of the row "
+    with pytest.raises(InvalidInput, match=message + r"\('2024-01-03' in 't'\); correct it"):
+        list(TableStream(source, "y", **given).batches())
+    stream = TableStream(source, "y", **given, bad_rows="skip")
+    assert [batch.targets.tolist() for batch in stream.batches()] == [["a", "a"]]
+    assert stream.skipped == 1
+    arrays = [[1.0], [1.0]], ["a", "b"], [1.0, 3.0]
+    with pytest.raises(InvalidInput, match=r"label_times\[1\] is 2, which is earlier than times"):
+        ArrayStream(*arrays, label_times=[1.0, 2.0])
+    assert ArrayStream(*arrays, label_times=[1.0, 3.0]).label_timed
 
 
 def test_a_learner_waits_for_as_many_rows_as_labels_are_late(tmp_path: Path) -> None:
