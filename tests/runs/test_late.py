@@ -312,6 +312,10 @@ def test_a_run_that_begins_with_a_model_knows_none_of_its_ids(tmp_path: Path) ->
     assert any("12 of its rows still wait" in note for note in job.notes)
     assert job.go()["waiting"] == before
     assert len(lines_of(tmp_path / "two", "predictions.jsonl")) == N
+    with pytest.raises(InvalidOption, match="pass --id 'order', or --delay 0 if every row has"):
+        Run(tmp_path / "no", Options(source=str(source), origin=str(tmp_path / "one")))
+    beside = Options(source=str(source), origin=str(tmp_path / "one"), delay="0")
+    assert not Run(tmp_path / "beside", beside).stream.named
     # Labels of the old run came after a number of rows.
     Run(tmp_path / "late", late_options("time", tmp_path)).go()
     new = csv(

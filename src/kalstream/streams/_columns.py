@@ -271,12 +271,12 @@ class Columns:
         if self.label_time is not None and self.label_time.name in present:
             array = table.column(self.label_time.name)
             came = _checked(array, self.label_time, bad)
-            judged = times is not None and not self.is_frozen
-            early = np.flatnonzero(came < times).tolist() if judged else ()
-            for row in early:
-                assert self.time is not None
-                own = quoted(table.column(self.time.name)[row].as_py())
-                why = f"is earlier than the time of the row ({own} in {quoted(self.time.name)})"
+            if self.time is None or times is None or self.is_frozen:
+                times = np.full(len(came), -np.inf)
+            for row in np.flatnonzero(came < times).tolist():
+                name = self.time and self.time.name
+                own = quoted(table.column(name)[row].as_py())
+                why = f"is earlier than the time of the row ({own} in {quoted(name)})"
                 bad.setdefault(row, (self.label_time.name, array[row].as_py(), why))
         if self.id is not None and self.id.name in present:
             ids, _ = convert(table.column(self.id.name), TEXT)
