@@ -268,6 +268,23 @@ def test_rows_of_ids_that_are_odd_are_counted(tmp_path: Path) -> None:
     assert counts["waiting"] <= 5
 
 
+def test_rows_that_wait_too_long_are_given_up(tmp_path: Path) -> None:
+    def ends(options: Options, *ages: float | None) -> list[Any]:
+        every = [options.model_copy(update={"max_age": age}) for age in ages]
+        return [Run(tmp_path / f"{options.id}-{each.max_age}", each).go() for each in every]
+
+    usual, young = ends(late_options("ids", tmp_path), None, 11.0)
+    assert usual["waiting"]["expired"] == 0 < young["waiting"]["expired"]
+    assert young["total"] != usual["total"]
+    hours = late_options("column", tmp_path).model_copy(update={"time_unit": "2h"})
+    told = [end["waiting"]["told"] for end in ends(hours, 5.0, 50.0, None)]
+    assert told[0] < told[1] < told[2]  # labels come within 200 hours
+    for more, age in (({}, 11.0), ({"max_age": 7}, 7.0)):
+        given = {"source": late_options("ids", tmp_path).source, "id": "order", **more}
+        origin = str(tmp_path / "order-11.0")
+        assert Run(tmp_path / f"from-{age}", Options(origin=origin, **given)).learner.max_age == age
+
+
 def test_ids_in_predictions_of_a_model(tmp_path: Path) -> None:
     source = csv(tmp_path / "ids.csv", ["order", "color", "x", "y"], events())
     Run(tmp_path / "run", Options(source=str(source), id="order", **QUICK)).go()
