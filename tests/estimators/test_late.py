@@ -283,6 +283,18 @@ def test_single_rows_are_given_up(model, tmp_path) -> None:
     assert model.tell(["d", (1, "b")], ["up", "down"]).waiting_ids_ == ["a"]
 
 
+def test_rows_that_wait_count_as_memory(model, tmp_path) -> None:
+    before = model.nbytes_
+    model.ask([[1.0]] * 20)
+    each = (model.nbytes_ - before) / 20
+    assert each > 8 * len(model.filters_)  # one column, and what each filter predicted
+    model.save(tmp_path / "m")
+    other = KalmanClassifier.load(tmp_path / "m")
+    assert other.nbytes_ - other.drop_waiting().nbytes_ == 20 * each
+    assert model.drop_waiting([0, 7]).nbytes_ == before + 18 * each
+    assert model.drop_waiting().nbytes_ == before
+
+
 def test_nothing_was_asked_for() -> None:
     with pytest.raises(InvalidInput, match="call ask first"):
         KalmanClassifier().tell([1], ["a"])

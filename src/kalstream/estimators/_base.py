@@ -450,7 +450,7 @@ class KalmanEstimator(BaseEstimator, ABC):
 
     @property
     def nbytes_(self) -> int:
-        """Bytes of the filters' arrays.
+        """Bytes of the filters' arrays, and of those of rows that wait.
 
         J filters of m features and K outputs take 8 J (m^2 + m K) bytes. A buffer of
         r = min(64, max(8, m // 4)) pending rows takes 8 J r (m + K), and the scales of the filters
@@ -458,8 +458,12 @@ class KalmanEstimator(BaseEstimator, ABC):
         derivatives in place of m, and at least 32 pending rows, which take 8 bytes per number.
         Learning needs the first amount twice,
         since the model before stays readable until the model after is ready.
+
+        A row that waits adds its columns and what was predicted of it, as do the last 10,000 rows
+        whose targets came. Their ids and Python objects, about 400 bytes each, are not counted.
         """
-        return self._state(self._model).nbytes
+        model = self._model
+        return self._state(model).nbytes + (model.store or Store()).nbytes
 
     def drift(self) -> Drift:
         """Drift alarm: whether shorter half-lives have begun to predict better than usual.

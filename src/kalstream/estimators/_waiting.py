@@ -147,6 +147,11 @@ class Store:
         """All rows by their numbers, in this order."""
         return {n: self.blocks[k][n] for k in sorted(self.blocks) for n in sorted(self.blocks[k])}
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the columns of all rows, and of what was predicted of them."""
+        return sum(len(row.columns) + len(row.kept) for row in self.rows.values())
+
     def row(self, number: int) -> Row | None:
         """The row of a number."""
         block = self.blocks.get(number // _BLOCK)
