@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 
 from kalstream import cli
 from kalstream.errors import InvalidInput, InvalidOption
-from kalstream.runs import Options, Run, open_run, predicted_rows
+from kalstream.report import write_report
+from kalstream.runs import Options, Run, described, open_run, predicted_rows
 from kalstream.runs.setup import make_learner, open_stream
 from kalstream.streams import ArrayStream, TableStream
 
@@ -283,6 +285,21 @@ def test_rows_that_wait_too_long_are_given_up(tmp_path: Path) -> None:
         given = {"source": late_options("ids", tmp_path).source, "id": "order", **more}
         origin = str(tmp_path / "order-11.0")
         assert Run(tmp_path / f"from-{age}", Options(origin=origin, **given)).learner.max_age == age
+
+
+def test_description_and_report_count_the_same_rows(tmp_path: Path) -> None:
+    lines = events()
+    lines.insert(3, lines[2])  # it comes again, and is predicted again
+    source = csv(tmp_path / "ids.csv", ["order", "color", "x", "y"], lines)
+    Run(tmp_path / "run", Options(source=str(source), id="order", **QUICK)).go()
+    about = described(tmp_path / "run")
+    counts = [about[f"rows_{name}"] for name in ("seen", "asked", "waiting")]
+    assert counts == [N - 12, N, 12]
+    page = write_report(tmp_path / "run").read_text()
+    assert f"{len(lines)} rows, {N} of them to predict" in page
+    settings = page[page.index("rows read") :]
+    for name, count in (("rows kept for their labels", N), ("labels learned", N - 12)):
+        assert re.match(rf"{name}\W[^0-9]*{count}\b", settings[settings.index(name) :])
 
 
 def test_ids_in_predictions_of_a_model(tmp_path: Path) -> None:
