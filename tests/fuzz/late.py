@@ -98,7 +98,7 @@ class Rows:
         keys, counts = list(self.status), model.waiting_
         for key, status in zip(keys, model.status_of(keys), strict=True):
             expect(status == self.status[key], f"{shown(key)} {self.status[key]}, not {status}")
-        expect(model.waiting_ids_ == list(self.moments), f"these wait: {list(self.moments)}")
+        expect(model.waiting_ids_ == list(self.moments), f"these wait: {shown(list(self.moments))}")
         expect(model.status_of(["nobody"]) == [None], "an id that nobody gave is known")
         found = counts.waiting, counts.asked, counts.asked - counts.told - counts.expired
         waiting = len(self.moments)
