@@ -252,6 +252,9 @@ def test_a_label_told_twice_counts_once(model) -> None:
         ),
         (lambda m: m.ask_and_tell([[1.0]], ["a"], ["up"], [[1], [1, 2]]), "before must be"),
         (lambda m: m.tell(["a"], [0.5]), "0.5"),
+        (lambda m: m.drop_waiting(["a", "z"]), "'z', which is not the id of a row that waits"),
+        (lambda m: m.drop_waiting(["a", "a"]), "each once"),
+        (lambda m: m.drop_waiting("a"), "sequence of ids"),
     ],
 )
 def test_bad_calls_change_nothing(model, call, words) -> None:
@@ -262,6 +265,34 @@ def test_bad_calls_change_nothing(model, call, words) -> None:
     assert model._model is before
     assert model.waiting_ == counts
     model.tell(["a"], ["up"])  # and it continues
+
+
+def test_single_rows_are_given_up(model, tmp_path) -> None:
+    assert model.waiting_ids_ == KalmanClassifier().waiting_ids_ == []
+    model.ask([[1.0]] * 4, ids=["d", 7, (1, "b"), "a"])
+    before = model.coef_.copy()
+    model.drop_waiting([7, "a"])
+    assert model.waiting_ids_ == ["d", (1, "b")]
+    assert model.status_of([7, "a"]) == ["expired", "expired"]
+    model.tell([7], ["up"])
+    assert (model.waiting_.expired, model.waiting_.too_late, model.waiting_.told) == (2, 1, 0)
+    np.testing.assert_array_equal(model.coef_, before)
+    model.save(tmp_path / "m")
+    assert KalmanClassifier.load(tmp_path / "m").waiting_ids_ == model.waiting_ids_
+    model.ask([[1.0]], ids=["a"])
+    assert model.tell(["d", (1, "b")], ["up", "down"]).waiting_ids_ == ["a"]
+
+
+def test_rows_that_wait_count_as_memory(model, tmp_path) -> None:
+    before = model.nbytes_
+    model.ask([[1.0]] * 20)
+    each = (model.nbytes_ - before) / 20
+    assert each > 8 * len(model.filters_)  # one column, and what each filter predicted
+    model.save(tmp_path / "m")
+    other = KalmanClassifier.load(tmp_path / "m")
+    assert other.nbytes_ - other.drop_waiting().nbytes_ == 20 * each
+    assert model.drop_waiting([0, 7]).nbytes_ == before + 18 * each
+    assert model.drop_waiting().nbytes_ == before
 
 
 def test_nothing_was_asked_for() -> None:

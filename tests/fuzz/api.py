@@ -295,7 +295,9 @@ class _Api:
         """Calls of `ask`, `tell` and `ask_and_tell` with one bad argument."""
         case, stream, rows = self.case, self.stream, self.rows
         known = list(rows.moments)[: stream.size()]
-        what = case.pick(["ask", "ask", "nobody", *["tell", "y", "weight", "before"] * bool(known)])
+        what = case.pick(
+            ["ask", "ask", "nobody", *["tell", "drop", "y", "weight", "before"] * bool(known)]
+        )
         n = len(known) if known else 2
         y, X, times = stream.targets(n), stream.rows(2), {"time": stream.time(2)}
         if what == "nobody":
@@ -315,6 +317,8 @@ class _Api:
         elif what == "tell":
             why = case.pick(values.IDS)
             self.twins.bad("tell", values.IDS[why](known), y, why=f"ids: {why}")
+        elif what == "drop":
+            self.twins.bad("drop_waiting", [*known, case.pick(["nobody", known[0]])], why=what)
         else:
             table = values.IDS | {"twice": lambda ids: ids[:1] * 2}
             table |= {"waits": lambda ids: [known[0], ids[0]]} if known else {}
@@ -376,8 +380,13 @@ class _Api:
             self.forget()
             self.stream.clock = 0.0
         elif kind == "drop" and self.started:
-            twins.good("drop_waiting")
-            self.rows.clear()
+            keys = [key for key in self.rows.some(self.case) if key in self.rows.moments]
+            if keys:
+                twins.good("drop_waiting", keys)
+                self.rows.drop(keys)
+            else:
+                twins.good("drop_waiting")
+                self.rows.clear()
         elif kind == "clone":
             expect(clone(twins.tested).n_seen_ == 0, "a clone has learned something")
         elif kind == "retire" and self.classifies and self.fitted:

@@ -70,6 +70,12 @@ class Rows:
         if self.moments.pop(key, None) is not None:
             self.status[key] = "told"
 
+    def drop(self, keys: list[Hashable]) -> None:
+        """Rows that wait are given up."""
+        for key in keys:
+            del self.moments[key]
+            self.status[key] = "expired"
+
     def new_ids(self, case: Case, n: int) -> Any:
         """Ids of n rows, or None; sometimes a row that has ended gives its id to another."""
         if case.chance(0.3):
@@ -92,6 +98,7 @@ class Rows:
         keys, counts = list(self.status), model.waiting_
         for key, status in zip(keys, model.status_of(keys), strict=True):
             expect(status == self.status[key], f"{shown(key)} {self.status[key]}, not {status}")
+        expect(model.waiting_ids_ == list(self.moments), f"these wait: {shown(list(self.moments))}")
         expect(model.status_of(["nobody"]) == [None], "an id that nobody gave is known")
         found = counts.waiting, counts.asked, counts.asked - counts.told - counts.expired
         waiting = len(self.moments)

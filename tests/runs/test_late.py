@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,10 @@ import pytest
 
 from kalstream import cli
 from kalstream.errors import InvalidInput, InvalidOption
-from kalstream.runs import Options, Run, open_run, predicted_rows
+from kalstream.report import write_report
+from kalstream.runs import Options, Run, described, open_run, predicted_rows
 from kalstream.runs.setup import make_learner, open_stream
-from kalstream.streams import TableStream
+from kalstream.streams import ArrayStream, TableStream
 
 N = 160
 QUICK = {"target": "y", "features": "raw", "window": 50}
@@ -268,6 +270,38 @@ def test_rows_of_ids_that_are_odd_are_counted(tmp_path: Path) -> None:
     assert counts["waiting"] <= 5
 
 
+def test_rows_that_wait_too_long_are_given_up(tmp_path: Path) -> None:
+    def ends(options: Options, *ages: float | None) -> list[Any]:
+        every = [options.model_copy(update={"max_age": age}) for age in ages]
+        return [Run(tmp_path / f"{options.id}-{each.max_age}", each).go() for each in every]
+
+    usual, young = ends(late_options("ids", tmp_path), None, 11.0)
+    assert usual["waiting"]["expired"] == 0 < young["waiting"]["expired"]
+    assert young["total"] != usual["total"]
+    hours = late_options("column", tmp_path).model_copy(update={"time_unit": "2h"})
+    told = [end["waiting"]["told"] for end in ends(hours, 5.0, 50.0, None)]
+    assert told[0] < told[1] < told[2]  # labels come within 200 hours
+    for more, age in (({}, 11.0), ({"max_age": 7}, 7.0)):
+        given = {"source": late_options("ids", tmp_path).source, "id": "order", **more}
+        origin = str(tmp_path / "order-11.0")
+        assert Run(tmp_path / f"from-{age}", Options(origin=origin, **given)).learner.max_age == age
+
+
+def test_description_and_report_count_the_same_rows(tmp_path: Path) -> None:
+    lines = events()
+    lines.insert(3, lines[2])  # it comes again, and is predicted again
+    source = csv(tmp_path / "ids.csv", ["order", "color", "x", "y"], lines)
+    Run(tmp_path / "run", Options(source=str(source), id="order", **QUICK)).go()
+    about = described(tmp_path / "run")
+    counts = [about[f"rows_{name}"] for name in ("seen", "asked", "waiting")]
+    assert counts == [N - 12, N, 12]
+    page = write_report(tmp_path / "run").read_text()
+    assert f"{len(lines)} rows, {N} of them to predict" in page
+    settings = page[page.index("rows read") :]
+    for name, count in (("rows kept for their labels", N), ("labels learned", N - 12)):
+        assert re.match(rf"{name}\W[^0-9]*{count}\b", settings[settings.index(name) :])
+
+
 def test_ids_in_predictions_of_a_model(tmp_path: Path) -> None:
     source = csv(tmp_path / "ids.csv", ["order", "color", "x", "y"], events())
     Run(tmp_path / "run", Options(source=str(source), id="order", **QUICK)).go()
@@ -312,6 +346,10 @@ def test_a_run_that_begins_with_a_model_knows_none_of_its_ids(tmp_path: Path) ->
     assert any("12 of its rows still wait" in note for note in job.notes)
     assert job.go()["waiting"] == before
     assert len(lines_of(tmp_path / "two", "predictions.jsonl")) == N
+    with pytest.raises(InvalidOption, match="pass --id 'order', or --delay 0 if every row has"):
+        Run(tmp_path / "no", Options(source=str(source), origin=str(tmp_path / "one")))
+    beside = Options(source=str(source), origin=str(tmp_path / "one"), delay="0")
+    assert not Run(tmp_path / "beside", beside).stream.named
     # Labels of the old run came after a number of rows.
     Run(tmp_path / "late", late_options("time", tmp_path)).go()
     new = csv(
@@ -428,11 +466,14 @@ def test_options_that_do_not_fit_together(given: Any, message: str, tmp_path: Pa
         ({"id": "hour", "time": "hour"}, "'hour' is both time and id"),
         ({"label_time": "came"}, "label_time='came' needs the times of the rows"),
         ({"time": "hour", "label_time": "order"}, "given as label_time holds categories"),
+        ({"time": "day", "label_time": "came"}, "'came' holds numbers, but time='day' holds dates"),
+        ({"time": "hour", "label_time": "day"}, "'day' holds dates, but time='hour' holds numbers"),
         ({"time": "hour", "label_time": "nope"}, "label_time='nope': there is no such column"),
     ],
 )
 def test_columns_that_do_not_fit(given: Any, message: str, tmp_path: Path) -> None:
-    source = csv(tmp_path / "all.csv", ["order", "hour", "came", "x", "y"], rows())
+    lines = [{**row, "day": day(row["hour"]), "came": row["came"] or ""} for row in rows()]
+    source = csv(tmp_path / "all.csv", ["order", "hour", "day", "came", "x", "y"], lines)
     with pytest.raises(InvalidInput, match=message):
         TableStream(source, "y", **given)
 
@@ -449,6 +490,22 @@ def test_times_of_labels_and_of_rows_that_cannot_be_read(tmp_path: Path) -> None
     assert stream.skipped == 1
     assert np.isnan(batch.rows[2]).all()
     assert np.isnan(batch.times[2])
+
+
+def test_a_label_does_not_come_before_its_row(tmp_path: Path) -> None:
+    text = "t,l,x,y\n2024-01-01,2024-01-01,1,a\n2024-01-03,2024-01-02,1,b\n2024-01-04,,1,a\n"
+    source, given = tmp_path / "early.csv", {"time": "t", "label_time": "l"}
+    source.write_text(text)
+    message = r"line 3: column 'l' holds '2024-01-02', which is earlier than the time of the row "
+    with pytest.raises(InvalidInput, match=message + r"\('2024-01-03' in 't'\); correct it"):
+        list(TableStream(source, "y", **given).batches())
+    stream = TableStream(source, "y", **given, bad_rows="skip")
+    assert [batch.targets.tolist() for batch in stream.batches()] == [["a", "a"]]
+    assert stream.skipped == 1
+    arrays = [[1.0], [1.0]], ["a", "b"], [1.0, 3.0]
+    with pytest.raises(InvalidInput, match=r"label_times\[1\] is 2, which is earlier than times"):
+        ArrayStream(*arrays, label_times=[1.0, 2.0])
+    assert ArrayStream(*arrays, label_times=[1.0, 3.0]).label_timed
 
 
 def test_a_learner_waits_for_as_many_rows_as_labels_are_late(tmp_path: Path) -> None:

@@ -326,7 +326,7 @@ def test_messages_name_options() -> None:
         ("label_time='b' needs chunk=10.", "--label-time b needs --chunk 10."),
         (
             "was not asked for (see max_waiting and max_age)",
-            "was not asked for (see --max-waiting)",
+            "was not asked for (see --max-waiting and --max-age)",
         ),
         ("time_unit must be above 0, got 0", "--time-unit must be above 0, got 0"),
         ("cost must be 1 with a delay in time", "--cost must be 1 with a delay in time"),

@@ -120,6 +120,8 @@ def describe(
     """Describe a model: its size, what it has learned, and the health of its filter.
 
     A healthy filter has variances above 0 and no asymmetry. "calibration" multiplies the logits.
+    "rows seen" are rows that were learned, "rows asked" those that were predicted before their late
+    labels came; rows that only bring a label are not counted.
     "nis" is the squared error divided by its expectation; for labels it is above 1, which the
     calibration corrects. "effective memory" is the number of rows that the filter remembers.
 

@@ -190,7 +190,7 @@ def _print_waiting(end: dict[str, Any]) -> None:
         parts[0] += f" ({counts['at_end']:,} of them after the last row)"
     for name, what in {
         "waiting": "rows still wait",
-        "expired": "rows given up (--max-waiting)",
+        "expired": "rows given up (--max-waiting, --max-age)",
         "repeated": "came again",
         "corrected": "labels corrected",
         "too_late": "labels of rows given up",

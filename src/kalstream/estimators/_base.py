@@ -206,9 +206,26 @@ class KalmanEstimator(BaseEstimator, ABC):
     @property
     def waiting_(self) -> Waiting:
         """How many rows wait for their targets, and what became of the others."""
+        return self._store.counts
+
+    @property
+    def waiting_ids_(self) -> list[Any]:
+        """Ids of the rows that wait, in the order in which they were asked for; a new list.
+
+        Examples
+        --------
+        >>> from kalstream import KalmanClassifier
+        >>> model = KalmanClassifier(features="raw")
+        >>> _ = model.ask([[1.0], [-1.0], [2.0]], ids=["b", "a", "c"])
+        >>> model.tell(["a"], ["up"]).waiting_ids_
+        ['b', 'c']
+        """
+        return [row.id for row in self._store.rows.values() if row.status == WAITS]
+
+    @property
+    def _store(self) -> Store:
         shared = self.__dict__.get("_published")
-        store = None if shared is None else shared.value.store
-        return Waiting() if store is None else store.counts
+        return (None if shared is None else shared.value.store) or Store()
 
     def status_of(self, ids: Any) -> list[str | None]:
         """Whether rows that were asked for wait for their targets.
@@ -231,8 +248,7 @@ class KalmanEstimator(BaseEstimator, ABC):
         >>> model.tell(["b"], ["up"]).status_of(["a", "b", "c"])
         ['waits', 'told', None]
         """
-        shared, keys = self.__dict__.get("_published"), listed("ids", ids)
-        store = (None if shared is None else shared.value.store) or Store()
+        keys, store = listed("ids", ids), self._store
         rows = (store.row(store.ids.get(key, -1)) for key in keys)
         return [None if row is None else _STATUS[row.status] for row in rows]
 
@@ -266,20 +282,32 @@ class KalmanEstimator(BaseEstimator, ABC):
         self._published.update(lambda model: (model.but(fitted=columns), None))
         return self
 
-    def drop_waiting(self) -> Self:
-        """Forget all rows that were asked for, and the counts of `waiting_`.
+    def drop_waiting(self, ids: Any = None) -> Self:
+        """Forget all rows that were asked for, and the counts of `waiting_`; or give up some rows.
+
+        Parameters
+        ----------
+        ids : n ids, optional
+            Rows that wait, and for which no label is expected any more. They expire: a label that
+            comes nevertheless is left out, and counted as too late. The other rows still wait, and
+            what was learned does not change.
 
         Examples
         --------
         >>> from kalstream import KalmanClassifier
         >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
-        >>> _ = model.ask([[1.0]], ids=["a"])
+        >>> _ = model.ask([[1.0], [2.0], [3.0]], ids=["a", "b", "c"])
+        >>> model.drop_waiting(["b"]).waiting_ids_
+        ['a', 'c']
         >>> model.drop_waiting().waiting_.waiting
         0
         """
         self._model  # noqa: B018  (raises if nothing was learned)
+        keys = None if ids is None else listed("ids", ids)
 
         def without(model: Model) -> tuple[Model, None]:
+            if keys is not None:
+                return model.but(store=(model.store or Store()).without(keys)), None
             store, kept = model.store, None
             if store is not None and model.time is None and store.has_times:
                 kept = Store(newest=store.newest)  # nothing else holds that rows have times
@@ -422,7 +450,7 @@ class KalmanEstimator(BaseEstimator, ABC):
 
     @property
     def nbytes_(self) -> int:
-        """Bytes of the filters' arrays.
+        """Bytes of the filters' arrays, and of those of rows that wait.
 
         J filters of m features and K outputs take 8 J (m^2 + m K) bytes. A buffer of
         r = min(64, max(8, m // 4)) pending rows takes 8 J r (m + K), and the scales of the filters
@@ -430,8 +458,12 @@ class KalmanEstimator(BaseEstimator, ABC):
         derivatives in place of m, and at least 32 pending rows, which take 8 bytes per number.
         Learning needs the first amount twice,
         since the model before stays readable until the model after is ready.
+
+        A row that waits adds its columns and what was predicted of it, as do the last 10,000 rows
+        whose targets came. Their ids and Python objects, about 400 bytes each, are not counted.
         """
-        return self._state(self._model).nbytes
+        model = self._model
+        return self._state(model).nbytes + (model.store or Store()).nbytes
 
     def drift(self) -> Drift:
         """Drift alarm: whether shorter half-lives have begun to predict better than usual.

@@ -42,7 +42,8 @@ class Waiting:
     asked, told : int
         Rows that were asked for, and those whose targets came.
     expired : int
-        Rows that waited too long: see ``max_waiting`` and ``max_age``.
+        Rows that waited too long (see ``max_waiting`` and ``max_age``), or were given up by
+        ``drop_waiting(ids)``.
     repeated, corrected : int
         Targets that were told again: the same ones, which changed nothing, and others, which were
         learned as well.
@@ -146,10 +147,22 @@ class Store:
         """All rows by their numbers, in this order."""
         return {n: self.blocks[k][n] for k in sorted(self.blocks) for n in sorted(self.blocks[k])}
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the columns of all rows, and of what was predicted of them."""
+        return sum(len(row.columns) + len(row.kept) for row in self.rows.values())
+
     def row(self, number: int) -> Row | None:
         """The row of a number."""
         block = self.blocks.get(number // _BLOCK)
         return None if block is None else block.get(number)
+
+    def without(self, ids: list[Hashable]) -> Store:
+        """The store after some rows that wait were given up."""
+        book = Book(self, self.stop, None)
+        for key in ids:
+            book.drop(key)
+        return book.store()
 
     def without_predictions(self) -> Store:
         """The store after what was predicted of its rows has lost its meaning."""
@@ -278,9 +291,7 @@ class Book:
             if first is not None and first.status == WAITS:
                 if not (self.counts["waiting"] > self.max_waiting or self._is_old(first)):
                     break
-                self._end(
-                    self.oldest, first._replace(columns=b"", sizes=NOTHING, kept=b""), EXPIRED
-                )
+                self._expire(self.oldest, first)
             self.oldest += 1
 
     def _is_old(self, row: Row) -> bool:
@@ -313,6 +324,20 @@ class Book:
                 self._changed[number] = row._replace(target=target)
             else:
                 self._end(number, row, TOLD, target)
+
+    def drop(self, key: Hashable) -> None:
+        """A row that waits is given up."""
+        number = self.ids.get(key, -1)
+        row = self.row(number)
+        if row is None or row.status != WAITS:
+            raise InvalidInput(
+                f"ids holds {check.shown(key)}, which is not the id of a row that waits; give ids "
+                "of waiting_ids_, each once"
+            )
+        self._expire(number, row)
+
+    def _expire(self, number: int, row: Row) -> None:
+        self._end(number, row._replace(columns=b"", sizes=NOTHING, kept=b""), EXPIRED)
 
     def _end(self, number: int, row: Row, status: int, target: Any = None) -> None:
         """A row ends to wait; the one that did so longest ago is forgotten."""

@@ -92,6 +92,8 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
     ----------
     waiting_ : Waiting
         How many rows wait for their labels, and what became of the others.
+    waiting_ids_ : list of ids
+        Those of the rows that wait, in the order in which they were asked for.
     classes_ : (K,)
         Labels seen or declared so far, sorted; it grows.
     coef_, intercept_, cov_ : (K, m), (K,), (m, m)

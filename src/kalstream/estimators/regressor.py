@@ -44,6 +44,7 @@ dtype, random_state, max_waiting, max_age
     noise_var_ : float
         Estimated variance of the noise.
     filters_, half_life_weights_, gamma_, half_life_, n_seen_, n_rows_, health_, nbytes_
+    waiting_, waiting_ids_
         As in `KalmanClassifier`.
 
     Examples

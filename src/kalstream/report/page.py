@@ -200,6 +200,14 @@ def _history(run: Run) -> list[str]:
     return facts
 
 
+def _rows(run: Run) -> str:
+    """How many rows the run has predicted; with ids, others only bring labels."""
+    n_read = f"{fmt.count(run.rows)} rows"
+    if run.end is None or not run.stream.get("id") or "asked" not in run.end.waiting:
+        return n_read
+    return f"{n_read}, {fmt.count(run.end.waiting['asked'])} of them to predict"
+
+
 def _header(run: Run) -> Markup:
     word, _ = state(run)
     kind = {"finished": "good", "error": "bad"}.get(word, "mixed")
@@ -207,7 +215,7 @@ def _header(run: Run) -> Markup:
     chip = "finished at the limit that was set" if at_limit else word
     target = run.stream.get("target")
     facts = [
-        f"{fmt.count(run.rows)} rows",
+        _rows(run),
         f"{run.task} of “{fmt.shortened(target, 40)}”" if target else run.task,
         f"{run.learner}, each row predicted before it is learned",
         *_protocol(run.config["protocol"], run.stream),

@@ -118,6 +118,10 @@ class _Clock(_Part):
     before: Seconds
 
 
+class _Late(_Part):
+    again: Count = 0
+
+
 class _Evaluation(_Part):
     n_rows: Count
     n_learned: Count
@@ -126,6 +130,7 @@ class _Evaluation(_Part):
     tracker: dict[str, Any]
     forgetting: dict[str, Any]
     clock: _Clock
+    late: _Late | None = None
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

@@ -99,11 +99,19 @@ def _rows_of(source: str, model: Any, columns: Columns | None, id: str | None) -
 
 
 def described(checkpoint: str | Path) -> dict[str, Any]:
-    """Properties of a model as JSON; `Health` and `Drift` explain two of its entries."""
+    """Properties of a model as JSON; `Health` and `Drift` explain two of its entries.
+
+    ``rows_seen`` are the rows that were learned. Where labels come late, ``rows_asked`` are those
+    that were predicted, and ``rows_waiting`` those of them that wait; a row that only brings the
+    label of another one is not counted.
+    """
     model, columns, progress = open_checkpoint(checkpoint)
+    late = ((progress or {}).get("evaluation") or {}).get("late") or {}
+    again = late.get("again", 0)  # rows that came again without a label: predicted, not learned
     about: dict[str, Any] = {
         "model": type(model).__name__,
-        "rows_seen": model.n_seen_,
+        "rows_seen": model.n_seen_ - again,
+        **_late_rows(model.waiting_, again),
         "columns": model.n_features_in_,
         "state_bytes": model.nbytes_,
     }
@@ -123,6 +131,13 @@ def described(checkpoint: str | Path) -> dict[str, Any]:
         about["learned_from"] = {k: stream.get(k) for k in ("name", "source", "fingerprint")}
     params = model.get_params(deep=False).items()
     return {**about, "parameters": {name: str(value) for name, value in params}}
+
+
+def _late_rows(counts: Any, again: int) -> dict[str, int]:
+    """How many rows were asked for, and how many of them wait; empty if none were."""
+    if not counts.asked:
+        return {}
+    return {"rows_asked": counts.asked - again, "rows_waiting": counts.waiting}
 
 
 def _plain(value: Any) -> Any:

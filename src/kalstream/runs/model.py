@@ -216,7 +216,7 @@ class RunModel:
         needs = encoder.frozen() if asks else encoder  # rows without targets, or without ids
         table = table.select(needs.wanted(names, "rows"))
         numbers, targets, times, bad = encoder.encode(table)
-        ids = encoder.encode_more(table, bad)[1] if asks else None
+        ids = encoder.encode_more(table, None, bad)[1] if asks else None
         _refuse(bad)
         batch = Batch(0, numbers, np.asarray(targets), times, ids=ids)
         return batch.without_infinities()[0]

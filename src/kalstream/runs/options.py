@@ -218,6 +218,13 @@ class Options(BaseModel):
         ge=1,
         le=_MOST_IN_MEMORY,
     )
+    max_age: float | None = option(
+        None,
+        "How long a row waits for its label, at most: so many rows that came after it or, with "
+        "--time, units of --time-unit. Then it is given up, and counted.",
+        gt=0.0,
+        allow_inf_nan=False,
+    )
     cost: float = option(
         1.0,
         "Learn only every COST-th chunk, as if the learner were too slow for the stream.",
@@ -275,7 +282,6 @@ def declared(name: str) -> dict[str, Any]:
 # What the library says of its arguments where the command has another option, or none.
 _PHRASES: Final = {
     "resume=False": "--overwrite",
-    "(see max_waiting and max_age)": "(see --max-waiting)",
     "needs noise_var as a number, since the gradient of gamma depends on it; or use": (
         "needs to know the noise of numbers, which a run learns; use"
     ),

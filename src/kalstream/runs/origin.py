@@ -95,6 +95,7 @@ class Origin:
         """
         if self.columns is not None:
             check_is_table(given.source, self.path)
+            self._check_ids(given)
         values = given.model_dump()
         if "task" in format_of(given.source).options:
             values["task"] = self.task
@@ -111,6 +112,16 @@ class Origin:
             if old is not None and name not in ("learner", "task"):
                 values[name] = getattr(old, name)
         return Options.of(**values)
+
+    def _check_ids(self, given: Options) -> None:
+        """Refuse to learn rows that only bring a label, as those of the old run may have."""
+        id = self.columns and self.columns.id
+        if id and not given.model_fields_set & {"id", "label_time", "delay"}:
+            raise InvalidOption(
+                f"--id is missing, and the labels of {self.path} came with later rows of the same "
+                f"{quoted(id.name)}; pass --id {quoted(id.name)}, or --delay 0 if every row has "
+                "its label beside it"
+            )
 
     def _names(self) -> dict[str, Any]:
         """The columns of target and time; those of packaged streams are not among the options."""

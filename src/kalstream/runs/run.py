@@ -286,6 +286,8 @@ class Run:
         if self.origin is not None:
             self.origin.check_stream(self.stream, source)
             self.origin.model.max_waiting = max_waiting_of(self.options)
+            if self.options.max_age is not None:
+                self.origin.model.max_age = self.options.max_age
             return self.origin.model
         if state is None:
             return make_learner(self.options, self.stream)

@@ -102,7 +102,7 @@ def make_learner(options: Options, stream: Stream) -> Any:
 
     more: dict[str, Any] = {"time_unit": time_unit_of(options, stream)} if stream.timed else {}
     more["random_state"] = options.seed
-    more["max_waiting"] = max_waiting_of(options)
+    more["max_waiting"], more["max_age"] = max_waiting_of(options), options.max_age
     orders = tuple(map(int, options.motion.split(",")))
     more["order"] = orders[0] if len(orders) == 1 else orders
     forgetting = _number_or_name(options.forgetting)

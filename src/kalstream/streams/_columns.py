@@ -168,6 +168,7 @@ class Columns:
             # The first labels may not have come yet.
             if columns.time is not None and _is_empty(table.column(label_time)):
                 columns.label_time.kind = columns.time.kind
+            _check_one_clock(columns.time, columns.label_time)
         if id is not None:
             columns.id = Column(id, TEXT)
         for name in features:
@@ -258,12 +259,25 @@ class Columns:
         hint = _NO_LABELS if number else ""
         return _checked(table.column(self.target.name), self.target, bad, hint)
 
-    def encode_more(self, table: pa.RecordBatch, bad: Bad) -> tuple[Array | None, Array | None]:
-        """Times at which targets came (NaN: never), and ids (None: none); adds to the bad rows."""
+    def encode_more(
+        self, table: pa.RecordBatch, times: Array | None, bad: Bad
+    ) -> tuple[Array | None, Array | None]:
+        """Times at which targets came (NaN: never), and ids (None: none); adds to the bad rows.
+
+        A target that comes before its row, by the ``times`` (n,) of the rows, is bad.
+        """
         present = table.schema.names
         came = ids = None
         if self.label_time is not None and self.label_time.name in present:
-            came = _checked(table.column(self.label_time.name), self.label_time, bad)
+            array = table.column(self.label_time.name)
+            came = _checked(array, self.label_time, bad)
+            if self.time is None or times is None or self.is_frozen:
+                times = np.full(len(came), -np.inf)
+            for row in np.flatnonzero(came < times).tolist():
+                name = self.time and self.time.name
+                own = quoted(table.column(name)[row].as_py())
+                why = f"is earlier than the time of the row ({own} in {quoted(name)})"
+                bad.setdefault(row, (self.label_time.name, array[row].as_py(), why))
         if self.id is not None and self.id.name in present:
             ids, _ = convert(table.column(self.id.name), TEXT)
         return came, ids
@@ -341,6 +355,16 @@ class Columns:
             None if state.get(key) is None else Column(*state[key]) for key in special
         )
         return cls(features, target, time, state["seen"], state["frozen"], came, id)
+
+
+def _check_one_clock(time: Column | None, label_time: Column) -> None:
+    """Refuse times of rows and of their labels of which only one are dates."""
+    if time is not None and time.kind != label_time.kind:
+        raise InvalidInput(
+            f"label_time={quoted(label_time.name)} holds {_PLURAL[label_time.kind]}, but "
+            f"time={quoted(time.name)} holds {_PLURAL[time.kind]}; write both as numbers of one "
+            "clock, or both as dates"
+        )
 
 
 def _time_column(option: str, name: str, table: pa.RecordBatch, as_written: bool) -> Column:

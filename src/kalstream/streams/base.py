@@ -194,7 +194,7 @@ class ArrayStream(Stream):
         Labels, or numbers if the task is "regression".
     times : (n,), optional
     label_times : (n,), optional
-        When each target came, on the clock of ``times``; NaN, NaT or None: never.
+        When each target came, on the clock of ``times`` and not before; NaN, NaT or None: never.
     ids : (n,) strings, optional
         Names of the rows: a later row with the same id brings the target.
     task : "classification" or "regression"
@@ -244,6 +244,12 @@ class ArrayStream(Stream):
             if values is not None and values.shape != (len(self.rows),):
                 raise InvalidInput(
                     f"{what} must be ({len(self.rows)},), got {values.shape}; give one for each row"
+                )
+        if self.times is not None and self.label_times is not None:
+            for row in np.flatnonzero(self.label_times < self.times).tolist()[:1]:
+                raise InvalidInput(
+                    f"label_times[{row}] is {self.label_times[row]:.15g}, which is earlier than "
+                    f"times[{row}], {self.times[row]:.15g}; a label cannot come before its row"
                 )
         if columns is None and self.rows.ndim == 2:
             columns = tuple(f"x{k}" for k in range(self.rows.shape[1]))

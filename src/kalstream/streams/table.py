@@ -359,7 +359,7 @@ class TableStream(Stream):
         for at in range(rows.start + passed, rows.stop, self._most):
             table = block.batch.slice(at, min(self._most, rows.stop - at))
             numbers, targets, times, bad = self.encoder.encode(table)
-            came, ids = self.encoder.encode_more(table, bad)
+            came, ids = self.encoder.encode_more(table, times, bad)
             self._check_order(table, times, bad, place)
             keep: Any = slice(None)
             if bad and self.bad_rows == STOP:

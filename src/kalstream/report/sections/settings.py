@@ -29,7 +29,7 @@ def settings(run: Run) -> Children:
     stream = {k: v for k, v in run.stream.items() if k not in ("columns", "attribution")}
     counts = {k: getattr(run.end, k, None) for k in ("skipped", "infinite")}
     counted = {name: count for name, count in counts.items() if count is not None}
-    stream |= {"rows seen": run.rows, "rows scored": run.n, **counted}
+    stream |= {"rows read": run.rows, "rows scored": run.n, **counted}
     for row, source in run.extensions:
         stream[f"after row {fmt.count(row)}"] = source
     origin = config["origin"] or {}
