@@ -48,8 +48,8 @@ def main() -> None:
         "## Rows that wait",
         f"`python benchmarks/waiting.py` on {machine()}.",
         table(["rows", "save", "load", "file"], [[*cells, f"{size / 1e6:.0f} MB"]]),
-        "`KalmanClassifier()` after 500 labels of two classes; rows have six columns, and their ids "
-        "are strings of 32 characters.",
+        "`KalmanClassifier()` after 500 labels of two classes; rows have six columns and "
+        "ids of 32 characters.",
     ]
     write_section("waiting", "\n\n".join(body))
 

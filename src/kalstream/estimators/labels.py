@@ -75,7 +75,7 @@ class Labels:
         new = dict.fromkeys(name for name in labels if name is not None and name not in column)
         if not new:
             return self
-        more = Labels((*self.names, *new))
+        more = Labels(self.names + tuple(new))  # one copy; (*names, *new) makes two
         more.__dict__["column"] = column.update(
             zip(new, range(len(column), len(more.names)), strict=True)
         )
