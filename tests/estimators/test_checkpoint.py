@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from safetensors.numpy import save, save_file
+from safetensors.numpy import load_file, save, save_file
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
 
 from kalstream import __version__
@@ -708,3 +708,13 @@ def test_what_was_loaded_is_saved_as_the_same_bytes(
     model.save(tmp_path / "one")
     KalmanClassifier.load(tmp_path / "one").save(tmp_path / "two")
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_a_file_has_the_bytes_that_safetensors_writes(path: Path) -> None:
+    kinds = ("?", "u1", "i1", "<i2", "<u2", "<f2", "<i4", "<u4", "<f4", "<f8", "<i8", "<u8")
+    tree = {f"{kind} \u00e9\n{n}": np.ones(n, kind) for n in (0, 1, 3, 12) for kind in kinds}
+    checkpoint.write(path, "Run", tree | {"text": 'a"\\\x01\u20ac', "matrix": np.ones((2, 0, 3))})
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    about = json.loads(data[8 : 8 + size])["__metadata__"]
+    assert save(load_file(path), about) == data

@@ -87,14 +87,14 @@ class Classification:
         codes = labels.codes(chunk.targets)
         # A row of weight 0 is as one without a label.
         learned = codes if weight is None else np.where(weight > 0.0, codes, -1)
-        counts = np.bincount(learned + 1, minlength=len(labels.names) + 1)[1:].astype(np.float64)
-        before = known.counts
-        if len(before) < len(counts):
-            before = np.pad(before, (0, len(counts) - len(before)))
+        before = np.zeros(len(labels.names))
+        before[: len(known.counts)] = known.counts
+        counts = before.copy()
+        np.add.at(counts, learned[learned >= 0], 1.0)
         factor = _class_weights(self.class_weight, labels, learned, before)
         if factor is not None:
             weight = factor if weight is None else weight * factor
-        targets = Classes(labels, counts + before, known.stack, known.ordered)
+        targets = Classes(labels, counts, known.stack, known.ordered)
         coded = Targets(codes, None, codes >= 0)
         return model.but(targets=targets), Chunk(chunk.rows, coded, weight, chunk.gap, chunk.times)
 

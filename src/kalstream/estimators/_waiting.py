@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -29,6 +30,8 @@ WAITS, TOLD, EXPIRED = range(3)
 NOTHING: Final[Sizes] = (0, 0, 0, 0, 0)
 # Rows in one block: a call copies the blocks that it changes.
 _BLOCK: Final = 64
+# Rows whose predictions are checked at once when a file is read.
+_PIECE: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,26 +214,37 @@ class Store:
         targets: Any,
         groups: list[dict[str, Any]],
         done: Array,
+        *,
+        build: bool = True,
         **more: Any,
     ) -> Store:
-        """The store that `packed` returned; raises ValueError if its parts do not fit."""
-        n, keys = len(rows), _ids.unpacked(ids)
+        """The store that `packed` returned; raises ValueError if its parts do not fit.
+
+        Without ``build`` all but the ids is checked, and an empty store is returned.
+        """
+        n = len(rows)
         each = {"rows": rows, "numbers": numbers, "times": times, "status": status}
         for name, kind in {**dict.fromkeys(each, "int64"), "times": "float64"}.items():
             dtype = "int8" if name == "status" else kind
             _need(_is_array(each[name], dtype, (n,)), f"{name} must be {n} of {dtype}")
+        _need(
+            set(np.unique(status).tolist()) <= {WAITS, TOLD, EXPIRED}, "status must be one of three"
+        )
+        n_told = int(np.count_nonzero(status == TOLD))
+        _need(len(targets) == n_told, "targets must be of the rows that were told")
+        _need(not np.isinf(times).any(), "times must be finite or missing")
+        _check_groups(groups, n)
+        _check_counts(rows, status, done, **more)
+        if not build:
+            return cls()
+        keys, place = _ids.unpacked(ids), rows.tolist()
         _need(len(keys) == n, f"ids must be {n}")
-        _need(set(status.tolist()) <= {WAITS, TOLD, EXPIRED}, "status must be one of three")
         told = iter(targets)
         values = [next(told) if each == TOLD else None for each in status.tolist()]
-        _need(next(told, told) is told, "targets must be of the rows that were told")
-        columns, sizes, kept = _ungrouped(groups, n)
-        place = rows.tolist()
-        parts = keys, numbers.tolist(), times.tolist(), columns, sizes, kept, status.tolist()
-        made = dict(zip(place, map(Row, *parts, values), strict=True))
-        _check_counts(rows, status, done, **more)
-        _need(not np.isinf(times).any(), "times must be finite or missing")
-        return cls(_changed(Map(), made), Map(dict(zip(keys, place, strict=True))), done, **more)
+        parts = keys, numbers.tolist(), times.tolist(), *_ungrouped(groups, n), status.tolist()
+        each_row = zip(*parts, values, strict=True)
+        made = dict(zip(place, map(partial(tuple.__new__, Row), each_row), strict=True))
+        return cls(_changed(Map(), made), Map(zip(keys, place, strict=True)), done, **more)
 
 
 class Book:
@@ -472,37 +486,51 @@ def _matrix(rows: list[bytes]) -> Array:
     return np.frombuffer(b"".join(rows)).reshape(len(rows), len(rows[0]) // 8)
 
 
+def _check_groups(groups: list[dict[str, Any]], n: int) -> None:
+    """Raise ValueError unless these are what `packed` makes of n rows."""
+    every = [group["places"] for group in groups]
+    places = np.sort(np.concatenate(every)) if every else np.empty(0, np.int64)
+    _need(np.array_equal(places, np.arange(n)), "every row must be in one group")
+    for group in groups:
+        n_here, own = len(group["places"]), group["sizes"]
+        _need(_is_array(group["columns"], "float64", (n_here, -1)), "columns must be float64")
+        _need(not np.isinf(group["columns"]).any(), "columns must be finite or missing")
+        _need(_is_array(group["kept"], "float64", (n_here, -1)), "kept must be float64")
+        _need(
+            isinstance(own, tuple) and len(own) == 5 and all(type(k) is int for k in own),
+            "sizes must be five whole numbers",
+        )
+        if own == NOTHING:
+            _need(group["kept"].size == 0, "kept must be empty if nothing was predicted")
+            continue
+        for start in range(0, n_here, _PIECE):  # few at a time: there may be a million
+            piece = group["kept"][start : start + _PIECE]
+            _need(np.isfinite(piece).all(), "kept must be finite")
+            predicted = Kept.unpacked(piece, own)
+            _need((predicted.variances >= 0.0).all(), "variances must be at least 0")
+            _need((predicted.n_targets >= 0).all(), "n_targets must be at least 0")
+
+
 def _ungrouped(
     groups: list[dict[str, Any]], n: int
 ) -> tuple[list[bytes], list[Sizes], list[bytes]]:
     """Columns, sizes and what was predicted of n rows; the inverse of what `packed` does."""
     columns, sizes, kept = [b""] * n, [NOTHING] * n, [b""] * n
-    every = [group["places"] for group in groups]
-    places = np.sort(np.concatenate(every)) if every else np.empty(0, np.int64)
-    _need(np.array_equal(places, np.arange(n)), "every row must be in one group")
     for group in groups:
-        here, own = group["places"].tolist(), group["sizes"]
-        _need(_is_array(group["columns"], "float64", (len(here), -1)), "columns must be float64")
-        _need(not np.isinf(group["columns"]).any(), "columns must be finite or missing")
-        _need(_is_array(group["kept"], "float64", (len(here), -1)), "kept must be float64")
-        _need(
-            isinstance(own, tuple) and len(own) == 5 and all(type(k) is int for k in own),
-            "sizes must be five whole numbers",
-        )
-        if own != NOTHING:
-            _need(np.isfinite(group["kept"]).all(), "kept must be finite")
-            predicted = Kept.unpacked(group["kept"], own)
-            _need((predicted.variances >= 0.0).all(), "variances must be at least 0")
-            _need((predicted.n_targets >= 0).all(), "n_targets must be at least 0")
-        else:
-            _need(group["kept"].size == 0, "kept must be empty if nothing was predicted")
-        for target, matrix in ((columns, group["columns"]), (kept, group["kept"])):
-            data, width = matrix.tobytes(), 8 * matrix.shape[1]
-            for k, place in enumerate(here):
-                target[place] = data[k * width : (k + 1) * width]
-        for place in here:
-            sizes[place] = own
+        places, own = group["places"].tolist(), group["sizes"]
+        parts = _bytes_of(group["columns"]), _bytes_of(group["kept"])
+        for place, row, predicted in zip(places, *parts, strict=True):
+            columns[place], sizes[place], kept[place] = row, own, predicted
     return columns, sizes, kept
+
+
+def _bytes_of(matrix: Array) -> list[bytes]:
+    """Each row of a matrix (n, w); the inverse is `_matrix`."""
+    n, width = matrix.shape
+    if width == 0:
+        return [b""] * n
+    rows: list[bytes] = np.ascontiguousarray(matrix).view(f"V{8 * width}")[:, 0].tolist()
+    return rows
 
 
 def _check_counts(

@@ -29,6 +29,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from hashlib import sha256
+from itertools import pairwise
 from reprlib import repr as short
 from typing import Any, BinaryIO, Final
 
@@ -45,7 +46,6 @@ from numpy.random import (
     SeedSequence,
 )
 from numpy.typing import NDArray
-from safetensors.numpy import load, save
 
 from kalstream import __version__
 from kalstream._files import write_whole
@@ -81,8 +81,12 @@ _LONGEST_HEADER: Final = 100_000_000
 _DEEPEST: Final = 64
 # Numbers, booleans, dates and strings. Never "O": its bytes would be taken for pointers.
 _KINDS: Final = frozenset("biufcMmUS")
-# What other readers of safetensors understand as well; the rest travels as bytes.
-_TENSORS: Final = {"|b1", "|i1", "|u1"} | {f"<{k}{n}" for k in "iuf" for n in (2, 4, 8)}
+# What other readers of safetensors understand as well; the rest travels as bytes. safetensors
+# writes tensors of the last of these first.
+_TENSORS: Final = {
+    **{"|b1": "BOOL", "|u1": "U8", "|i1": "I8", "<i2": "I16", "<u2": "U16", "<f2": "F16"},
+    **{"<i4": "I32", "<u4": "U32", "<f4": "F32", "<f8": "F64", "<i8": "I64", "<u8": "U64"},
+}
 
 
 # Dataclasses are kept by their fields, other classes by their __dict__; `_parts` and `_whole`
@@ -178,7 +182,7 @@ def write(
         )
     if check is not None:
         try:
-            check(_restored(text, dict(encoder.tensors), FORMAT))
+            check(_restored(text, _read_only(encoder.tensors), FORMAT, build=False))
         except MemoryError:
             raise
         except Exception as error:
@@ -186,11 +190,41 @@ def write(
                 f"the {kind} could not be read again from {path}, so nothing was written "
                 f"({error}); save an earlier snapshot of it, or call reset()"
             ) from error
-    data = memoryview(save(encoder.tensors, {"kalstream": text}))
-    size = int.from_bytes(data[:8], "little")
-    start = 8 + bytes(data[8 : 8 + size]).index(_MARK) + len(_MARK)
-    digest = sha256(data).hexdigest().encode()
-    write_whole(target, (data[:start], digest, data[start + len(digest) :]))
+    top, body = _laid_out(encoder.tensors, text)
+    start = top.index(_MARK) + len(_MARK)
+    digest = sha256(top)
+    for part in body:
+        digest.update(part)
+    own = digest.hexdigest().encode()
+    write_whole(target, (top[:start], own, top[start + len(own) :], *body))
+
+
+def _laid_out(tensors: dict[str, Array], text: str) -> tuple[bytes, list[memoryview]]:
+    """A file of safetensors: its length and header, and the bytes of its tensors.
+
+    It has the same bytes as those of `safetensors.numpy.save`, which copies all tensors twice.
+    """
+    kinds = list(_TENSORS)
+    names = sorted(tensors, key=lambda name: (-kinds.index(tensors[name].dtype.str), name.encode()))
+    entries: dict[str, Any] = {"__metadata__": {"kalstream": text}}
+    stop = 0
+    for name in names:
+        array = tensors[name]
+        start, stop = stop, stop + array.nbytes
+        kind, shape = _TENSORS[array.dtype.str], list(array.shape)
+        entries[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, stop]}
+    header = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    body = [tensors[name].reshape(-1).view(np.uint8).data for name in names]
+    return len(header).to_bytes(8, "little") + header, body
+
+
+def _read_only(tensors: dict[str, Array]) -> dict[str, Array]:
+    """Views of arrays, which may be those of the model."""
+    views = {name: array.view() for name, array in tensors.items()}
+    for view in views.values():
+        view.flags.writeable = False
+    return views
 
 
 def read(path: FilePath, kind: str) -> Any:
@@ -205,25 +239,26 @@ def read(path: FilePath, kind: str) -> Any:
     with open(_file(path), "rb") as file:
         header, about = _header(path, file)
         # Only what the header describes is read: nothing of a file that it does not fit.
-        body = _body_size(header)
-        if os.fstat(file.fileno()).st_size != 8 + len(header) + body:
+        ends = _ends(header)
+        if os.fstat(file.fileno()).st_size != 8 + len(header) + (ends[-1] if ends else 0):
             raise CheckpointError(f"{damaged} (its length is not the one in its header)")
-        data = b"".join((len(header).to_bytes(8, "little"), header, file.read(body)))
+        parts = [np.empty(end - start, np.uint8) for start, end in pairwise([0, *ends])]
+        for part in parts:
+            file.readinto(part.data)
     try:
-        start = header.index(_MARK) + 8 + len(_MARK)
-        digest = sha256(data[:start])
-        digest.update(_NO_DIGEST.encode())
-        digest.update(memoryview(data)[start + len(_NO_DIGEST) :])
+        start = header.index(_MARK) + len(_MARK)
+        digest = sha256(len(header).to_bytes(8, "little") + header[:start])
+        digest.update(_NO_DIGEST.encode() + header[start + len(_NO_DIGEST) :])
+        for part in parts:
+            digest.update(part.data)
         if about["sha256"] != digest.hexdigest():
             raise CheckpointError(f"{damaged} (its checksum is wrong)")
         if about["kind"] != kind:
             raise CheckpointError(
                 f"{path} holds a {about['kind']}, not a {kind}; use {about['kind']}.load"
             )
-        tensors = load(data)
-        del data  # it may be large
         text = json.loads(header)["__metadata__"]["kalstream"]
-        return _restored(text, tensors, about["format"])
+        return _restored(text, _tensors(header, parts), about["format"])
     except (CheckpointError, MemoryError):
         raise
     except _UnknownTag as error:
@@ -232,12 +267,25 @@ def read(path: FilePath, kind: str) -> Any:
         raise CheckpointError(f"{damaged} ({type(error).__name__}: {error})") from error
 
 
-def _restored(text: str, tensors: dict[str, Array], number: int) -> Any:
-    """The tree in the metadata of a file of this format."""
+def _tensors(header: bytes, parts: list[Array]) -> dict[str, Array]:
+    """The tensors of a file; like safetensors, it refuses gaps between them."""
+    kinds = {kind: dtype for dtype, kind in _TENSORS.items()}
+    tensors, stop = {}, 0
+    for (name, entry), part in zip(_entries(header), parts, strict=True):
+        start, end = entry["data_offsets"]
+        if start != stop:
+            raise ValueError("there are gaps between its tensors")
+        stop = end
+        tensors[name] = part.view(kinds[entry["dtype"]]).reshape(entry["shape"])
+    return tensors
+
+
+def _restored(text: str, tensors: dict[str, Array], number: int, *, build: bool = True) -> Any:
+    """The tree in the metadata of a file of this format; see `_Decoder` for ``build``."""
     tree = json.loads(text, object_hook=lambda node: _array(node, tensors))["tree"]
     for each in range(number, FORMAT):
         tree = MIGRATIONS[each](tree)
-    return _Decoder().value(tree)
+    return _Decoder(build).value(tree)
 
 
 def kind_of(path: FilePath) -> str:
@@ -278,14 +326,20 @@ def _header(path: FilePath, file: BinaryIO) -> tuple[bytes, dict[str, Any]]:
         raise CheckpointError(f"{damaged} ({type(error).__name__}: {error})") from error
 
 
-def _body_size(header: bytes) -> int:
-    """Bytes of all tensors together, as a header has them; -1 if it makes no sense."""
-    entries = json.loads(header)
+def _entries(header: bytes) -> list[tuple[str, dict[str, Any]]]:
+    """What a header says of each tensor, in the order of the file."""
+    entries = [(name, each) for name, each in json.loads(header).items() if name[:2] != "__"]
+    return sorted(entries, key=lambda pair: pair[1]["data_offsets"])
+
+
+def _ends(header: bytes) -> list[int]:
+    """Where each tensor ends, as a header has it; -1 if it makes no sense."""
     try:
-        ends = [part["data_offsets"][1] for name, part in entries.items() if name[:2] != "__"]
-        return max(ends, default=0) if all(type(end) is int for end in ends) else -1
+        ends = [each["data_offsets"][1] for _, each in _entries(header)]
+        sound = all(type(end) is int for end in ends) and ends == sorted(ends)
+        return ends if sound and min(ends, default=0) >= 0 else [-1]
     except (KeyError, IndexError, TypeError, AttributeError):
-        return -1
+        return [-1]
 
 
 def foreign(obj: Any) -> Foreign:
@@ -394,9 +448,13 @@ class _UnknownTag(ValueError):
 
 
 class _Decoder:
-    """Turns JSON, in which arrays are in their places, into values."""
+    """Turns JSON, in which arrays are in their places, into values.
 
-    def __init__(self) -> None:
+    Without ``build`` rows that wait are checked, but not made: there may be a million.
+    """
+
+    def __init__(self, build: bool) -> None:
+        self.build = build
         self.shared: dict[int, Any] = {}
 
     def value(self, node: Any) -> Any:
@@ -406,7 +464,10 @@ class _Decoder:
             return node
         ((tag, content),) = node.items()
         if tag in TAGGED:
-            return _whole(TAGGED[tag], {key: self.value(v) for key, v in content.items()})
+            parts = {key: self.value(v) for key, v in content.items()}
+            if tag == "Store":
+                return Store.unpacked(**parts, build=self.build)
+            return _whole(TAGGED[tag], parts)
         if tag[:1] != "@":
             raise _UnknownTag(
                 f"holds a {_shown(tag)}, which no imported module defines; if it is a forgetting "
@@ -450,8 +511,7 @@ def _array(node: dict[str, Any], tensors: dict[str, Array]) -> Any:
     tensor = tensors.pop(name)  # each is used once
     if tensor.dtype.str != dtype:
         tensor = tensor.view(_dtype(dtype)).reshape(tensor.shape[:-1])
-    # A copy: what safetensors gives can neither be written to nor is it aligned.
-    return np.array(tensor, order="C").transpose(np.argsort(axes))
+    return tensor.transpose(np.argsort(axes))
 
 
 def _dtype(text: str) -> np.dtype[Any]:
@@ -515,8 +575,6 @@ def _whole(cls: type, parts: dict[str, Any]) -> Any:
         else:
             made = cls(SeedSequence(**seeds))
         made.state = state
-    elif cls is Store:
-        made = Store.unpacked(**parts)
     elif is_dataclass(cls):
         made = cls(**parts)
     else:

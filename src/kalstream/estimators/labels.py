@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
+from immutables import Map
 from numpy.typing import NDArray
 from sklearn.exceptions import DataConversionWarning
 
@@ -39,9 +40,9 @@ class Labels:
     names: tuple[Any, ...] = ()
 
     @cached_property
-    def column(self) -> dict[Any, int]:
-        """Column of each label."""
-        return {name: k for k, name in enumerate(self.names)}
+    def column(self) -> Map[Any, int]:
+        """Column of each label. A `Map` is not copied when a label is new."""
+        return Map(zip(self.names, range(len(self.names)), strict=True))
 
     @cached_property
     def order(self) -> Array:
@@ -74,9 +75,8 @@ class Labels:
         new = dict.fromkeys(name for name in labels if name is not None and name not in column)
         if not new:
             return self
-        more = Labels((*self.names, *new))
-        # A copy of the dictionary takes a fraction of the time to make it again.
-        more.__dict__["column"] = column | dict(
+        more = Labels(self.names + tuple(new))  # one copy; (*names, *new) makes two
+        more.__dict__["column"] = column.update(
             zip(new, range(len(column), len(more.names)), strict=True)
         )
         return more
