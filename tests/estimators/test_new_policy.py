@@ -30,7 +30,7 @@ from kalstream.core import (
 from kalstream.core import predict as predict_row
 from kalstream.core import step as step_row
 from kalstream.core.chunk import Rows
-from kalstream.core.policy import TAGGED
+from kalstream.core.tagged import TAGGED
 from kalstream.errors import CheckpointError, InvalidInput
 from kalstream.streams import ArrayStream
 

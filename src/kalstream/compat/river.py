@@ -285,6 +285,8 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         Weights of classes; "balanced" uses the class frequencies so far.
     stacking : bool
         Whether a logistic regression also combines the predictions of a mixture's filters.
+    experts : list of kalstream.core.Expert, optional
+        Further voices of that logistic regression.
     intercept : bool
         Whether the linear model has a constant.
     dtype : float64 or float32
@@ -356,6 +358,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         calibration: Any = "auto",
         class_weight: Mapping[Any, float] | str | None = None,
         stacking: bool = True,
+        experts: Any = None,
         intercept: bool = True,
         dtype: Any = np.float64,
         seed: int | None = None,
@@ -372,6 +375,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         self.calibration = calibration
         self.class_weight = class_weight
         self.stacking = stacking
+        self.experts = experts
         self.intercept = intercept
         self.dtype = dtype
         self.seed = seed

@@ -2,6 +2,7 @@
 
 from kalstream.core.calibration import Alpha, Calibration
 from kalstream.core.chunk import step_chunk
+from kalstream.core.experts import Expert, ExpertRows, ExpertState
 from kalstream.core.fixed import Fixed
 from kalstream.core.guard import Health, health
 from kalstream.core.learned import Learned
@@ -43,6 +44,9 @@ __all__ = [
     "Alpha",
     "BankStep",
     "Calibration",
+    "Expert",
+    "ExpertRows",
+    "ExpertState",
     "FilterState",
     "Fixed",
     "Health",

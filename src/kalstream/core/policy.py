@@ -19,7 +19,7 @@ start equals a class that comes late.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -29,15 +29,13 @@ from kalstream.core import checks as check
 from kalstream.core.chunk import Rows
 from kalstream.core.judging import Judged, LateJudge, Sizes
 from kalstream.core.state import BankStep, Posterior
+from kalstream.core.tagged import Tagged
 from kalstream.errors import InvalidInput
 
 if TYPE_CHECKING:
     from kalstream.core.predictive import Method
 
 Array = NDArray[Any]
-
-# Classes that a checkpoint may hold, by the tag that stands for them in the file.
-TAGGED: dict[str, type] = {}
 
 
 def half_life(gamma: float) -> float:
@@ -70,27 +68,7 @@ def gamma_of(half_life: float) -> float:
     return 0.5 ** (1.0 / number)
 
 
-class _Tagged(ABC):
-    """A dataclass that checkpoints can hold, under an explicit tag that never changes."""
-
-    __slots__ = ()
-
-    tag: ClassVar[str]
-
-    def __init_subclass__(cls) -> None:
-        if "tag" not in cls.__dict__:
-            return
-        other = TAGGED.setdefault(cls.tag, cls)
-        # A dataclass with slots is made twice.
-        if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise InvalidInput(
-                f"the tag {cls.tag!r} of {cls.__qualname__} is that of {other.__qualname__} in "
-                f"{other.__module__}; choose another tag"
-            )
-        TAGGED[cls.tag] = cls
-
-
-class PolicyState(_Tagged):
+class PolicyState(Tagged):
     """What a policy has learned: J filters, and the weight of each. Never changed.
 
     A dataclass. Its fields are numbers, tuples, arrays, a `Posterior`, a `Bank` or other tagged
@@ -238,7 +216,7 @@ class PolicyStep(Protocol):
         ...
 
 
-class Policy(_Tagged):
+class Policy(Tagged):
     """How a learner forgets. A frozen dataclass of settings.
 
     Attributes

@@ -47,6 +47,9 @@ class Stack:
     forget with a half-life of about 1,400 rows. The answer averages p and the corrected
     probabilities, weighted by how well each has predicted.
 
+    Experts beside the filters (`core.experts`) add a term c_e log p_e each, with coefficients that
+    start at 0.
+
     The terms of labels are used only with ``ordered``, which says that the label before each row
     was known when the row was predicted. Otherwise they are 0. A weight above 10 counts as 10.
 
@@ -61,9 +64,11 @@ class Stack:
     last : int
         The last label, -1 if there is none.
     coef, precision : (D,), (D, D)
-        With D = 1 + J + H + 1.
+        With D = 1 + J + H + 1 + X.
     belief : float
         Weight of the corrected probabilities in the answer.
+    experts : X words
+        Names of the experts beside the filters.
 
     Examples
     --------
@@ -86,6 +91,7 @@ class Stack:
     coef: Array
     precision: Array
     belief: float
+    experts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         k, d = np.size(self.counts), np.size(self.coef)
@@ -105,24 +111,38 @@ class Stack:
             )
 
     @classmethod
-    def start(cls, n_filters: int, n_classes: int) -> Self:
+    def start(cls, n_filters: int, n_classes: int, experts: tuple[str, ...] = ()) -> Self:
         """The stack before any data."""
-        prior = _prior(check.count("n_filters", n_filters))
+        prior = _prior(check.count("n_filters", n_filters), len(experts))
         n_classes = check.count("n_classes", n_classes)
         counts, recent = np.zeros(n_classes), np.zeros((len(HALF_LIVES), n_classes))
         coef = np.zeros(len(prior))
         coef[0] = 1.0
-        return cls(counts, recent, np.zeros((n_classes, 2)), -1, coef, np.diag(prior), 0.5)
+        stays, precision = np.zeros((n_classes, 2)), np.diag(prior)
+        return cls(counts, recent, stays, -1, coef, precision, 0.5, experts)
 
     @staticmethod
-    def n_terms(n_filters: int) -> int:
-        """Number of terms, D, of a stack of so many filters."""
-        return n_filters + len(HALF_LIVES) + 2
+    def n_terms(n_filters: int, n_experts: int = 0) -> int:
+        """Number of terms, D, of a stack of so many filters and experts beside them."""
+        return n_filters + len(HALF_LIVES) + 2 + n_experts
 
     @property
     def n_filters(self) -> int:
         """Number of filters, J."""
-        return len(self.coef) - len(HALF_LIVES) - 2
+        return len(self.coef) - self.n_terms(0, len(self.experts))
+
+    def with_experts(self, names: tuple[str, ...]) -> Self:
+        """The stack with these experts beside the filters; those it does not know start at 0."""
+        if names == self.experts:
+            return self
+        own = self.n_terms(self.n_filters)
+        places = [*range(own), *(own + self.experts.index(x) for x in names if x in self.experts)]
+        new = [*range(own), *(own + i for i, x in enumerate(names) if x in self.experts)]
+        prior = _prior(self.n_filters, len(names))
+        coef, precision = np.zeros(len(prior)), np.diag(prior)
+        coef[new] = self.coef[places]
+        precision[np.ix_(new, new)] = self.precision[np.ix_(places, places)]
+        return replace(self, coef=coef, precision=precision, experts=names)
 
     def add_classes(self, n_classes: int) -> Self:
         """The stack with n_classes classes; the new ones have not been seen."""
@@ -153,7 +173,14 @@ class Stack:
             last=places.get(self.last, -1),
         )
 
-    def predict(self, step: MixtureStep, plain: Array, *, ordered: bool = True) -> Array:
+    def predict(
+        self,
+        step: MixtureStep,
+        plain: Array,
+        *,
+        ordered: bool = True,
+        spoken: Array | None = None,
+    ) -> Array:
         """Corrected probabilities (b, K) of rows, each as if it were the next one.
 
         Parameters
@@ -164,6 +191,8 @@ class Stack:
             Probabilities by the mixture.
         ordered : bool
             Whether the last label that was learned is that of the row before.
+        spoken : (b, X, K), optional
+            Log-probabilities by the experts beside the filters; needed if there are any.
         """
         from kalstream.core._kernels.stacking import predict_rows
 
@@ -171,7 +200,8 @@ class Stack:
         plain = self._plain(plain, moments[0])
         belief = self.belief + _SHARE * (0.5 - self.belief)
         known = plain, belief, self.last, self.counts, self.recent, self.stays, self.coef
-        out, bad = predict_rows(*moments, *known, check.flag("ordered", ordered))
+        beside = self._spoken(spoken, moments[0])
+        out, bad = predict_rows(*moments, beside, *known, check.flag("ordered", ordered))
         if bad >= 0:
             self._blame(bad, moments, plain, None, None)
         return out
@@ -184,6 +214,7 @@ class Stack:
         *,
         plain: Array | None = None,
         ordered: bool = False,
+        spoken: Array | None = None,
     ) -> tuple[Self, Array]:
         """Predict each row, then learn its label.
 
@@ -199,6 +230,8 @@ class Stack:
         ordered : bool
             Whether the label before each row was known when the row was predicted. If not,
             nothing is learned about the order of labels.
+        spoken : (b, X, K), optional
+            As in `predict`.
 
         Returns
         -------
@@ -215,14 +248,16 @@ class Stack:
         kept = self.counts, self.recent, self.stays, self.coef, self.precision
         counts, recent, stays, coef, precision = (part.copy() for part in kept)
         changing = counts, recent, stays, coef, precision
-        settings = check.flag("ordered", ordered), _SHARE, _prior(self.n_filters), _KEEP
-        now = self.belief, self.last
+        prior = _prior(self.n_filters, len(self.experts))
+        settings = check.flag("ordered", ordered), _SHARE, prior, _KEEP
+        now, beside = (self.belief, self.last), self._spoken(spoken, moments[0])
         out, belief, last, bad = learn_rows(
-            *moments, plain, labels, weight, *settings, *now, *changing
+            *moments, beside, plain, labels, weight, *settings, *now, *changing
         )
         if bad >= 0:
             self._blame(bad, moments, plain, labels, weight)
-        after = check.trusted(type(self), *changing[:3], int(last), *changing[3:], float(belief))
+        more = int(last), *changing[3:], float(belief), self.experts
+        after = check.trusted(type(self), *changing[:3], *more)
         return after, out
 
     def judge(
@@ -236,6 +271,7 @@ class Stack:
         *,
         plain: Array,
         ordered: bool = False,
+        spoken: Array | None = None,
     ) -> tuple[Self, Array]:
         """As `learn`, where labels come late: each is judged by what was said about its row.
 
@@ -251,6 +287,8 @@ class Stack:
             Probabilities of the rows that are asked for.
         ordered : bool
             Whether to use the labels that had come before each row.
+        spoken : (n, X, K), optional
+            As in `predict`, at each event.
         """
         from kalstream.core._kernels.judging import stack_rows
 
@@ -262,14 +300,17 @@ class Stack:
             *(events.asked, events.slot, labels, weight, judged.rates),
             moments,
             (judged.shares, kept.experts),
+            self._spoken(spoken, moments[0]),
             plain,
-            *(check.flag("ordered", ordered), _SHARE, _prior(self.n_filters), _KEEP),
+            *(check.flag("ordered", ordered), _SHARE),
+            *(_prior(self.n_filters, len(self.experts)), _KEEP),
             *(kept.described, kept.counted, self.belief, self.last),
             *changing,
         )
         if bad >= 0:
             self._blame(bad, moments, plain, labels, weight)
-        after = check.trusted(type(self), *changing[:3], int(last), *changing[3:], float(belief))
+        more = int(last), *changing[3:], float(belief), self.experts
+        after = check.trusted(type(self), *changing[:3], *more)
         return after, out
 
     def _moments(self, step: MixtureStep) -> tuple[Array, ...]:
@@ -289,6 +330,16 @@ class Stack:
             plain = check.matrix("plain", plain)
         width = min(plain.shape[1], max(n_outputs, len(self.counts)))
         return check.block("plain", plain, (n, width))
+
+    def _spoken(self, spoken: Any, means: Array) -> Array:
+        """Log-probabilities (b, X, K) by the experts, of the rows of means (J, b, K)."""
+        shape = means.shape[1], len(self.experts), means.shape[2]
+        if spoken is None and self.experts:
+            raise InvalidInput(
+                f"the stack has the experts {', '.join(self.experts)}; pass spoken, their "
+                f"log-probabilities {shape}"
+            )
+        return np.zeros(shape) if spoken is None else check.block("spoken", spoken, shape)
 
     def _blame(
         self, row: int, moments: tuple[Array, ...], plain: Array, labels: Any, weight: Any
@@ -323,10 +374,9 @@ class Stack:
 
 
 @lru_cache
-def _prior(n_filters: int) -> Array:
+def _prior(n_filters: int, n_experts: int) -> Array:
     """Prior precision (D,) of the coefficients; do not change the array."""
     from kalstream.core._kernels.stacking import FILTER_PRECISION, LABEL_PRECISION
 
-    return np.array(
-        [FILTER_PRECISION] * (1 + n_filters) + [LABEL_PRECISION] * (len(HALF_LIVES) + 1)
-    )
+    others = len(HALF_LIVES) + 1 + n_experts
+    return np.array([FILTER_PRECISION] * (1 + n_filters) + [LABEL_PRECISION] * others)

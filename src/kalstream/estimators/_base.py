@@ -20,7 +20,7 @@ from kalstream.core.guard import Health, health
 from kalstream.core.policy import Policy, PolicyState
 from kalstream.core.state import Posterior
 from kalstream.errors import InvalidInput
-from kalstream.estimators._chunk import Chunk
+from kalstream.estimators._chunk import Ahead, Chunk
 from kalstream.estimators._ids import listed
 from kalstream.estimators._late import Asked, exchange, no_rows, read_ids, read_told
 from kalstream.estimators._learning import (
@@ -317,8 +317,8 @@ class KalmanEstimator(BaseEstimator, ABC):
         return self
 
     @interruptible
-    def _ahead(self, model: Model, X: Any, time: Any) -> tuple[Any, Array]:
-        """Step of rows, of which any could be the next, and their features (b, m)."""
+    def _ahead(self, model: Model, X: Any, time: Any) -> Ahead:
+        """Rows with their step; any of them could be the next."""
         self._state(model)
         rows, _ = self._columns(X, model)
         settings = self._settings
@@ -461,9 +461,12 @@ class KalmanEstimator(BaseEstimator, ABC):
 
         A row that waits adds its columns and what was predicted of it, as do the last 10,000 rows
         whose targets came. Their ids and Python objects, about 400 bytes each, are not counted.
+        Experts beside the filters add what they keep.
         """
         model = self._model
-        return self._state(model).nbytes + (model.store or Store()).nbytes
+        experts = getattr(model.targets, "experts", {}).values()
+        own = self._state(model).nbytes + (model.store or Store()).nbytes
+        return own + sum(each.nbytes for each in experts)
 
     def drift(self) -> Drift:
         """Drift alarm: whether shorter half-lives have begun to predict better than usual.
@@ -587,9 +590,9 @@ class KalmanEstimator(BaseEstimator, ABC):
         True
         """
         model = self._model
-        ahead, phi = self._ahead(model, X, time)
-        prior = self._settings.prior_var * np.einsum("bm,bm->b", phi, phi)
-        return ahead.weight_variance / np.maximum(prior, np.finfo(np.float64).tiny)
+        ahead = self._ahead(model, X, time)
+        prior = self._settings.prior_var * np.einsum("bm,bm->b", ahead.features, ahead.features)
+        return ahead.step.weight_variance / np.maximum(prior, np.finfo(np.float64).tiny)
 
     def is_novel(self, X: ArrayLike, factor: float = 3.0, time: Any = None) -> Array:
         """Whether each row (b,) is unlike the rows that were learned recently.
@@ -608,10 +611,10 @@ class KalmanEstimator(BaseEstimator, ABC):
         array([False,  True])
         """
         model = self._model
-        ahead, _ = self._ahead(model, X, time)
-        belief, _ = self._settings.policy.belief(ahead, None, "example", model.watch.now)
+        step = self._ahead(model, X, time).step
+        belief, _ = self._settings.policy.belief(step, None, "example", model.watch.now)
         expected = belief @ np.exp(model.watch.levels)
-        return ahead.weight_variance > check.positive("factor", factor) * expected
+        return step.weight_variance > check.positive("factor", factor) * expected
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

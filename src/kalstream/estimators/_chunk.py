@@ -7,6 +7,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from kalstream.core.checks import Targets
+from kalstream.core.judging import Events, Judged, Kept
+
 Array = NDArray[Any]
 
 
@@ -21,6 +24,8 @@ class Chunk:
     weight : (b,) or None
     gap, times : (b,) or None
         Time before each row in units, and when it came.
+    columns : (b, d') or None
+        The rows as features see them, for experts.
     """
 
     rows: Array
@@ -28,6 +33,7 @@ class Chunk:
     weight: Array | None
     gap: Array | None
     times: Array | None
+    columns: Array | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -35,6 +41,66 @@ class Chunk:
     def __getitem__(self, piece: slice) -> Chunk:
         if piece.stop - piece.start == len(self.rows):
             return self
-        parts = self.weight, self.gap, self.times
+        parts = self.weight, self.gap, self.times, self.columns
         cut = (None if part is None else part[piece] for part in parts)
         return Chunk(self.rows[piece], self.targets[piece], *cut)
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Rows that are predicted, of which any could be the next.
+
+    Attributes
+    ----------
+    rows : (b, d)
+    features : (b, m)
+    step : PolicyStep
+    gap : (b,) or float
+        Time since the last row that was learned, in units.
+    """
+
+    rows: Array
+    features: Array
+    step: Any
+    gap: Any
+
+
+@dataclass(frozen=True, slots=True)
+class LateRows:
+    """Rows that are asked for and targets that have come: n events in their order.
+
+    Attributes
+    ----------
+    columns : (n, d')
+        The rows as features see them.
+    targets, weight : n targets, (n,)
+        Weight 0 where no target has come.
+    events : Events
+    kept : Kept
+        What was predicted about the rows; predictions of rows that are asked for are written here.
+    """
+
+    columns: Array
+    targets: Targets
+    weight: Array
+    events: Events
+    kept: Kept
+
+
+@dataclass(frozen=True, slots=True)
+class LateSteps:
+    """What a policy made of `LateRows`.
+
+    Attributes
+    ----------
+    in_order, by_late : PolicyStep
+        Of all events: in the order of targets, and far ahead with the weights of the late judge.
+    judged : Judged
+    spoken : object
+        What `Task.keep` returned.
+    """
+
+    in_order: Any
+    by_late: Any
+    judged: Judged
+    spoken: Any

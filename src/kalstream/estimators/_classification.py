@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from kalstream.core import checks as check
 from kalstream.core.checks import Targets
-from kalstream.core.judging import Events, Judged, Kept, choose
+from kalstream.core.experts.expert import Expert, ExpertRows, ExpertState, advance
+from kalstream.core.judging import choose
 from kalstream.core.predictive import METHODS
 from kalstream.core.stacking import Stack
 from kalstream.errors import InvalidInput
-from kalstream.estimators._chunk import Chunk
+from kalstream.estimators._chunk import Ahead, Chunk, LateRows, LateSteps
 from kalstream.estimators._learning import predict_chunk, state_of
 from kalstream.estimators._model import Model
 from kalstream.estimators._settings import Settings
@@ -40,12 +41,15 @@ class Classes:
     stack, ordered : Stack or None
         Where a policy combines filters: the stack for any row, and the one for the next of rows
         whose labels are known in time.
+    experts : {name: ExpertState}
+        What experts beside the filters have learned.
     """
 
     labels: Labels
     counts: Array
     stack: Stack | None = None
     ordered: Stack | None = None
+    experts: Mapping[str, ExpertState] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +60,19 @@ class Classification:
     class_weight: Any
     stacking: bool
     recent_labels: bool
+    experts: tuple[Expert, ...] = ()
 
     def __post_init__(self) -> None:
         check.choice("predictive", self.predictive, METHODS)
         check.flag("stacking", self.stacking)
         check.flag("recent_labels", self.recent_labels)
+        if self.experts and not self.stacking:
+            raise InvalidInput("experts need a stack that weighs them; set stacking=True")
+
+    @property
+    def sees_columns(self) -> bool:
+        """Whether chunks need their columns, since experts read them."""
+        return len(self.experts) > 0
 
     def start(self) -> Classes:
         """No label is known."""
@@ -94,9 +106,10 @@ class Classification:
         factor = _class_weights(self.class_weight, labels, learned, before)
         if factor is not None:
             weight = factor if weight is None else weight * factor
-        targets = Classes(labels, counts, known.stack, known.ordered)
+        targets = Classes(labels, counts, known.stack, known.ordered, known.experts)
         coded = Targets(codes, None, codes >= 0)
-        return model.but(targets=targets), Chunk(chunk.rows, coded, weight, chunk.gap, chunk.times)
+        read = Chunk(chunk.rows, coded, weight, chunk.gap, chunk.times, chunk.columns)
+        return model.but(targets=targets), read
 
     def n_outputs(self, model: Model) -> int:
         """One output for each class."""
@@ -105,12 +118,13 @@ class Classification:
     def learn(self, model: Model, chunk: Chunk, step: Any, settings: Settings) -> Model:
         """The model after its stacks have learned."""
         if not (self.stacking and settings.policy.combines):
-            return model if model.targets.stack is None else _with_stacks(model, None, None)
-        labels = _learned_labels(chunk)
-        stack, ordered = _grown(model.targets.stack, step).learn(step, *labels)[0], None
-        if self.recent_labels and model.targets.ordered is not None:
-            ordered, _ = _grown(model.targets.ordered, step).learn(step, *labels)
-        return _with_stacks(model, stack, ordered)
+            return model if model.targets.stack is None else _with_stacks(model, None, None, {})
+        labels, known, ordered = _learned_labels(chunk), model.targets, None
+        experts, spoken = self._spoken(known, chunk.columns, *labels, chunk.gap, step)
+        stack, _ = self._grown(known.stack, step).learn(step, *labels, spoken=spoken)
+        if self.recent_labels and known.ordered is not None:
+            ordered, _ = self._grown(known.ordered, step).learn(step, *labels, spoken=spoken)
+        return _with_stacks(model, stack, ordered, experts)
 
     def learn_and_predict(
         self, before: Model, model: Model, chunk: Chunk, step: Any, settings: Settings
@@ -123,23 +137,59 @@ class Classification:
         plain = self._plain(before, step) if known else self.nothing_known(len(chunk))
         if not (self.stacking and settings.policy.combines):
             return self.learn(model, chunk, step, settings), plain
-        labels = _learned_labels(chunk)
-        stack = _grown(model.targets.stack, step)
+        labels, targets = _learned_labels(chunk), model.targets
+        experts, spoken = self._spoken(targets, chunk.columns, *labels, chunk.gap, step)
+        stack = self._grown(targets.stack, step)
         if not self.recent_labels:
-            stack, corrected = stack.learn(step, *labels, plain=plain)
-            return _with_stacks(model, stack, None), corrected
-        stack, _ = stack.learn(step, *labels)
-        ordered, corrected = _grown(model.targets.ordered, step).learn(
-            step, *labels, plain=plain, ordered=True
+            stack, corrected = stack.learn(step, *labels, plain=plain, spoken=spoken)
+            return _with_stacks(model, stack, None, experts), corrected
+        stack, _ = stack.learn(step, *labels, spoken=spoken)
+        ordered, corrected = self._grown(targets.ordered, step).learn(
+            step, *labels, plain=plain, ordered=True, spoken=spoken
         )
-        return _with_stacks(model, stack, ordered), corrected
+        return _with_stacks(model, stack, ordered, experts), corrected
 
-    def predict(self, model: Model, step: Any, settings: Settings) -> Array:
+    def predict(self, model: Model, ahead: Ahead, settings: Settings) -> Array:
         """Probabilities (b, K) in the order of the filter's outputs, corrected by the stack."""
-        plain, stack = self._plain(model, step), model.targets.stack
+        step, stack = ahead.step, model.targets.stack
+        plain = self._plain(model, step)
         if not self.stacking or stack is None:
             return plain
-        return stack.predict(step, plain, ordered=False)
+        n, spoken = len(ahead.rows), None
+        if self.experts:
+            columns = model.representation.columns(ahead.rows)
+            gap = np.broadcast_to(np.asarray(ahead.gap, np.float64), (n,))
+            nothing = np.full(n, -1), np.ones(n), gap
+            _, spoken = self._spoken(model.targets, columns, *nothing, step)
+        return stack.with_experts(self._names).predict(step, plain, ordered=False, spoken=spoken)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(expert.name for expert in self.experts)
+
+    def _spoken(
+        self,
+        known: Classes,
+        columns: Any,
+        labels: Array,
+        weight: Array,
+        gap: Array | None,
+        step: Any,
+    ) -> tuple[dict[str, ExpertState], Array | None]:
+        """States of the experts after rows, and their log-probabilities (b, X, K) of each."""
+        if not self.experts:
+            return {}, None
+        gap = np.ones(len(labels)) if gap is None else gap
+        rows = ExpertRows(columns, labels, weight, gap)
+        return advance(self.experts, known.experts, rows, step.logit_mean.shape[2])
+
+    def _grown(self, stack: Stack | None, step: Any) -> Stack:
+        """A stack, new if there was none, with room for the classes of a step."""
+        n_filters, _, n_classes = step.logit_mean.shape
+        if stack is None:
+            return Stack.start(n_filters, n_classes, self._names)
+        stack = stack.with_experts(self._names)
+        return stack if len(stack.counts) == n_classes else stack.add_classes(n_classes)
 
     def _plain(self, model: Model, step: Any) -> Array:
         """Probabilities (b, K) of the classes known to a model, by the policy alone."""
@@ -155,8 +205,13 @@ class Classification:
         return int(np.count_nonzero(known if chunk.weight is None else known & (chunk.weight > 0)))
 
     def keeps(self, settings: Settings) -> tuple[bool, int]:
-        """Whether rows are kept as a stack sees them; one expert, the class frequencies."""
-        return self.stacking and settings.policy.combines, 1
+        """Whether rows are kept as a stack sees them; class frequencies and other experts."""
+        return self.stacking and settings.policy.combines, 1 + len(self.experts)
+
+    def with_columns(self, targets: Classes, n_columns: int) -> Classes:
+        """What is known about labels; experts see more columns."""
+        grown = {name: each.add_columns(n_columns) for name, each in targets.experts.items()}
+        return replace(targets, experts=grown)
 
     def spread_out(
         self, chunk: Chunk, tells: Array, n: int, n_outputs: int
@@ -168,19 +223,17 @@ class Classification:
             weight[labels < 0] = 0.0
         return Targets(labels, None, labels >= 0), weight
 
-    def keep(
-        self,
-        before: Model,
-        kept: Kept,
-        targets: Targets,
-        weight: Array,
-        seen: Array,
-        events: Events,
-    ) -> None:
-        """Write the classes seen before each row that is asked for, and their frequencies."""
+    def keep(self, before: Model, rows: LateRows, seen: Array) -> Any:
+        """Write the classes seen before each row that is asked for, and what experts say."""
+        events, kept, weight, targets = rows.events, rows.kept, rows.weight, rows.targets
         asked = np.flatnonzero(events.asked)
+        experts, spoken = dict[str, ExpertState](), None
+        if self.experts:
+            passing = ExpertRows(rows.columns, _told(rows), weight, events.gap)
+            experts, spoken = advance(self.experts, before.targets.experts, passing, len(seen))
+            kept.experts[events.slot[asked], 1:] = spoken[asked]
         if not len(asked):
-            return
+            return experts, spoken
         counts = np.zeros(len(seen))
         counts[: len(before.targets.counts)] = before.targets.counts
         told = np.zeros((len(events) + 1, len(seen)))
@@ -193,21 +246,15 @@ class Classification:
         slots = events.slot[asked]
         kept.active[slots] = active
         kept.experts[slots, 0] = np.log(counts / np.maximum(whole, 0.5))
+        return experts, spoken
 
     def judge(
-        self,
-        before: Model,
-        model: Model,
-        targets: Targets,
-        weight: Array,
-        step: Any,
-        by_late: Any,
-        events: Events,
-        judged: Judged,
-        kept: Kept,
-        settings: Settings,
+        self, before: Model, model: Model, rows: LateRows, steps: LateSteps, settings: Settings
     ) -> tuple[Model, Array]:
         """The model after its stacks have learned, and probabilities (a, K) of rows asked for."""
+        events, kept, weight = rows.events, rows.kept, rows.weight
+        step, by_late, judged = steps.in_order, steps.by_late, steps.judged
+        experts, spoken = steps.spoken
         asked = np.flatnonzero(events.asked)
         width = self.n_outputs(before) if before.state is not None else 0
         late, in_order = (np.zeros((len(events), width)) for _ in range(2))
@@ -221,24 +268,23 @@ class Classification:
             shares = np.where(active.any(axis=1, keepdims=True), judged.shares[asked], 0.0)
             late[asked] *= 1.0 - shares.sum(axis=1, keepdims=True)
             late[asked] += np.einsum("ax,axk->ak", shares, other)
-        assert targets.labels is not None
-        codes = np.where(weight > 0.0, targets.labels, -1)
+        codes = _told(rows)
         known, stack, ordered, made = model.targets, None, None, [late, in_order]
         if self.stacking and settings.policy.combines:
-            stack = _grown(known.stack, step)
+            stack = self._grown(known.stack, step)
             # Without recent labels the stack of rows in their order is that of any row, so far.
-            ordered = _grown(known.ordered or (None if self.recent_labels else stack), step)
-            stack, by_stack = stack.learn(step, codes, weight, plain=in_order)
+            ordered = self._grown(known.ordered or (None if self.recent_labels else stack), step)
+            stack, by_stack = stack.learn(step, codes, weight, plain=in_order, spoken=spoken)
             given = codes, weight, events, judged, kept
             ordered, by_late_stack = ordered.judge(
-                by_late, *given, plain=late, ordered=self.recent_labels
+                by_late, *given, plain=late, ordered=self.recent_labels, spoken=spoken
             )
             made = [by_late_stack, late, by_stack, in_order]
         if stack is not known.stack:
-            model = _with_stacks(model, stack, ordered)
+            model = _with_stacks(model, stack, ordered, experts)
         assert model.late is not None
         judge, out = choose(
-            *(model.late, events, judged, kept, targets, weight), np.stack(made, axis=1)
+            *(model.late, events, judged, kept, rows.targets, weight), np.stack(made, axis=1)
         )
         return model.but(late=judge), out[asked]
 
@@ -297,6 +343,7 @@ def without_class(model: Model, label: Any, settings: Settings) -> Model:
         known.counts[kept],
         _with_classes(known.stack, kept),
         _with_classes(known.ordered, kept),
+        {name: _with_only(each, kept) for name, each in known.experts.items()},
     )
     state = state_of(model, settings).keep_outputs(kept)
     # What was predicted of rows that wait had a column for the class.
@@ -311,17 +358,21 @@ def _learned_labels(chunk: Chunk) -> tuple[Array, Array]:
     return np.where(weight > 0.0, labels, -1), weight
 
 
-def _with_stacks(model: Model, stack: Stack | None, ordered: Stack | None) -> Model:
+def _told(rows: LateRows) -> Array:
+    """Codes (n,) of the labels that have come and are learned; -1 at other events."""
+    return np.where(rows.weight > 0.0, rows.targets.arrays()[0], -1)
+
+
+def _with_stacks(
+    model: Model, stack: Stack | None, ordered: Stack | None, experts: dict[str, ExpertState]
+) -> Model:
     known = model.targets
-    return model.but(targets=Classes(known.labels, known.counts, stack, ordered))
+    return model.but(targets=Classes(known.labels, known.counts, stack, ordered, experts))
 
 
-def _grown(stack: Stack | None, step: Any) -> Stack:
-    """A stack, new if there was none, with room for the classes of a step."""
-    n_filters, _, n_classes = step.logit_mean.shape
-    if stack is None:
-        return Stack.start(n_filters, n_classes)
-    return stack if len(stack.counts) == n_classes else stack.add_classes(n_classes)
+def _with_only(state: ExpertState, columns: Array) -> ExpertState:
+    """The state of an expert with these classes only."""
+    return state.add_classes(max(len(columns) + 1, state.n_classes)).keep_classes(columns)
 
 
 def _with_classes(stack: Stack | None, columns: Array) -> Stack | None:

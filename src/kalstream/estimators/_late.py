@@ -18,7 +18,7 @@ from kalstream.core import checks as check
 from kalstream.core.judging import Events, Kept, Sizes, runs
 from kalstream.core.stacking import Stack
 from kalstream.errors import InvalidInput
-from kalstream.estimators._chunk import Chunk
+from kalstream.estimators._chunk import Ahead, Chunk, LateRows, LateSteps
 from kalstream.estimators._ids import listed
 from kalstream.estimators._learning import (
     LAST_ROWS,
@@ -313,7 +313,7 @@ def _sizes(model: Model, chunk: Chunk, settings: Settings) -> Sizes:
     if n_outputs == 0:
         return NOTHING
     stacked, n_experts = task.keeps(settings)
-    n_terms = Stack.n_terms(policy.n_filters) if stacked else 0
+    n_terms = Stack.n_terms(policy.n_filters, n_experts - 1) if stacked else 0
     n_scales = policy.n_filters if policy.learns_scale else 0
     return policy.n_filters, n_outputs, n_experts, n_terms, n_scales
 
@@ -338,11 +338,13 @@ def _judged(
     after, step, far = policy.step_events(
         state, phi, targets, weight, events, noise_var=noise_var, prior_var=prior_var
     )
-    task.keep(before, kept, targets, weight, state.seen, events)
+    late = LateRows(rows, targets, weight, events, kept)
+    spoken = task.keep(before, late, state.seen)
     begun = policy.late_judge(state, kept.sizes)
     judge = before.late or begun
-    if len(judge.beliefs) != len(begun.beliefs):  # stacking was set to another value
-        judge = replace(judge, beliefs=begun.beliefs)
+    for name in ("beliefs", "beside"):  # stacking or experts were set to other values
+        if len(getattr(judge, name)) != len(getattr(begun, name)):
+            judge = replace(judge, **{name: getattr(begun, name)})
     judge, by_late, judged = policy.judge(
         *(judge, step, far, targets, weight, events, kept),
         noise_var=noise_var,
@@ -359,7 +361,8 @@ def _judged(
     since = np.maximum.accumulate(since)
     judge, judged = replace(judge, since=int(since[-1])), replace(judged, since=since)
     model = model.but(state=after, late=judge, n_targets=int(n_targets[-1]))
-    return task.judge(before, model, targets, weight, step, by_late, events, judged, kept, settings)
+    steps = LateSteps(step, by_late, judged, spoken)
+    return task.judge(before, model, late, steps, settings)
 
 
 def _by_runs(
@@ -379,8 +382,9 @@ def _by_runs(
         elif model.state is None:
             parts.append(task.nothing_known(n))
         else:
-            step = predict_features(model, phi[part], settings, events.gap[part])
-            parts.append(task.predict(model, step, settings))
+            gap = events.gap[part]
+            step = predict_features(model, phi[part], settings, gap)
+            parts.append(task.predict(model, Ahead(rows[part], phi[part], step, gap), settings))
     # What was learned counts as rows that came, but they were asked for before.
     model = model.but(came=before.came, last=before.last, time=before.time)
     return model, task.together(parts) if parts else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from kalstream.core.chunk import block_rows
 from kalstream.core.policy import PolicyState
 from kalstream.errors import InvalidInput
-from kalstream.estimators._chunk import Chunk
+from kalstream.estimators._chunk import Ahead, Chunk
 from kalstream.estimators._model import Model
 from kalstream.estimators._representation import Representation
 from kalstream.estimators._settings import Settings
@@ -66,7 +67,11 @@ def _learn_piece(
     before: Model, chunk: Chunk, settings: Settings, predict: bool
 ) -> tuple[Model, Any]:
     """As `learn`, for rows whose targets fit into the model or make room there."""
-    representation, phi = before.representation.advance(chunk.rows)
+    if settings.task.sees_columns:
+        representation, columns = before.representation.scaled(chunk.rows)
+        phi, chunk = representation.features(columns), replace(chunk, columns=columns)
+    else:
+        representation, phi = before.representation.advance(chunk.rows)
     model = before.but(representation=representation)
     model, answers = learn_features(before, model, phi, chunk, settings, predict)
     numbers = before.came + np.arange(len(chunk))
@@ -176,12 +181,10 @@ def state_of(model: Model, settings: Settings) -> PolicyState:
     return state
 
 
-def step_ahead(
-    model: Model, rows: Array, settings: Settings, time_gap: Any = 1.0
-) -> tuple[Any, Array]:
-    """`PolicyStep` of rows (b, d), of which any could be the next, and their features (b, m)."""
+def step_ahead(model: Model, rows: Array, settings: Settings, time_gap: Any = 1.0) -> Ahead:
+    """Rows (b, d) with their step; any of them could be the next."""
     phi = model.representation.transform(rows)
-    return predict_features(model, phi, settings, time_gap), phi
+    return Ahead(rows, phi, predict_features(model, phi, settings, time_gap), time_gap)
 
 
 def predict_features(model: Model, phi: Array, settings: Settings, time_gap: Any = 1.0) -> Any:
@@ -195,7 +198,7 @@ def predict_chunk(model: Model, chunk: Chunk, settings: Settings) -> Any:
     if model.state is None:
         return settings.task.nothing_known(len(chunk))
     gap = 1.0 if chunk.times is None else (chunk.times - model.time) / settings.unit
-    return settings.task.predict(model, step_ahead(model, chunk.rows, settings, gap)[0], settings)
+    return settings.task.predict(model, step_ahead(model, chunk.rows, settings, gap), settings)
 
 
 def with_columns(model: Model, n_columns: int, settings: Settings) -> Model:
@@ -209,7 +212,8 @@ def with_columns(model: Model, n_columns: int, settings: Settings) -> Model:
             size = settings.policy, m + n_new, state.n_outputs, settings.dtype
             state = allocated(partial(state.add_features, n_new, settings.prior_var), *size)
     fitted = {**model.fitted, "n_features_in_": n_before + n_columns}
-    return model.but(representation=wider, state=state, fitted=fitted)
+    targets = settings.task.with_columns(model.targets, n_columns)
+    return model.but(representation=wider, state=state, targets=targets, fitted=fitted)
 
 
 def outputs_with_room(state: PolicyState | None, n_outputs: int) -> int:

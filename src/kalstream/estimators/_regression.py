@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from kalstream.core import checks as check
 from kalstream.core.checks import Targets
-from kalstream.core.judging import Events, Judged, Kept, choose
+from kalstream.core.judging import choose
 from kalstream.core.scale import KEEP_SCALE
 from kalstream.errors import InvalidInput
-from kalstream.estimators._chunk import Chunk
+from kalstream.estimators._chunk import Ahead, Chunk, LateRows, LateSteps
 from kalstream.estimators._learning import predict_chunk, state_of
 from kalstream.estimators._model import Model
 from kalstream.estimators._settings import Settings
@@ -83,6 +83,11 @@ class Regression:
                 f"{self.limit:g}; scale y"
             )
 
+    @property
+    def sees_columns(self) -> bool:
+        """There are no experts beside the filters."""
+        return False
+
     def end_of_piece(self, model: Model, chunk: Chunk, start: int, settings: Settings) -> int:
         """The end of the piece that begins at ``start``.
 
@@ -113,7 +118,7 @@ class Regression:
         if offset is not known.offset or flat is not known.flat:
             model = model.but(targets=Values(offset, known.spread, flat))
         dense = dense if offset is None else dense - offset
-        return model, Chunk(chunk.rows, dense, weight, chunk.gap, chunk.times)
+        return model, replace(chunk, targets=dense)
 
     def n_outputs(self, model: Model) -> int:
         """One output for each column of targets."""
@@ -141,11 +146,14 @@ class Regression:
         elif before.state is None:
             prediction = self.nothing_known(len(chunk))
         else:
-            prediction = self.predict(before, step, settings)
+            prediction = self._predicted(before, step, settings)
         return self.learn(model, chunk, step, settings), prediction
 
-    def predict(self, model: Model, step: Any, settings: Settings) -> tuple[Array, Array]:
+    def predict(self, model: Model, ahead: Ahead, settings: Settings) -> tuple[Array, Array]:
         """Means and standard deviations (b, K) of targets; inf while their scale is unknown."""
+        return self._predicted(model, ahead.step, settings)
+
+    def _predicted(self, model: Model, step: Any, settings: Settings) -> tuple[Array, Array]:
         return step.mean + model.targets.offset, np.sqrt(self._variance(model, step, settings))
 
     def _variance(self, model: Model, step: Any, settings: Settings) -> Array:
@@ -154,6 +162,10 @@ class Regression:
         if not self.knows_scale(model, settings):
             return np.full(variance.shape, np.inf)
         return np.maximum(variance, 0.0)
+
+    def with_columns(self, targets: Values, n_columns: int) -> Values:
+        """Nothing that is known depends on columns."""
+        return targets
 
     def nothing_known(self, n: int) -> tuple[Array, Array]:
         """No mean, and any standard deviation (b, 1)."""
@@ -197,42 +209,24 @@ class Regression:
             weight[tells[~read.observed]] = 0.0
         return Targets(None, dense, weight > 0.0), weight
 
-    def keep(
-        self,
-        before: Model,
-        kept: Kept,
-        targets: Targets,
-        weight: Array,
-        seen: Array,
-        events: Events,
-    ) -> None:
+    def keep(self, before: Model, rows: LateRows, seen: Array) -> None:
         """Nothing is kept beside the moments."""
 
     def judge(
-        self,
-        before: Model,
-        model: Model,
-        targets: Targets,
-        weight: Array,
-        step: Any,
-        by_late: Any,
-        events: Events,
-        judged: Judged,
-        kept: Kept,
-        settings: Settings,
+        self, before: Model, model: Model, rows: LateRows, steps: LateSteps, settings: Settings
     ) -> tuple[Model, tuple[Array, Array]]:
         """The model, and means and standard deviations (a, K) of the rows asked for."""
-        asked, n_outputs = np.flatnonzero(events.asked), self.n_outputs(model)
-        made = np.zeros((len(events), 2, 2 * n_outputs))
-        for a, each in enumerate(
-            (by_late, step) if before.state is not None and len(asked) else ()
-        ):
-            rows = each.take(asked)
-            variance = self._variance(before, rows, settings)
+        asked, n_outputs = np.flatnonzero(rows.events.asked), self.n_outputs(model)
+        made = np.zeros((len(rows.weight), 2, 2 * n_outputs))
+        both = steps.by_late, steps.in_order
+        for a, each in enumerate(both if before.state is not None and len(asked) else ()):
+            step = each.take(asked)
+            variance = self._variance(before, step, settings)
             variance[np.isinf(variance)] = 0.0  # unknown; nothing is learned from it
-            made[asked, a] = np.hstack([rows.mean, variance])
+            made[asked, a] = np.hstack([step.mean, variance])
         assert model.late is not None
-        late, out = choose(model.late, events, judged, kept, targets, weight, made)
+        told = rows.targets, rows.weight
+        late, out = choose(model.late, rows.events, steps.judged, rows.kept, *told, made)
         if before.state is None:
             return model.but(late=late), self.nothing_known(len(asked))
         mean, variance = out[asked, :n_outputs], out[asked, n_outputs:]

@@ -129,6 +129,16 @@ class Representation:
         made = made.toarray() if hasattr(made, "toarray") else np.asarray(made, np.float64)
         return replace(self, transformer=learner), made
 
+    def columns(self, rows: Array) -> Array:
+        """Rows (b, d) as `scaled` makes them, with what is known now."""
+        if self.transformer is None:
+            return rows
+        if type(self.transformer) in _OWN:
+            scaler = getattr(self.transformer, "scaler_", self.transformer)
+            return scaler._transform(rows)
+        made = self.transformer.transform(rows)
+        return made.toarray() if hasattr(made, "toarray") else np.asarray(made, np.float64)
+
     def width(self, n_columns: int) -> int | None:
         """Columns of `scaled`; None if only a transformer of another library knows."""
         own = self.transformer is None or type(self.transformer) in _OWN

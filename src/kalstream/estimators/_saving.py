@@ -16,11 +16,13 @@ import numpy as np
 from sklearn.base import clone
 
 from kalstream.core.checks import LARGEST_FLOAT64
+from kalstream.core.experts import ExpertState
 from kalstream.core.judging import LateJudge
 from kalstream.core.mixture import MixtureState
-from kalstream.core.policy import TAGGED, PolicyState
+from kalstream.core.policy import PolicyState
 from kalstream.core.stacking import Stack
 from kalstream.core.state import BankStep
+from kalstream.core.tagged import TAGGED
 from kalstream.errors import CheckpointError
 from kalstream.estimators import checkpoint
 from kalstream.estimators._base import KalmanEstimator
@@ -156,7 +158,8 @@ def _check_late(model: Model, classifies: bool) -> None:
             raise ValueError("late must be None without the state of a mixture")
         need_array("late.log_weights", late.log_weights, state.log_weights.shape)
         need_array("late.spread", late.spread, state.spread.shape)
-        need_array("late.beside", late.beside, (int(classifies),))
+        n_beside = 1 + len(model.targets.experts) if classifies else 0
+        need_array("late.beside", late.beside, (n_beside,))
         need(len(late.beliefs) in ((2, 4) if classifies else (2,)), "late.beliefs", "two or four")
         need_array("late.beliefs", late.beliefs, (len(late.beliefs),))
         need((late.beliefs >= 0.0).all(), "late.beliefs", "at least 0")
@@ -181,6 +184,11 @@ def _check_classes(model: Model) -> int:
     need(isinstance(names, tuple) and len(set(names)) == len(names), "labels", "different values")
     need_array("counts", targets.counts, (len(names),))
     need((targets.counts >= 0.0).all(), "counts", "at least 0")
+    experts = targets.experts
+    need(isinstance(experts, dict), "experts", "a dict")
+    for expert in experts.values():
+        need(isinstance(expert, ExpertState), "experts", "states of experts")
+        need(state is not None and expert.n_classes <= state.n_outputs, "experts", "of the classes")
     for name in ("stack", "ordered"):
         stack = getattr(targets, name)
         need(stack is None or isinstance(stack, Stack), name, "a Stack or None")
@@ -189,6 +197,7 @@ def _check_classes(model: Model) -> int:
         if state is None:
             raise ValueError(f"{name} must be None without a state")
         need(stack.n_filters == len(state.half_lives), name, "of the filters of the state")
+        need(stack.experts == tuple(experts), name, "of the experts")
         need(len(stack.counts) <= state.n_outputs, name, f"of at most {len(names)} classes")
         need(not stack.counts[len(names) :].any(), name, f"of the {len(names)} labels")
     return len(names)

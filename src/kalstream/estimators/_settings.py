@@ -14,7 +14,6 @@ from kalstream.core import checks as check
 from kalstream.core.calibration import Calibration
 from kalstream.core.checks import Targets
 from kalstream.core.fixed import Fixed
-from kalstream.core.judging import Events, Judged, Kept
 from kalstream.core.learned import Learned
 from kalstream.core.mixture import Mixture
 from kalstream.core.motion_reference import check_order
@@ -22,7 +21,7 @@ from kalstream.core.policy import Policy
 from kalstream.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from kalstream.estimators._chunk import Chunk
+    from kalstream.estimators._chunk import Ahead, Chunk, LateRows, LateSteps
     from kalstream.estimators._model import Model
 
 Array = NDArray[Any]
@@ -90,6 +89,11 @@ class Task(Protocol):
         """Raise an error unless the targets of a chunk can be learned."""
         ...
 
+    @property
+    def sees_columns(self) -> bool:
+        """Whether chunks need their columns, since experts read them."""
+        ...
+
     def end_of_piece(self, model: Model, chunk: Chunk, start: int, settings: Settings) -> int:
         """Where the rows end that can be predicted and learned together, from ``start`` on."""
         ...
@@ -115,8 +119,12 @@ class Task(Protocol):
         """As `learn`, and the prediction of each row, made by the model before it."""
         ...
 
-    def predict(self, model: Model, step: Any, settings: Settings) -> Any:
-        """Prediction of rows from their step, each as if it were the next one."""
+    def predict(self, model: Model, ahead: Ahead, settings: Settings) -> Any:
+        """Prediction of rows, each as if it were the next one."""
+        ...
+
+    def with_columns(self, targets: Any, n_columns: int) -> Any:
+        """What is known about targets, after so many columns that were missing in all rows."""
         ...
 
     def nothing_known(self, n: int) -> Any:
@@ -143,36 +151,17 @@ class Task(Protocol):
         """Targets of n events, and their weights (n,); of the events ``tells`` in a chunk."""
         ...
 
-    def keep(
-        self,
-        before: Model,
-        kept: Kept,
-        targets: Targets,
-        weight: Array,
-        seen: Array,
-        events: Events,
-    ) -> None:
-        """Write what is kept of the rows asked for beside the moments of the filters."""
+    def keep(self, before: Model, rows: LateRows, seen: Array) -> Any:
+        """Write what is kept of the rows asked for beside the moments of the filters.
+
+        Returns what `judge` needs of it.
+        """
         ...
 
     def judge(
-        self,
-        before: Model,
-        model: Model,
-        targets: Targets,
-        weight: Array,
-        step: Any,
-        by_late: Any,
-        events: Events,
-        judged: Judged,
-        kept: Kept,
-        settings: Settings,
+        self, before: Model, model: Model, rows: LateRows, steps: LateSteps, settings: Settings
     ) -> tuple[Model, Any]:
-        """The model after what stands above the filters has learned, and predictions of rows.
-
-        ``step`` is in the order of targets, ``by_late`` has the moments far ahead and the weights
-        of the late judge.
-        """
+        """The model after what stands above the filters has learned, and predictions of rows."""
         ...
 
     def together(self, parts: list[Any]) -> Any:

@@ -54,9 +54,9 @@ from kalstream.core.calibration import Alpha, Calibration
 from kalstream.core.judging import Kept, LateJudge
 from kalstream.core.motion import MotionBank, Pending
 from kalstream.core.orders import MixedBank
-from kalstream.core.policy import TAGGED
 from kalstream.core.stacking import Stack
 from kalstream.core.state import BankStep, Base, Posterior, Stored
+from kalstream.core.tagged import TAGGED
 from kalstream.errors import CheckpointError
 from kalstream.estimators._classification import Classes
 from kalstream.estimators._model import Model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -12,10 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin
 
 from kalstream.core import checks as check
+from kalstream.core.experts import Expert
+from kalstream.core.experts.expert import check_experts
 from kalstream.core.guard import Health
 from kalstream.core.policy import Policy
 from kalstream.errors import InvalidInput
 from kalstream.estimators._base import KalmanEstimator
+from kalstream.estimators._chunk import Ahead
 from kalstream.estimators._classification import Classification, declared, without_class
 from kalstream.estimators._model import Model
 from kalstream.estimators._settings import policy_of
@@ -73,6 +76,8 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
     recent_labels : bool
         Whether the stack uses recent labels in `predict_then_learn`, where the labels before a
         row are known. `predict_proba` predicts any row, not only the next, and ignores them.
+    experts : list of Expert, optional
+        Further voices of the stack, beside the filters: see `kalstream.core.Expert`.
     intercept : bool
     time_unit : float or timedelta
         Unit of ``time``. Half-lives, 30 to 100,000 by default, are counted in it. With dates a
@@ -144,7 +149,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
 
     _SETTINGS = (
         *KalmanEstimator._SETTINGS,
-        *("likelihood", "predictive", "class_weight", "stacking", "recent_labels"),
+        *("likelihood", "predictive", "class_weight", "stacking", "recent_labels", "experts"),
     )
     # The paper's 1/K depends on a K that is not known at the start. This does as well, for 2
     # classes and for 100 (benchmarks/README.md): calibration makes up for the size of the logits.
@@ -168,6 +173,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         class_weight: Mapping[Any, float] | str | None = None,
         stacking: bool = True,
         recent_labels: bool = True,
+        experts: Sequence[Expert] | None = None,
         intercept: bool = True,
         time_unit: Any = 1.0,
         dtype: Any = np.float64,
@@ -188,6 +194,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         self.class_weight = class_weight
         self.stacking = stacking
         self.recent_labels = recent_labels
+        self.experts = experts
         self.intercept = intercept
         self.time_unit = time_unit
         self.dtype = dtype
@@ -203,7 +210,14 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         if isinstance(predictive, str) and predictive == "auto":
             only_onehot = set(self._policy().likelihoods) == {"onehot"}
             predictive = "exact" if only_onehot else "probit"
-        return Classification(predictive, self.class_weight, self.stacking, self.recent_labels)
+        stacked = self.stacking, self.recent_labels, check_experts(self.experts)
+        task = Classification(predictive, self.class_weight, *stacked)
+        if task.experts and not self._policy().combines:
+            raise InvalidInput(
+                f"experts stand beside several filters, and forgetting={self.forgetting!r} has "
+                'one; use forgetting="mixture"'
+            )
+        return task
 
     def fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None, time: Any = None
@@ -445,15 +459,15 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         'up'
         """
         model = self._model
-        probabilities = self._predicted(model, self._ahead(model, X, time)[0])
+        probabilities = self._predicted(model, self._ahead(model, X, time))
         labels = model.targets.labels
         return probabilities[:, labels.order], labels.classes
 
     @interruptible
-    def _predicted(self, model: Model, step: Any) -> Array:
+    def _predicted(self, model: Model, ahead: Ahead) -> Array:
         """Probabilities (b, K) in the order of the filter's outputs."""
         settings = self._settings
-        return settings.task.predict(model, step, settings)
+        return settings.task.predict(model, ahead, settings)
 
     def predict_log_proba(self, X: ArrayLike, time: Any = None) -> Array:
         """Logarithms of `predict_proba` (b, K).

@@ -280,11 +280,11 @@ dtype, random_state, max_waiting, max_age
         """
         check.flag("return_std", return_std)
         model = self._model
-        step, _ = self._ahead(model, X, time)
+        ahead = self._ahead(model, X, time)
         if not return_std:
-            return shaped(model, step.mean + model.targets.offset)
+            return shaped(model, ahead.step.mean + model.targets.offset)
         settings = self._settings
-        mean, std = settings.task.predict(model, step, settings)
+        mean, std = settings.task.predict(model, ahead, settings)
         return shaped(model, mean), shaped(model, std)
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:

@@ -27,6 +27,7 @@ from kalstream.core._kernels.stacking import (
     count_label,
     describe_filters,
     describe_labels,
+    describe_spoken,
     newton_step,
     softmax,
 )
@@ -226,6 +227,7 @@ def stack_rows(
     rates: Floats,
     moments: tuple[Floats, Floats, Floats, Floats],
     experts: tuple[Floats, Floats],
+    spoken: Floats,
     plain: Floats,
     ordered: bool,
     share: float,
@@ -251,6 +253,8 @@ def stack_rows(
         Means, variances, weights and calibrations.
     experts : (n, X), (S, X, K)
         Shares of the experts beside the filters, and their log-probabilities.
+    spoken : (n, X', K)
+        Log-probabilities by the experts that are terms of the stack, at each event.
     plain : (n, K')
         Probabilities to correct, in the rows that are asked for.
     described, counted : (S, K, D), (S, K), changed in place
@@ -278,6 +282,7 @@ def stack_rows(
             rows[:, n_filters + 1 :] = 0.0
             if ordered and last >= 0:
                 describe_labels(counts, recent, stays, last, active, n_filters + 1, rows)
+            describe_spoken(spoken[i], active, rows)
             softmax(rows, coef, own)
             switch = 1.0 - (1.0 - share) ** rates[i]
             now = belief + switch * (0.5 - belief)

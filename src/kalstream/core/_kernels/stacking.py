@@ -17,7 +17,7 @@ KEEP = 0.9995
 LARGEST_WEIGHT = 10.0
 # Larger log-odds would round to probabilities of 0 and 1, which never change again.
 LARGEST_LOG_ODDS = 30.0
-# Prior precision of the coefficients: of the mixture and its filters, and of the label terms.
+# Prior precision of the coefficients: of the mixture and its filters, and of the other terms.
 FILTER_PRECISION = 40.0
 LABEL_PRECISION = 10.0
 
@@ -95,6 +95,16 @@ def describe_labels(
         for a in range(n_active):
             usual = (counts[active[a]] + 0.5) / total
             out[a, first + h] = np.log((recent[h, active[a]] + SMOOTH * usual) / (mass * usual))
+
+
+@jit
+def describe_spoken(spoken: Floats, active: Labels, out: Floats) -> None:
+    """Write log-probabilities (X, K) of experts into the last X columns of out (A, D)."""
+    n_experts = spoken.shape[0]
+    first = out.shape[1] - n_experts
+    for x in range(n_experts):
+        for a in range(len(active)):
+            out[a, first + x] = spoken[x, active[a]]
 
 
 @jit
@@ -215,6 +225,7 @@ def learn_rows(
     variances: Floats,
     weights: Floats,
     calibrations: Floats,
+    spoken: Floats,
     plain: Floats,
     labels: Labels,
     weight: Floats,
@@ -237,6 +248,8 @@ def learn_rows(
     Parameters
     ----------
     means, variances, weights, calibrations : (J, b, K), (J, b), (b, J, C), (J, C)
+    spoken : (b, X, K)
+        Log-probabilities by the experts beside the filters.
     plain : (b, K') or (0, 0)
         Probabilities of the mixture to correct; (0, 0) to learn only.
     labels : (b,)
@@ -276,6 +289,7 @@ def learn_rows(
             described[:, n_filters + 1 :] = 0.0
             if ordered and last >= 0:
                 describe_labels(counts, recent, stays, last, active, n_filters + 1, described)
+            describe_spoken(spoken[i], active, described)
             softmax(described, coef, own)
             if not (sound and own.sum() < 2.0):
                 return out, belief, last, i
@@ -309,6 +323,7 @@ def predict_rows(
     variances: Floats,
     weights: Floats,
     calibrations: Floats,
+    spoken: Floats,
     plain: Floats,
     belief: float,
     last: int,
@@ -330,6 +345,7 @@ def predict_rows(
         sound = describe_filters(
             means[:, i], variances[:, i], weights[i], calibrations, active, described
         )
+        describe_spoken(spoken[i], active, described)
         softmax(described, coef, own)
         if not (sound and own.sum() < 2.0 and blend(own, belief, active, out[i])):
             return out, i

@@ -1,0 +1,180 @@
+"""What an expert must offer. One file is enough for a new one: tests/estimators/test_new_expert.py.
+
+A `Stack` combines the filters of a mixture with experts that see what a linear readout cannot. An
+expert predicts each row before it learns from it; the stack learns online how much it is worth.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kalstream.core import checks as check
+from kalstream.core.tagged import Tagged
+from kalstream.errors import InvalidInput
+
+Array = NDArray[Any]
+
+# Smaller log-probabilities count as this, as in the stack: a class that was ruled out may come.
+_LEAST: Final = math.log(1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRows:
+    """Rows that pass an expert, b of them, in their order.
+
+    Attributes
+    ----------
+    columns : (b, d)
+        As the features see them, scaled if they are; NaN where a raw value is missing.
+    labels : (b,) int
+        -1 for a row that is only predicted: its label is unknown, comes later, or has weight 0.
+    weight : (b,)
+        Sample weights, at least 0.
+    gap : (b,)
+        Time since the last row that was learned; 1 if rows have no times.
+    """
+
+    columns: Array
+    labels: Array
+    weight: Array
+    gap: Array
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class ExpertState(Tagged):
+    """What an expert has learned. A dataclass of numbers, tuples and arrays, never changed.
+
+    Attributes
+    ----------
+    tag : str
+        Stands for the class in checkpoints.
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:  # a field or a property
+
+        @property
+        def n_classes(self) -> int:
+            """Number of classes, K."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of the arrays that are kept from row to row."""
+
+    @abstractmethod
+    def add_classes(self, n_classes: int) -> Self:
+        """The state with ``n_classes`` classes; the new ones have not been seen."""
+
+    @abstractmethod
+    def keep_classes(self, columns: Array) -> Self:
+        """The state with these classes only (K',), in this order."""
+
+    @abstractmethod
+    def add_columns(self, n_columns: int) -> Self:
+        """The state with columns that were missing in all rows so far, behind the others."""
+
+
+class Expert(Tagged):
+    """One voice of the stack. A frozen dataclass of settings.
+
+    Attributes
+    ----------
+    tag : str
+        Stands for the class in checkpoints.
+    name : str
+        The stack knows its coefficient by this name.
+    state_type : type
+        Its states: an `ExpertState`.
+    """
+
+    __slots__ = ()
+
+    name: ClassVar[str]
+    if TYPE_CHECKING:
+
+        @property
+        def state_type(self) -> type: ...  # noqa: D102
+
+    @abstractmethod
+    def start(self, n_columns: int, n_classes: int) -> Any:
+        """The state before any row."""
+
+    @abstractmethod
+    def advance(self, state: Any, rows: ExpertRows) -> tuple[Any, Array]:
+        """Predict each row, then learn its label if it has one; the state given stays as it was.
+
+        Returns
+        -------
+        state : ExpertState
+            After the last row. Rows in one call give the same as rows in calls of their own.
+        log_probabilities : (b, K)
+            Of each row, made before its label was learned. Those of classes that have not been
+            seen are ignored.
+        """
+
+
+States = Mapping[str, ExpertState]
+
+
+def advance(
+    experts: Sequence[Expert], states: States, rows: ExpertRows, n_classes: int
+) -> tuple[dict[str, ExpertState], Array]:
+    """Let experts predict and learn rows; a state that is missing, or of another class, begins.
+
+    Returns
+    -------
+    states : {name: ExpertState}
+        Of these experts only.
+    spoken : (b, X, K)
+        Log-probabilities by each.
+    """
+    after: dict[str, ExpertState] = {}
+    spoken = np.zeros((len(rows), len(experts), n_classes))
+    for x, expert in enumerate(experts):
+        known = states.get(expert.name)
+        state: Any = known
+        if known is None or type(known) is not expert.state_type:
+            state = expert.start(rows.columns.shape[1], n_classes)
+        elif state.n_classes < n_classes:
+            state = state.add_classes(n_classes)
+        after[expert.name], said = expert.advance(state, rows)
+        name = f"the log-probabilities of the expert {expert.name!r}"
+        said = check.block(name, said, (len(rows), n_classes))
+        if not said.max(initial=-np.inf) < np.inf:  # NaN, too
+            row = int(np.argmin(said.max(axis=1) < np.inf))
+            raise InvalidInput(
+                f"the expert {expert.name!r} gave {said[row].tolist()} for row {row}; return "
+                "log-probabilities, at most 0"
+            )
+        np.maximum(said, _LEAST, out=spoken[:, x])
+    return after, spoken
+
+
+def check_experts(experts: Any) -> tuple[Expert, ...]:
+    """Experts with names of their own; None stands for no expert."""
+    if experts is None:
+        return ()
+    if not isinstance(experts, Sequence) or not all(isinstance(each, Expert) for each in experts):
+        raise InvalidInput(f"experts must be a list of Expert, got {check.shown(experts)}")
+    names = [each.name for each in experts]
+    if len(set(names)) < len(names):
+        raise InvalidInput(f"experts has names {names}; give each expert a name of its own")
+    for each in experts:
+        for cls in (type(each), each.state_type):
+            if not hasattr(cls, "tag"):
+                raise InvalidInput(
+                    f"{cls.__name__} has no tag, so no checkpoint could hold it; give the class "
+                    f'one: tag = "{cls.__name__}"'
+                )
+    return tuple(experts)
