@@ -16,8 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from kalstream.core import checks as check
 from kalstream.core.bank import Bank, How, joined_steps, run_between
-from kalstream.core.chunk import LIKELIHOODS, Rows
+from kalstream.core.chunk import Rows
 from kalstream.core.judging import Events, Judged, Kept, LateJudge, Sizes, n_answers, runs
+from kalstream.core.likelihoods import LIKELIHOODS, ONEHOT, check_likelihood
 from kalstream.core.medians import weighted_median
 from kalstream.core.motion_reference import check_order
 from kalstream.core.orders import MixedBank, predict_filters, run_filters, start_bank
@@ -89,7 +90,7 @@ class MixtureState(PolicyState):
             if not all(value > 0.0 for value in values):
                 raise InvalidInput(f"the {name} of the state must be above 0, got {values}")
         for word in self.likelihoods:
-            check.choice("a likelihood of the state", word, LIKELIHOODS)
+            check_likelihood("a likelihood of the state", word)
         for name in ("half_lives", "prior_scales", "likelihoods"):
             if len(getattr(self, name)) != shape[0]:
                 raise InvalidInput(
@@ -426,7 +427,7 @@ class Mixture(Policy):
                     f"{getattr(self, name)}; give one, or one for each half-life"
                 )
         for word in self.likelihoods:
-            check.choice("likelihood", word, LIKELIHOODS)
+            check_likelihood("likelihood", word)
         for value in self.prior_scales:
             check.factor("prior_scale", value)
         object.__setattr__(self, "share", check.unit_interval("share", self.share))
@@ -973,7 +974,7 @@ def _scaled(scales: tuple[float, ...], prior_var: float, dtype: Any) -> Array:
 @lru_cache
 def _codes_of(likelihoods: tuple[str, ...], labels: bool) -> Array:
     """`Rows.likelihood` of each filter (J,), for labels or for values; not to be changed."""
-    return np.array([LIKELIHOODS.index(word) if labels else 0 for word in likelihoods])
+    return np.array([(LIKELIHOODS[word] if labels else ONEHOT).code for word in likelihoods])
 
 
 @lru_cache
