@@ -17,13 +17,13 @@ from numpy.typing import ArrayLike, NDArray
 from kalstream.core import checks as check
 from kalstream.core.bank import Bank, How, joined_steps, run_between
 from kalstream.core.chunk import Rows
-from kalstream.core.judging import Events, Judged, Kept, LateJudge, Sizes, n_answers, runs
+from kalstream.core.judging import Case, Events, Judged, LateJudge, Sizes, n_answers, runs
 from kalstream.core.likelihoods import LIKELIHOODS, ONEHOT, check_likelihood
 from kalstream.core.medians import weighted_median
 from kalstream.core.motion_reference import check_order
 from kalstream.core.orders import MixedBank, predict_filters, run_filters, start_bank
 from kalstream.core.policy import (
-    Policy,
+    JudgingPolicy,
     PolicyState,
     check_seen,
     gamma_of,
@@ -355,7 +355,7 @@ class MixtureStep:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Mixture(Policy):
+class Mixture(JudgingPolicy):
     """Filters with fixed half-lives, each with a grid of calibrations, weighted by evidence.
 
     The weights follow Bayes' rule on each filter's own predictive probability, with a fixed
@@ -397,7 +397,6 @@ class Mixture(Policy):
     state_type: ClassVar[type] = MixtureState
     combines: ClassVar[bool] = True
     compares: ClassVar[bool] = True
-    judges: ClassVar[bool] = True
 
     half_lives: Sequence[float] = (1e2, 1e3, 1e4, 1e5, math.inf)
     share: float = 0.001
@@ -605,11 +604,7 @@ class Mixture(Policy):
         noise_var: float,
         prior_var: float,
     ) -> tuple[MixtureState, MixtureStep, BankStep]:
-        """Predict the rows that are asked for (n, m), and learn those whose targets are told.
-
-        Returns the state, and the step of every row in the order of targets: rows are predicted
-        one step ahead. Then the moments of the same rows, predicted as far ahead as they are.
-        """
+        """Predict rows, and learn those that are told; see `JudgingPolicy.step_events`."""
         if isinstance(state.bank, Bank) and events.asked.all():
             step = self.predict(state, features, prior_var=prior_var, time_gap=0.0)
             near, far = self._ahead_of(step.bank, features, events, state, prior_var)
@@ -733,55 +728,19 @@ class Mixture(Policy):
         begun = np.zeros(sizes[2]), np.full(n, 1.0 / max(n, 1))
         return LateJudge(state.log_weights, state.spread, *begun)
 
-    def judge(
-        self,
-        judge: LateJudge,
-        step: MixtureStep,
-        far: BankStep,
-        targets: check.Targets,
-        weight: Array,
-        events: Events,
-        kept: Kept,
-        *,
-        noise_var: float,
-        n_targets: int,
-    ) -> tuple[LateJudge, MixtureStep, Judged]:
-        """Weigh the filters by what they said about the rows whose targets are told.
-
-        Parameters
-        ----------
-        judge : LateJudge
-        step, far
-            Of `step_events`.
-        targets, weight : n targets, (n,)
-            Weight 0 where nothing is told.
-        kept : Kept
-            Rows that are asked for are written here.
-        n_targets : int
-            Targets that were learned before.
-
-        Returns
-        -------
-        judge : LateJudge
-        step : MixtureStep
-            Of all events: the weights are those at the time of the event, and evidence is by what
-            was said.
-        judged : Judged
-        """
+    def judge(self, judge: LateJudge, case: Case) -> tuple[LateJudge, MixtureStep, Judged]:
+        """Weigh the filters by what they said; see `JudgingPolicy.judge`."""
         from kalstream.core._kernels.judging import judge_rows
         from kalstream.core.softmax_integral import table, workspace
 
-        asked = np.flatnonzero(events.asked)
-        slots = events.slot[asked]
-        kept.means[slots] = far.logit_mean[:, asked].swapaxes(0, 1)
-        kept.variances[slots] = far.logit_var[:, asked].T
-        kept.said[slots] = True
+        events, far, step, kept = case.events, case.far, case.step, case.kept
+        kept.write(events, far)
         log_weights, spread = judge.log_weights.copy(), judge.spread.copy()
         beside = judge.beside.copy()
-        labels, dense = targets.arrays()
+        labels, dense = case.targets.arrays()
         weights, shares, scale, log_prob, evidence, rates = judge_rows(
             *(events.asked, events.slot, events.gap, events.lag),
-            *(labels, dense, noise_var, weight),
+            *(labels, dense, case.noise_var, case.weight),
             (far.logit_mean, far.logit_var),
             (
                 *(kept.means, kept.variances, kept.active, kept.experts),
@@ -791,8 +750,8 @@ class Mixture(Policy):
             _gammas_of(self.half_lives)[:, 0],
             self.share,
             self.predictive == "exact",
-            self.learn_scale and targets.labels is None,
-            n_targets,
+            self.learn_scale and case.targets.labels is None,
+            case.n_targets,
             *(log_weights, beside, spread),
             (*table(), workspace()),
         )

@@ -19,7 +19,7 @@ from kalstream.core.learned import Learned
 from kalstream.core.likelihoods import LIKELIHOODS
 from kalstream.core.mixture import Mixture
 from kalstream.core.motion_reference import check_order
-from kalstream.core.policy import Policy
+from kalstream.core.policy import JudgingPolicy, Policy
 from kalstream.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -78,6 +78,11 @@ class Settings:
     dtype: Any
     unit: float
     task: Task
+
+    @property
+    def judging(self) -> JudgingPolicy | None:
+        """The policy, if it judges filters by what they said where targets are late."""
+        return self.policy if isinstance(self.policy, JudgingPolicy) else None
 
 
 class Task(Protocol):
