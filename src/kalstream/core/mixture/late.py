@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kalstream.core import checks as check
-from kalstream.core.bank import Bank, joined_steps, run_between
+from kalstream.core.bank import Filters, joined_steps
 from kalstream.core.chunk import Rows
 from kalstream.core.judging import Case, Events, Judged, LateJudge, runs
 from kalstream.core.mixture.grids import gammas_of, grid_of, prior_vars_of
 from kalstream.core.mixture.state import MixtureState
 from kalstream.core.mixture.step import MixtureStep
-from kalstream.core.orders import run_filters
 from kalstream.core.state import DEFERRED_ROWS, BankStep
 
 if TYPE_CHECKING:
@@ -52,7 +51,8 @@ def step_events(
 ) -> tuple[MixtureState, MixtureStep, BankStep]:
     """`JudgingPolicy.step_events` of a mixture."""
     events, prior_var = told.events, told.prior_var
-    if isinstance(state.bank, Bank) and events.asked.all():
+    decays = max(state.orders) == 1  # if it does, time moves moments in a closed form
+    if decays and events.asked.all():
         step = policy.predict(state, told.features, prior_var=prior_var, time_gap=0.0)
         near, far = _ahead_of(policy, step.bank, told.features, events, state, prior_var)
         grids = step.half_lives, step.calibrations, step.prior_scales
@@ -62,7 +62,7 @@ def step_events(
     gap = np.where(events.asked, 0.0, events.gap)
     rows = Rows.read(state, **(told[:] | {"time_gap": gap}))
     told = replace(told, features=rows.features)
-    if isinstance(state.bank, Bank):
+    if decays:
         bank, moments = _moments(policy, state, rows, told)
         near, far = _ahead_of(policy, moments, rows.features, events, state, prior_var)
     else:
@@ -75,7 +75,7 @@ def _moments(policy: Mixture, state: MixtureState, rows: Rows, told: Told) -> tu
     n_told, made = int((~told.events.asked).sum()), None
     if DEFERRED_ROWS < n_told < len(told.events):
         made = _between(policy, state, told)
-    return made or run_filters(state.bank, rows, policy._how(state, rows), False)
+    return made or state.bank.run(rows, policy._how(state, rows), False)
 
 
 def _in_runs(policy: Mixture, state: MixtureState, told: Told) -> tuple[Any, BankStep, BankStep]:
@@ -95,13 +95,12 @@ def _in_runs(policy: Mixture, state: MixtureState, told: Told) -> tuple[Any, Ban
     return after.bank, joined_steps(near), joined_steps(far)
 
 
-def _between(policy: Mixture, state: MixtureState, told: Told) -> tuple[Bank, BankStep] | None:
+def _between(policy: Mixture, state: MixtureState, told: Told) -> tuple[Filters, BankStep] | None:
     """Learn the rows that are told in blocks, and predict the others in between."""
     tells, asked = np.flatnonzero(~told.events.asked), np.flatnonzero(told.events.asked)
     rows = Rows.read(state, **told[tells])
     how, places = policy._how(state, rows), np.searchsorted(tells, asked)
-    assert isinstance(state.bank, Bank)
-    made = run_between(state.bank, rows, how, told.features[asked], places)
+    made = state.bank.between(rows, how, told.features[asked], places)
     if made is None:
         return None
     bank, step, mean, var = made

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kalstream.core import checks as check
-from kalstream.core.bank import Bank, How
+from kalstream.core.bank import Ahead, Filters, How, joined_steps
 from kalstream.core.chunk import Rows
 from kalstream.core.judging import Case, Events, Judged, LateJudge, Sizes, n_answers
 from kalstream.core.likelihoods import check_likelihood
@@ -27,7 +27,7 @@ from kalstream.core.mixture.late import Told, judged, step_events
 from kalstream.core.mixture.state import MixtureState
 from kalstream.core.mixture.step import MixtureStep
 from kalstream.core.motion_reference import check_order
-from kalstream.core.orders import MixedBank, predict_filters, run_filters, start_bank
+from kalstream.core.orders import start_bank
 from kalstream.core.policy import JudgingPolicy, gamma_of
 from kalstream.core.state import BankStep
 from kalstream.errors import InvalidInput
@@ -189,11 +189,11 @@ class Mixture(JudgingPolicy):
         self, state: MixtureState, rows: Rows, donate: bool
     ) -> tuple[MixtureState, MixtureStep]:
         """Advance the filters over rows, and weigh them by how well they predicted."""
-        bank, moments = run_filters(state.bank, rows, self._how(state, rows), donate)
+        bank, moments = state.bank.run(rows, self._how(state, rows), donate)
         return self._weighed(state, bank, moments, rows)
 
     def _weighed(
-        self, state: MixtureState, bank: Bank | MixedBank, moments: BankStep, rows: Rows
+        self, state: MixtureState, bank: Filters, moments: BankStep, rows: Rows
     ) -> tuple[MixtureState, MixtureStep]:
         """The state after rows, from the filters after them and the moments before each."""
         from kalstream.core._kernels.mixture import mix
@@ -238,45 +238,18 @@ class Mixture(JudgingPolicy):
         gap = check.non_negative_rows("time_gap", time_gap, len(phi))
         prior_vars = prior_vars_of(state.prior_scales, prior_var, bank.dtype)
         keep_mean = check.flag("keep_mean", keep_mean)
-        cuts = range(0, len(phi), _PREDICTED_ROWS)
-        parts = [
-            self._ahead(
-                state,
-                phi[i : i + _PREDICTED_ROWS],
-                gap[i : i + _PREDICTED_ROWS],
-                prior_vars,
-                keep_mean,
-            )
-            for i in cuts
-        ]
-        *moments, weights, log_prob = parts[0]
-        if len(parts) > 1:
-            axes = 1, 1, 1, 1, 1, 0, 0
-            joined = zip(zip(*parts, strict=True), axes, strict=True)
-            *moments, weights, log_prob = (np.concatenate(each, axis=axis) for each, axis in joined)
+        settings = prior_vars, keep_mean, self.share, state.log_weights
+        ahead = Ahead(gammas_of(self.half_lives), *settings)
+        cuts = [slice(i, i + _PREDICTED_ROWS) for i in range(0, len(phi), _PREDICTED_ROWS)]
+        parts = [bank.predict(phi[part], gap[part], ahead) for part in cuts]
+        moments = joined_steps([step for step, _ in parts])
+        weights = parts[0][1] if len(parts) == 1 else np.concatenate([each for _, each in parts])
         scale = np.ones((len(phi), len(self.half_lives)))
         if self.learn_scale:
             scale *= self.scale(state)
         grids = state.half_lives, state.calibrations, state.prior_scales
-        report = BankStep(*moments), weights, log_prob, scale
+        report = moments, weights, np.full(len(phi), np.nan), scale
         return check.trusted(MixtureStep, *report, *grids, None)
-
-    def _ahead(
-        self, state: MixtureState, phi: Array, gap: Array, prior_vars: Array, keep_mean: bool
-    ) -> tuple[Array, ...]:
-        """What `predict_rows` returns, of a few rows."""
-        from kalstream.core._kernels.mixture import predict_rows
-
-        gammas, log_weights = gammas_of(self.half_lives), state.log_weights
-        if isinstance(state.bank, MixedBank):
-            step = predict_filters(state.bank, phi, gap, gammas, prior_vars, keep_mean)
-            moments = step.logit_mean, step.logit_var, step.gamma, step.noise_var, step.nis
-            kept = ((1.0 - self.share) ** gap)[:, None, None]
-            weights = kept * np.exp(log_weights) + (1.0 - kept) / log_weights.size
-            return *moments, weights, np.full(len(phi), np.nan)
-        products = state.bank.foreseen(phi)
-        settings = prior_vars, keep_mean, self.share, log_weights
-        return predict_rows(*products, phi, gammas, gap, *settings)
 
     def _how(self, state: MixtureState, rows: Rows) -> How:
         """How the filters forget and observe."""

@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kalstream.core import checks as check
-from kalstream.core.bank import Bank
+from kalstream.core.bank import Filters
 from kalstream.core.likelihoods import check_likelihood
 from kalstream.core.medians import weighted_median
 from kalstream.core.mixture.grids import Calibrations, check_calibrations, grid_of, prior_vars_of
-from kalstream.core.orders import MixedBank
 from kalstream.core.policy import PolicyState, check_seen, gamma_of
 from kalstream.core.state import Posterior
 from kalstream.errors import InvalidInput
@@ -48,7 +47,7 @@ class MixtureState(PolicyState):
 
     tag: ClassVar[str] = "MixtureState"
 
-    bank: Bank | MixedBank
+    bank: Filters
     half_lives: tuple[float, ...]
     calibrations: Calibrations
     log_weights: Array
@@ -58,8 +57,7 @@ class MixtureState(PolicyState):
     prior_scales: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.bank, MixedBank):
-            check.instance("the bank of the state", self.bank, Bank)
+        check.instance("the bank of the state", self.bank, Filters)
         shape = self.bank.n_filters, self.bank.n_features, self.bank.n_outputs
         object.__setattr__(self, "likelihoods", tuple(self.likelihoods) or ("onehot",) * shape[0])
         object.__setattr__(self, "prior_scales", tuple(self.prior_scales) or (1.0,) * shape[0])
@@ -76,8 +74,11 @@ class MixtureState(PolicyState):
                     f"the state has {shape[0]} filters and {len(getattr(self, name))} "
                     f"{name.replace('half_', 'half-')}; give one for each filter"
                 )
-        if isinstance(self.bank, MixedBank):
-            self.bank.check(self.half_lives)
+        if not self.bank.fits(self.half_lives):
+            raise InvalidInput(
+                f"the banks of the state are not those of filters with orders {self.orders} and "
+                f"half-lives {self.half_lives}; take a state from start or step_chunk"
+            )
         name, calibrations = "the calibrations of the state", self.calibrations
         object.__setattr__(self, "calibrations", check_calibrations(name, calibrations, shape[0]))
         n_calibrations = grid_of(self.calibrations, shape[0]).shape[1]
@@ -99,7 +100,7 @@ class MixtureState(PolicyState):
     @property
     def orders(self) -> tuple[int, ...]:
         """Order of the motion of each filter (J,)."""
-        return self.bank.orders if isinstance(self.bank, MixedBank) else (1,) * self.bank.n_filters
+        return self.bank.orders
 
     @property
     def posteriors(self) -> tuple[Posterior, ...]:
