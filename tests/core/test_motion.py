@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from kalstream.core import gamma_of, init, step_chunk
 from kalstream.core._kernels import motion as kernels
 from kalstream.core.bank import Bank, How, run_bank
-from kalstream.core.chunk import LIKELIHOODS, Rows
+from kalstream.core.chunk import Rows
+from kalstream.core.likelihoods import LIKELIHOODS
 from kalstream.core.motion import MotionBank, predict_motion, run_motion
 from kalstream.core.motion_reference import (
     correlation,
@@ -92,7 +93,7 @@ def problems(draw, max_rows=40, labels=None):
         half_lives=half_lives,
         prior_vars=prior_vars,
     )
-    likelihood = tuple(draw(st.sampled_from(LIKELIHOODS)) for _ in range(n_filters))
+    likelihood = tuple(draw(st.sampled_from(tuple(LIKELIHOODS))) for _ in range(n_filters))
     return stream, bank, likelihood
 
 

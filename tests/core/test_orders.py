@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kalstream.core import Calibration, Fixed, Learned, Mixture, gamma_of, half_life
 from kalstream.core.bank import Bank
-from kalstream.core.chunk import LIKELIHOODS
+from kalstream.core.likelihoods import LIKELIHOODS
 from kalstream.core.motion import MotionBank
 from kalstream.core.motion_reference import moved, predict_moving, rate_of
 from kalstream.errors import DonatedState, InvalidInput, NumericalError
@@ -47,7 +47,7 @@ def mixtures(draw, max_rows=40):
     policy = Mixture(
         half_lives=several(HALF_LIVES),
         order=[draw(st.sampled_from((2, 3))), *several(ORDERS)][:n],
-        likelihood=several(LIKELIHOODS),
+        likelihood=several(tuple(LIKELIHOODS)),
         prior_scale=several((0.5, 1.0)),
         calibrations=(1.0, 2.0),
         share=draw(st.sampled_from((0.0, 0.01))),
@@ -174,7 +174,7 @@ def test_a_chunk_that_forgets_once_has_gaps_of_zero(policy, labels):
     streams(max_rows=40, keep_mean=False),
     st.sampled_from((2, 3)),
     st.sampled_from((1.0, 0.999, 0.9)),
-    st.sampled_from(LIKELIHOODS),
+    st.sampled_from(tuple(LIKELIHOODS)),
 )
 def test_a_fixed_gamma_is_the_plain_filter(stream, order, gamma, likelihood):
     policy = Fixed(gamma, 2.0, likelihood, order)

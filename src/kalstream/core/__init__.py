@@ -8,7 +8,14 @@ from kalstream.core.guard import Health, health
 from kalstream.core.learned import Learned
 from kalstream.core.mixture import Mixture, MixtureState, MixtureStep, mixture_probabilities
 from kalstream.core.moving import MovingState
-from kalstream.core.policy import Policy, PolicyState, PolicyStep, gamma_of, half_life
+from kalstream.core.policy import (
+    JudgingPolicy,
+    Policy,
+    PolicyState,
+    PolicyStep,
+    gamma_of,
+    half_life,
+)
 from kalstream.core.predictive import (
     LabelLogProb,
     class_probabilities,
@@ -50,6 +57,7 @@ __all__ = [
     "FilterState",
     "Fixed",
     "Health",
+    "JudgingPolicy",
     "LabelLogProb",
     "Learned",
     "Mixture",

@@ -6,9 +6,10 @@ Every number is the one that J separate posteriors would hold, up to rounding.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,9 +82,143 @@ class BankArrays:
         return Base(self.mean[j], self.cov[j].T)
 
 
+@dataclass(slots=True)
+class Ahead:
+    """How the filters of a mixture forget until rows that are predicted.
+
+    Attributes
+    ----------
+    gammas, prior_vars : (J, 1), (J,)
+    keep_mean : bool
+    share : float
+    log_weights : (J, C)
+        As in `Mixture` and its state.
+    """
+
+    gammas: Array
+    prior_vars: Array
+    keep_mean: bool
+    share: float
+    log_weights: Array
+
+    def __getitem__(self, own: Array) -> Ahead:
+        """Of some of the filters."""
+        parts = self.gammas[own], self.prior_vars[own]
+        return Ahead(*parts, self.keep_mean, self.share, self.log_weights[own])
+
+    def weights(self, gap: Array) -> Array:
+        """Weights of the filters (b, J, C), after times (b,) in which they may switch."""
+        kept = ((1.0 - self.share) ** gap)[:, None, None]
+        return kept * np.exp(self.log_weights) + (1.0 - kept) / self.log_weights.size
+
+
+class Filters(ABC):
+    """J filters on the same features: what a mixture runs on. Immutable to the caller."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def n_filters(self) -> int:
+        """Number of filters, J."""
+
+    @property
+    @abstractmethod
+    def n_features(self) -> int:
+        """Number of features, m."""
+
+    @property
+    @abstractmethod
+    def n_outputs(self) -> int:
+        """Number of outputs, K."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> np.dtype[Any]:
+        """float64, or float32 by choice."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of the arrays that are kept from row to row."""
+
+    if TYPE_CHECKING:  # a field or a property
+
+        @property
+        def orders(self) -> tuple[int, ...]: ...  # noqa: D102
+
+    @abstractmethod
+    def posterior(self, j: int) -> Posterior:
+        """Weights of filter j."""
+
+    @abstractmethod
+    def add_outputs(self, n_outputs: int) -> Self:
+        """Grow by outputs never seen, exactly; see `state.add_outputs`."""
+
+    @abstractmethod
+    def keep_outputs(self, columns: Array) -> Self:
+        """The bank with these outputs only (K',), in this order: exact, outputs are independent."""
+
+    @abstractmethod
+    def add_features(self, n_features: int, prior_vars: Array) -> Self:
+        """Add features that were 0 in all rows so far; each filter has a prior variance (J,)."""
+
+    @abstractmethod
+    def run(self, rows: Rows, how: How, donate: bool) -> tuple[Self, BankStep]:
+        """Advance all filters over all rows; nothing has changed if anything fails."""
+
+    @abstractmethod
+    def predict(self, features: Array, gap: Array, ahead: Ahead) -> tuple[BankStep, Array]:
+        """Step and weights (b, J, C) of rows (b, m), each predicted as if it were the next one.
+
+        ``gap`` (b,) is the time since the last row.
+        """
+
+    def between(
+        self, rows: Rows, how: How, features: Array, place: Array
+    ) -> tuple[Self, BankStep, Array, Array] | None:
+        """As `run_between`; None: the rows have to be passed one after the other."""
+        return None
+
+    def fits(self, half_lives: tuple[float, ...]) -> bool:
+        """Whether the filters can be those of these half-lives (J,)."""
+        return True
+
+
+class OneOrder(Filters):
+    """Filters of one order, in one `BankArrays`: `stored`, or None once given away."""
+
+    __slots__ = ("stored",)
+
+    stored: BankArrays | None
+
+    @property
+    def arrays(self) -> BankArrays:
+        """The arrays, unless they were given away."""
+        if self.stored is None:
+            raise DonatedState(
+                "this state was given away with donate=True; use the one that was returned"
+            )
+        return self.stored
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of outputs, K."""
+        return int(self.arrays.mean.shape[2])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float64, or float32 by choice."""
+        return self.arrays.mean.dtype
+
+    def lend(self) -> None:
+        """Never overwrite the arrays of this bank."""
+        self.arrays.lent = True
+
+
 @final
 @dataclass(slots=True)
-class Bank:
+class Bank(OneOrder):
     """J posteriors on the same features. Immutable to the caller, as `Posterior`.
 
     Attributes
@@ -113,33 +248,19 @@ class Bank:
         return cls(BankArrays(mean, cov), np.tile([1.0, 1.0, 0.0, 0.0, 1.0], (len(priors), 1)))
 
     @property
-    def arrays(self) -> BankArrays:
-        """The arrays, unless they were given away."""
-        if self.stored is None:
-            raise DonatedState(
-                "this state was given away with donate=True; use the one that was returned"
-            )
-        return self.stored
-
-    @property
     def n_filters(self) -> int:
         """Number of filters, J."""
         return len(self.arrays.mean)
 
     @property
+    def orders(self) -> tuple[int, ...]:
+        """Weights without a velocity (J,)."""
+        return (1,) * self.n_filters
+
+    @property
     def n_features(self) -> int:
         """Number of features, m."""
         return int(self.arrays.mean.shape[1])
-
-    @property
-    def n_outputs(self) -> int:
-        """Number of outputs, K."""
-        return int(self.arrays.mean.shape[2])
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """float64, or float32 by choice."""
-        return self.arrays.mean.dtype
 
     @property
     def nbytes(self) -> int:
@@ -155,10 +276,6 @@ class Bank:
         stored = self._filter(j, self.arrays)
         stored.base.lent = True
         return Posterior._of(stored)
-
-    def lend(self) -> None:
-        """Never overwrite the arrays of this bank."""
-        self.arrays.lent = True
 
     def add_outputs(self, n_outputs: int) -> Bank:
         """Grow by outputs never seen, exactly; see `state.add_outputs`."""
@@ -197,6 +314,24 @@ class Bank:
         new = np.arange(m, m + n_features)
         cov[:, new, new] = prior_vars[:, None]  # the transition leaves the prior as it is
         return Bank(BankArrays(mean, cov), bank.scales)
+
+    def run(self, rows: Rows, how: How, donate: bool) -> tuple[Bank, BankStep]:
+        """`run_bank`."""
+        return run_bank(self, rows, how, donate)
+
+    def between(
+        self, rows: Rows, how: How, features: Array, place: Array
+    ) -> tuple[Bank, BankStep, Array, Array] | None:
+        """`run_between`."""
+        return run_between(self, rows, how, features, place)
+
+    def predict(self, features: Array, gap: Array, ahead: Ahead) -> tuple[BankStep, Array]:
+        """Step and weights of rows, each predicted as if it were the next one."""
+        from kalstream.core._kernels.mixture import predict_rows
+
+        settings = ahead.prior_vars, ahead.keep_mean, ahead.share, ahead.log_weights
+        made = predict_rows(*self.foreseen(features), features, ahead.gammas, gap, *settings)
+        return BankStep(*made[:5]), made[5]
 
     def products(self, features: Array) -> tuple[Array, Array, bool]:
         """Products of features (b, m) with each covariance (J, b, m) and mean (J, b, K).

@@ -17,6 +17,7 @@ from scipy.linalg import blas
 from kalstream.core import checks as check
 from kalstream.core._threads import OneThread
 from kalstream.core.guard import ROUNDING_LIMITS, check_innovations, rounding_error
+from kalstream.core.likelihoods import LIKELIHOODS, ONEHOT, check_likelihood
 from kalstream.core.state import DEFERRED_ROWS, Posterior, Step, Stored
 
 Array = NDArray[Any]
@@ -28,9 +29,6 @@ _MANY_OUTPUTS: Final = 4096
 _FEW_FEATURES: Final = 64
 
 TRANSITIONS: Final = ("example", "chunk")
-# How a label is observed: as a one-hot vector with Gaussian noise, or through the softmax with one
-# of two curvatures. Kernels have the places of these words.
-LIKELIHOODS: Final = ("onehot", "softmax", "softmax-label")
 _NO_CLASSES: Final = np.empty(0, np.int64)
 
 
@@ -114,7 +112,7 @@ def step_chunk(
         time_gap=time_gap,
     )
     gammas = check.gammas(gamma, len(rows.gap)) ** rows.gap
-    code = rows.likelihood(check.choice("likelihood", likelihood, LIKELIHOODS))
+    code = rows.likelihood(check_likelihood("likelihood", likelihood).word)
     return run(posterior, rows, fixed_scanner(rows, gammas, code), donate)
 
 
@@ -220,7 +218,7 @@ class Rows:
 
     def likelihood(self, word: str) -> int:
         """The number by which kernels know a likelihood; values have Gaussian noise always."""
-        return LIKELIHOODS.index(word) if self.targets.labels is not None else 0
+        return (LIKELIHOODS[word] if self.targets.labels is not None else ONEHOT).code
 
     def observed(self) -> tuple[Array, ...]:
         """Labels, dense targets, noise variances, weights, classes and n_seen, for the kernels."""

@@ -10,7 +10,8 @@ from numpy.typing import ArrayLike
 
 from kalstream.core import checks as check
 from kalstream.core.calibration import Calibration
-from kalstream.core.chunk import LIKELIHOODS, Rows
+from kalstream.core.chunk import Rows
+from kalstream.core.likelihoods import check_likelihood
 from kalstream.core.motion import MotionBank
 from kalstream.core.motion_reference import check_order
 from kalstream.core.moving import MovingState, predict_moving, step_moving
@@ -58,7 +59,7 @@ class Fixed(SingleFilter):
     def __post_init__(self) -> None:
         object.__setattr__(self, "gamma", check.unit_interval("gamma", self.gamma))
         object.__setattr__(self, "order", check_order(self.order))
-        check.choice("likelihood", self.likelihood, LIKELIHOODS)
+        check_likelihood("likelihood", self.likelihood)
         as_calibration(self.calibration)
         if self.order > 1 and self.gamma == 0.0:
             raise InvalidInput(

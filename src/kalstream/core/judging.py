@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kalstream.core.checks import Targets
+from kalstream.core.state import BankStep
 
 Array = NDArray[Any]
 
@@ -134,6 +135,14 @@ class Kept:
             part[...] = matrix[:, start:stop].reshape(part.shape)
         return made
 
+    def write(self, events: Events, far: BankStep) -> None:
+        """Keep the moments of the rows that are asked for."""
+        asked = np.flatnonzero(events.asked)
+        slots = events.slot[asked]
+        self.means[slots] = far.logit_mean[:, asked].swapaxes(0, 1)
+        self.variances[slots] = far.logit_var[:, asked].T
+        self.said[slots] = True
+
     def put(self, places: Array, other: Kept, rows: Array) -> None:
         """Copy rows of another one into places here; it may have fewer classes."""
         for mine, theirs in zip(self.parts(), other.parts(), strict=True):
@@ -165,8 +174,36 @@ class LateJudge:
 
 
 @dataclass(frozen=True, slots=True)
+class Case:
+    """What `JudgingPolicy.judge` judges the filters by, of n events.
+
+    Attributes
+    ----------
+    step, far
+        Of `JudgingPolicy.step_events`.
+    targets, weight : n targets, (n,)
+        Weight 0 where nothing is told.
+    events : Events
+    kept : Kept
+        What was said about the rows.
+    noise_var : float
+    n_targets : int
+        Targets that were learned before.
+    """
+
+    step: Any
+    far: BankStep
+    targets: Targets
+    weight: Array
+    events: Events
+    kept: Kept
+    noise_var: float
+    n_targets: int
+
+
+@dataclass(frozen=True, slots=True)
 class Judged:
-    """What `Policy.judge` found out about n events, beside the weights of the filters.
+    """What `JudgingPolicy.judge` found out about n events, beside the weights of the filters.
 
     Attributes
     ----------

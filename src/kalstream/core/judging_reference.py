@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kalstream.core.likelihoods import LIKELIHOODS
 from kalstream.core.mixture import Mixture
 from kalstream.core.policy import gamma_of
 from kalstream.core.recursion import init, predict, transition, update, update_softmax
@@ -256,11 +257,11 @@ class LateReference:
             gamma = gamma_of(self.policy.half_lives[j]) ** gap
             ahead = transition(posterior, gamma=gamma, prior_var=self.prior_vars[j])
             likelihood = self.policy.likelihoods[j]
-            if likelihood == "onehot":
-                after, _ = update(ahead, row.features, label, noise_var=self.noise_var)
-            else:
+            if LIKELIHOODS[likelihood].is_softmax:
                 options: Any = {"seen": seen, "likelihood": likelihood}
                 after, _ = update_softmax(ahead, row.features, label, **options)
+            else:
+                after, _ = update(ahead, row.features, label, noise_var=self.noise_var)
             self.posteriors[j] = after
 
 

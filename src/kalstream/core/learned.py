@@ -8,7 +8,7 @@ from typing import ClassVar, final
 
 from kalstream.core import checks as check
 from kalstream.core.calibration import Calibration
-from kalstream.core.chunk import LIKELIHOODS
+from kalstream.core.likelihoods import check_likelihood
 from kalstream.core.policy import Policy
 from kalstream.core.single import LARGEST_DELTA, SingleFilter, as_calibration
 from kalstream.errors import InvalidInput
@@ -73,7 +73,7 @@ class Learned(SingleFilter):
             )
         object.__setattr__(self, "lr", check.positive("lr", self.lr))
         check.flag("calibrated", self.calibrated)
-        check.choice("likelihood", self.likelihood, LIKELIHOODS)
+        check_likelihood("likelihood", self.likelihood)
         as_calibration(self.calibration)
 
     @property

@@ -18,7 +18,7 @@ from scipy.linalg import blas
 
 from kalstream.core import checks as check
 from kalstream.core._threads import OneThread
-from kalstream.core.bank import BankArrays, How, joined_steps
+from kalstream.core.bank import Ahead, BankArrays, How, OneOrder, joined_steps
 from kalstream.core.chunk import Rows, block_rows
 from kalstream.core.guard import ROUNDING_LIMITS, check_innovations
 from kalstream.core.motion_reference import (
@@ -38,7 +38,7 @@ from kalstream.core.state import (
     _subtract_square,
     pending_capacity,
 )
-from kalstream.errors import DonatedState, InvalidInput
+from kalstream.errors import InvalidInput
 
 Array = NDArray[Any]
 
@@ -137,7 +137,7 @@ class MotionRoom(Claims):
 
 @final
 @dataclass(slots=True)
-class MotionBank:
+class MotionBank(OneOrder):
     """J filters of one order on the same features. Immutable to the caller, as `Bank`.
 
     Attributes
@@ -200,15 +200,6 @@ class MotionBank:
         return cls(arrays, order, tuple(lives.tolist()), tuple(each), scales)
 
     @property
-    def arrays(self) -> BankArrays:
-        """The arrays, unless they were given away."""
-        if self.stored is None:
-            raise DonatedState(
-                "this state was given away with donate=True; use the one that was returned"
-            )
-        return self.stored
-
-    @property
     def n_filters(self) -> int:
         """Number of filters, J."""
         return len(self.half_lives)
@@ -217,16 +208,6 @@ class MotionBank:
     def n_features(self) -> int:
         """Number of features, m."""
         return int(self.arrays.mean.shape[1]) // self.order
-
-    @property
-    def n_outputs(self) -> int:
-        """Number of outputs, K."""
-        return int(self.arrays.mean.shape[2])
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """float64, or float32 by choice."""
-        return self.arrays.mean.dtype
 
     @property
     def rates(self) -> Array:
@@ -246,9 +227,25 @@ class MotionBank:
             kept += self.pending.arrays()
         return sum(array.nbytes for array in kept)
 
-    def lend(self) -> None:
-        """Never overwrite the arrays of this bank."""
-        self.arrays.lent = True
+    @property
+    def orders(self) -> tuple[int, ...]:
+        """Order of each filter (J,)."""
+        return (self.order,) * self.n_filters
+
+    def fits(self, half_lives: tuple[float, ...]) -> bool:
+        """Whether these are the half-lives."""
+        return self.half_lives == half_lives
+
+    def run(self, rows: Rows, how: How, donate: bool) -> tuple[MotionBank, BankStep]:
+        """`run_motion`."""
+        return run_motion(self, rows, how, donate)
+
+    def predict(self, features: Array, gap: Array, ahead: Ahead) -> tuple[BankStep, Array]:
+        """Step and weights of rows, each predicted as if it were the next one."""
+        refuse_keep_mean(ahead.keep_mean, self.order)
+        mean, var = predict_motion(self, features, gap, ahead.prior_vars)
+        unknown = np.full(var.shape, np.inf), np.full(var.shape, np.nan)
+        return BankStep(mean, var, ahead.gammas**gap, *unknown), ahead.weights(gap)
 
     def posterior(self, j: int) -> Posterior:
         """Weights of filter j now, without their derivatives."""

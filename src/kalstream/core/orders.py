@@ -14,19 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kalstream.core import checks as check
-from kalstream.core.bank import Bank, How, run_bank
+from kalstream.core.bank import Ahead, Bank, Filters, How, OneOrder
 from kalstream.core.chunk import Rows
-from kalstream.core.motion import MotionBank, predict_motion, refuse_keep_mean, run_motion
+from kalstream.core.motion import MotionBank, refuse_keep_mean
 from kalstream.core.recursion import init
 from kalstream.core.state import BankStep, Posterior
-from kalstream.errors import InvalidInput
 
 Array = NDArray[Any]
 
 
 @final
 @dataclass(slots=True)
-class MixedBank:
+class MixedBank(Filters):
     """J filters, of which some have an order above 1. Immutable to the caller, as `Bank`.
 
     Attributes
@@ -37,7 +36,7 @@ class MixedBank:
         Order of each filter.
     """
 
-    banks: tuple[Bank | MotionBank, ...]
+    banks: tuple[OneOrder, ...]
     orders: tuple[int, ...]
 
     @property
@@ -86,24 +85,43 @@ class MixedBank:
         grown = tuple(bank.add_features(n_features, prior_vars[own]) for bank, own in each)
         return MixedBank(grown, self.orders)
 
-    def check(self, half_lives: tuple[float, ...]) -> None:
-        """Raise an error unless the banks are of these orders and half-lives (J,)."""
+    def fits(self, half_lives: tuple[float, ...]) -> bool:
+        """Whether the banks are of these orders and half-lives (J,)."""
         members = _members(self.orders)
         sizes = {(bank.n_features, bank.n_outputs, bank.dtype) for bank in self.banks}
-        fits = len(self.banks) == len(members) and len(sizes) == 1
-        for bank, own in zip(self.banks, members, strict=False):
-            order = self.orders[own[0]]
-            fits = fits and bank.n_filters == len(own)
-            if isinstance(bank, MotionBank):
-                lives = tuple(half_lives[j] for j in own if j < len(half_lives))
-                fits = fits and bank.order == order and bank.half_lives == lives
-            else:
-                fits = fits and order == 1
-        if not fits:
-            raise InvalidInput(
-                f"the banks of the state are not those of filters with orders {self.orders} and "
-                f"half-lives {half_lives}; take a state from start or step_chunk"
+        return (
+            len(self.banks) == len(members)
+            and len(sizes) == 1
+            and all(
+                bank.orders == tuple(self.orders[j] for j in own)
+                and bank.fits(tuple(half_lives[j] for j in own if j < len(half_lives)))
+                for bank, own in zip(self.banks, members, strict=True)
             )
+        )
+
+    def run(self, rows: Rows, how: How, donate: bool) -> tuple[MixedBank, BankStep]:
+        """Advance all filters over all rows; nothing has changed if anything fails."""
+        check.flag("donate", donate)
+        refuse_keep_mean(rows.keep_mean, max(self.orders))
+        after: list[OneOrder] = []
+        steps: list[BankStep] = []
+        for part, own in zip(self.banks, _members(self.orders), strict=True):
+            mine = How(how.gammas[own], how.prior_vars[own], how.likelihoods[own])
+            # Not donated: if a later bank fails, this one must be as it was.
+            one, step = part.run(rows, mine, False)
+            after.append(one)
+            steps.append(step)
+        if donate:
+            for part in self.banks:
+                part.stored = None
+        return MixedBank(tuple(after), self.orders), _side_by_side(steps, self.orders)
+
+    def predict(self, features: Array, gap: Array, ahead: Ahead) -> tuple[BankStep, Array]:
+        """Step and weights of rows, each predicted as if it were the next one."""
+        refuse_keep_mean(ahead.keep_mean, max(self.orders))
+        parts = zip(self.banks, _members(self.orders), strict=True)
+        steps = [bank.predict(features, gap, ahead[own])[0] for bank, own in parts]
+        return _side_by_side(steps, self.orders), ahead.weights(gap)
 
 
 def start_bank(
@@ -114,9 +132,9 @@ def start_bank(
     half_lives: tuple[float, ...],
     prior_vars: Array,
     dtype: Any,
-) -> Bank | MixedBank:
+) -> Filters:
     """Filters before any data: orders, half-lives and prior variances are of each (J,)."""
-    banks: list[Bank | MotionBank] = []
+    banks: list[OneOrder] = []
     for own in _members(orders):
         order, variances = orders[own[0]], prior_vars[own].tolist()
         if order == 1:
@@ -127,58 +145,7 @@ def start_bank(
         lives = [half_lives[j] for j in own]
         settings = {"order": order, "half_lives": lives, "prior_vars": variances, "dtype": dtype}
         banks.append(MotionBank.start(n_features, n_outputs, **settings))
-    if max(orders) == 1 and isinstance(banks[0], Bank):
-        return banks[0]
-    return MixedBank(tuple(banks), orders)
-
-
-def run_filters(
-    bank: Bank | MixedBank, rows: Rows, how: How, donate: bool
-) -> tuple[Bank | MixedBank, BankStep]:
-    """Advance all filters over all rows; the bank that was given is untouched if anything fails."""
-    if isinstance(bank, Bank):
-        return run_bank(bank, rows, how, donate)
-    check.flag("donate", donate)
-    refuse_keep_mean(rows.keep_mean, max(bank.orders))
-    after: list[Bank | MotionBank] = []
-    steps: list[BankStep] = []
-    for part, own in zip(bank.banks, _members(bank.orders), strict=True):
-        mine = How(how.gammas[own], how.prior_vars[own], how.likelihoods[own])
-        # Not donated: if a later bank fails, this one must be as it was.
-        if isinstance(part, Bank):
-            one, step = run_bank(part, rows, mine, False)
-            after.append(one)
-        else:
-            other, step = run_motion(part, rows, mine, False)
-            after.append(other)
-        steps.append(step)
-    if donate:
-        for part in bank.banks:
-            part.stored = None
-    return MixedBank(tuple(after), bank.orders), _side_by_side(steps, bank.orders)
-
-
-def predict_filters(
-    bank: MixedBank, features: Array, gap: Array, gammas: Array, prior_vars: Array, keep_mean: bool
-) -> BankStep:
-    """Step of rows (b, m), each as if it were the next one, gap (b,) after the last.
-
-    gammas (J, 1) and prior_vars (J,) are of the filters. The bank is not touched.
-    """
-    from kalstream.core._kernels.mixture import predict_rows
-
-    refuse_keep_mean(keep_mean, max(bank.orders))
-    steps = []
-    for part, own in zip(bank.banks, _members(bank.orders), strict=True):
-        if isinstance(part, Bank):
-            moments = part.foreseen(features)
-            settings = gammas[own], gap, prior_vars[own], False, 0.0, np.zeros((len(own), 1))
-            steps.append(BankStep(*predict_rows(*moments, features, *settings)[:5]))
-            continue
-        mean, var = predict_motion(part, features, gap, prior_vars[own])
-        unknown = np.full(var.shape, np.inf), np.full(var.shape, np.nan)
-        steps.append(BankStep(mean, var, gammas[own] ** gap, *unknown))
-    return _side_by_side(steps, bank.orders)
+    return banks[0] if max(orders) == 1 else MixedBank(tuple(banks), orders)
 
 
 def _side_by_side(steps: list[BankStep], orders: tuple[int, ...]) -> BankStep:

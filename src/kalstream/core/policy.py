@@ -4,6 +4,7 @@ A policy is one file with three classes: settings (a frozen dataclass that exten
 state (a dataclass that extends `PolicyState`), and the report of a step (`PolicyStep`). `Mixture`
 is such a file; `Fixed` and `Learned` share the state and the step of `single`. To add a policy,
 write the file and pass an instance as ``KalmanClassifier(forgetting=...)``; nothing else changes.
+If it extends `JudgingPolicy`, its filters are judged by what they said where labels come late.
 A single filter is a bank of one. tests/estimators/test_new_policy.py has a complete policy.
 
 A checkpoint holds settings and state by their fields, under their ``tag``. A new field needs a
@@ -27,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kalstream.core import checks as check
 from kalstream.core.chunk import Rows
-from kalstream.core.judging import Judged, LateJudge, Sizes
+from kalstream.core.judging import Case, Events, Judged, LateJudge, Sizes
 from kalstream.core.state import BankStep, Posterior
 from kalstream.core.tagged import Tagged
 from kalstream.errors import InvalidInput
@@ -233,10 +234,6 @@ class Policy(Tagged):
     compares : bool
         Whether `evidence` says how well each watched half-life predicts. If not, the drift alarm
         watches the belief alone.
-    judges : bool
-        Whether filters are judged by what they said when the row came, where targets are late:
-        the policy has the methods `step_events`, `late_judge`, `judge` and `judged_late` of
-        `Mixture`. If not, late rows are learned and judged one step ahead.
     learns_scale : bool
         Whether each filter of a regression learns the scale of the noise; see `scale`.
     """
@@ -251,7 +248,6 @@ class Policy(Tagged):
     adapts: ClassVar[bool] = True
     combines: ClassVar[bool] = False
     compares: ClassVar[bool] = False
-    judges: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -401,25 +397,52 @@ class Policy(Tagged):
         """
         raise NotImplementedError(f"{type(self).__name__} compares, and needs the method evidence")
 
-    def step_events(self, state: Any, *rows: Any, **settings: Any) -> tuple[Any, Any, BankStep]:
-        """Predict and learn rows in turn: see `Mixture.step_events`, for a policy that `judges`."""
-        raise NotImplementedError(f"{type(self).__name__} judges, and needs the method step_events")
-
-    def late_judge(self, state: Any, sizes: Sizes) -> LateJudge:
-        """Begin to weigh filters: see `Mixture.late_judge`, for a policy that `judges`."""
-        raise NotImplementedError(f"{type(self).__name__} judges, and needs the method late_judge")
-
-    def judge(self, judge: LateJudge, *rows: Any, **settings: Any) -> tuple[LateJudge, Any, Judged]:
-        """Weigh filters by what they said: see `Mixture.judge`, for a policy that `judges`."""
-        raise NotImplementedError(f"{type(self).__name__} judges, and needs the method judge")
-
-    def judged_late(self, state: Any, judge: LateJudge) -> Any:
-        """The state with other weights: see `Mixture.judged_late`, for a policy that `judges`."""
-        raise NotImplementedError(f"{type(self).__name__} judges, and needs the method judged_late")
-
     def check_state(self, state: Any) -> None:
         """Raise an error unless the state is one of this policy."""
         check.instance("state", state, self.state_type)
+
+
+class JudgingPolicy(Policy):
+    """A policy that judges filters by what they said when the row came, where targets are late.
+
+    With any other policy, late rows are learned and judged one step ahead.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def step_events(
+        self,
+        state: Any,
+        features: Array,
+        targets: Any,
+        weight: Array,
+        events: Events,
+        *,
+        noise_var: float,
+        prior_var: float,
+    ) -> tuple[Any, Any, BankStep]:
+        """Predict the rows that are asked for (n, m), and learn those whose targets are told.
+
+        Returns the state, and the step of every row in the order of targets: rows are predicted
+        one step ahead. Then the moments of the same rows, predicted as far ahead as they are.
+        """
+
+    @abstractmethod
+    def late_judge(self, state: Any, sizes: Sizes) -> LateJudge:
+        """A judge by the predictions that are made from now on; it begins with the weights now."""
+
+    @abstractmethod
+    def judge(self, judge: LateJudge, case: Case) -> tuple[LateJudge, Any, Judged]:
+        """Weigh the filters by what they said about the rows whose targets are told.
+
+        Rows that are asked for are written into ``case.kept``. The step that is returned is of all
+        events: the weights are those at the time of the event, and evidence is by what was said.
+        """
+
+    @abstractmethod
+    def judged_late(self, state: Any, judge: LateJudge) -> Any:
+        """The state with the weights of a late judge."""
 
 
 def check_seen(seen: Any, n_outputs: int) -> None:

@@ -15,6 +15,7 @@ from scipy.optimize import brentq
 
 from kalstream.core import checks as check
 from kalstream.core.guard import check_innovations, rounding_error
+from kalstream.core.likelihoods import LIKELIHOODS, SOFTMAX, SOFTMAX_LABEL, Curvature
 from kalstream.core.predictive import gaussian_log_density, label_log_prob, probit_width
 from kalstream.core.state import Posterior, Step
 from kalstream.errors import InvalidInput, NumericalError
@@ -216,6 +217,20 @@ def softmax_curvature(
     >>> softmax_curvature([0.0, 0.0, 5.0], 0.0, [True, True, False])
     (array([0.5, 0.5, 0. ]), 1.0, 0.5)
     """
+    rule = _softmax_rule((SOFTMAX if label is None else SOFTMAX_LABEL).word)
+    return _linearised(logit_mean, logit_var, seen, rule, -1 if label is None else label)
+
+
+def _softmax_rule(likelihood: str) -> Curvature:
+    """The curvature of a likelihood, which must be one through the softmax."""
+    rules = {each.word: each.curvature for each in LIKELIHOODS.values() if each.curvature}
+    return rules[check.choice("likelihood", likelihood, tuple(rules))]
+
+
+def _linearised(
+    logit_mean: ArrayLike, logit_var: float, seen: ArrayLike, rule: Curvature, label: int
+) -> tuple[Array, float, float]:
+    """As `softmax_curvature`, with the curvature of any likelihood."""
     from kalstream.core.softmax_integral import LEAST_CURVATURE
 
     mask = np.asarray(seen, bool)
@@ -225,9 +240,7 @@ def softmax_curvature(
         logits = np.append(logits, 0.0)
     odds = np.exp(logits - logits.max())
     p = odds / odds.sum()
-    curvature = float(p @ (1.0 - p)) / max(int(mask.sum()) - 1, 1)
-    if label is not None:
-        curvature = 2.0 * float(p[label] * (1.0 - p[label]))
+    curvature = rule(p, label, int(mask.sum()))
     return p[: len(mask)], shrink, shrink**2 * max(curvature, LEAST_CURVATURE)
 
 
@@ -283,19 +296,18 @@ def update_softmax(
             f"{known.shape}"
         )
     known[code] = True
-    check.choice("likelihood", likelihood, ("softmax", "softmax-label"))
-    along = code if likelihood == "softmax-label" else None
-    p, shrink, curvature = softmax_curvature(mean, var, known, along)
+    rule = _softmax_rule(likelihood)
+    p, shrink, curvature = _linearised(mean, var, known, rule, code)
     onehot = np.arange(len(p)) == code
     error, target = onehot - p, shrink / curvature
     if weight > 1.0 and error @ error > 0.0:
 
         def gap(end: float) -> float:
-            there = softmax_curvature((mean + end * var * error) * shrink, 0.0, known)[0]
+            there = _linearised((mean + end * var * error) * shrink, 0.0, known, rule, code)[0]
             return weight * shrink * float((onehot - there) @ error) / float(error @ error) - end
 
         end = brentq(gap, 0.0, weight * shrink, xtol=1e-300, rtol=1e-15) if var > 0.0 else gap(0.0)
-        _, _, curvature = softmax_curvature((mean + end * var * error) * shrink, 0.0, known, along)
+        _, _, curvature = _linearised((mean + end * var * error) * shrink, 0.0, known, rule, code)
         curvature *= shrink**2
         target = end * (var + 1.0 / (weight * curvature))
     noise_var = 1.0 / (weight * curvature)

@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from kalstream.core import checks as check
 from kalstream.core._threads import OneThread
 from kalstream.core.calibration import Alpha, Calibration
-from kalstream.core.chunk import LIKELIHOODS, Grams, Rows, Scan, fixed_scan, run
+from kalstream.core.chunk import Grams, Rows, Scan, fixed_scan, run
+from kalstream.core.likelihoods import LIKELIHOODS, check_likelihood
 from kalstream.core.policy import Policy, PolicyState, check_seen, half_life
 from kalstream.core.recursion import init
 from kalstream.core.state import Posterior, Step, add_features, add_outputs, keep_outputs
@@ -59,7 +60,7 @@ class FilterState(PolicyState):
     likelihood: str = "onehot"
 
     def __post_init__(self) -> None:
-        check.choice("the likelihood of the state", self.likelihood, LIKELIHOODS)
+        check_likelihood("the likelihood of the state", self.likelihood)
         check.instance("the posterior of the state", self.posterior, Posterior)
         check.instance("the alpha of the state", self.alpha, Alpha)
         check_seen(self.seen, self.posterior.n_outputs)
@@ -166,7 +167,7 @@ class SingleFilter(Policy):
     @property
     def usual_prior_var(self) -> float:
         """1, or with the softmax, whose weights make logits, 100."""
-        return 1.0 if self.likelihood == "onehot" else 100.0
+        return LIKELIHOODS[self.likelihood].usual_prior_var
 
     @property
     @abstractmethod

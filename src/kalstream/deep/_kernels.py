@@ -18,6 +18,7 @@ from torch import Tensor
 from kalstream._optional import require
 from kalstream.core import softmax_integral as lattice
 from kalstream.core.guard import ROUNDING_LIMITS
+from kalstream.core.likelihoods import LIKELIHOODS
 from kalstream.core.single import LARGEST_DELTA
 
 if TYPE_CHECKING:
@@ -432,7 +433,7 @@ class Rounds:
         self.deltas, self.gamma, self.log_kept = new(n_rows), new(n_rows), new(n_rows)
         self.var, self.top, self.along, self.by_var = (new(n_rows) for _ in range(4))
         self.there, self.left = new(n_rows, dtype=torch.uint8), new()
-        self.softmax = head.likelihood == "softmax"
+        self.softmax = LIKELIHOODS[head.likelihood].is_softmax
         if self.softmax:
             dtype = torch.float64
         self.joint, self.expected = new(n_rows, n_rows, dtype=dtype), new(n_rows, k, dtype=dtype)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kalstream.core import Fixed, half_life
 from kalstream.core import checks as check
+from kalstream.core import half_life
 from kalstream.core.chunk import TRANSITIONS
+from kalstream.core.likelihoods import LIKELIHOODS
 from kalstream.core.single import LARGEST_DELTA
 from kalstream.deep import predictive
 from kalstream.deep.filter import Chunk, Step, run_chunk, run_softmax, update_
@@ -21,8 +22,8 @@ from kalstream.errors import InvalidInput, NumericalError
 if TYPE_CHECKING:
     from kalstream.deep._graph import Captured
 
-# Not "softmax-label" of `core`: there is no compiled scan for it.
-LIKELIHOODS: Final = ("onehot", "softmax")
+# Not all: for the others there is no compiled scan. Saved heads have the places of these words.
+_WITH_SCAN: Final = tuple(word for word, each in LIKELIHOODS.items() if each.deep)
 PREDICTIVES: Final = ("exact", "monte-carlo")
 # Settings that the posterior depends on; they are not buffers. A state has them as numbers, in this
 # order. Add a new one at the end, with the value that older states had in _OLD.
@@ -32,7 +33,7 @@ _MADE_WITH: Final = (
 )
 _OLD: Final = {"likelihood": 0.0}
 # Settings that are words; their numbers are places in these lists.
-_WORDS: Final = {"transition": TRANSITIONS, "likelihood": LIKELIHOODS}
+_WORDS: Final = {"transition": TRANSITIONS, "likelihood": _WITH_SCAN}
 # Most chunk sizes that are captured as CUDA graphs; each graph holds its own buffers.
 MOST_GRAPHS: Final = 4
 
@@ -150,7 +151,7 @@ class KalmanHead(nn.Module):
         n_samples = check.count("n_samples", n_samples)
         check.unit_interval("gamma", gamma)
         check.choice("transition", transition, TRANSITIONS)
-        check.choice("likelihood", likelihood, LIKELIHOODS)
+        check.choice("likelihood", likelihood, _WITH_SCAN)
         check.choice("predictive", predictive, PREDICTIVES)
         check.positive("calibration", calibration)
         if dtype not in (torch.float64, torch.float32):
@@ -181,14 +182,14 @@ class KalmanHead(nn.Module):
         self, noise_var: float | None, prior_var: float | None, m: int, n_classes: int
     ) -> tuple[float, float]:
         """The two variances, with their defaults."""
-        softmax = self.likelihood == "softmax"
+        softmax = LIKELIHOODS[self.likelihood].is_softmax
         if softmax and noise_var is not None:
             raise InvalidInput(
                 f'noise_var={noise_var!r} has no effect with likelihood="softmax"; leave it out, '
                 'or pass likelihood="onehot"'
             )
         if prior_var is None:
-            prior_var = Fixed(likelihood=self.likelihood).usual_prior_var
+            prior_var = LIKELIHOODS[self.likelihood].usual_prior_var
             prior_var /= 1 if softmax and self.normalize else m
         if noise_var is None:
             noise_var = 1.0 / n_classes
@@ -339,7 +340,7 @@ class KalmanHead(nn.Module):
         factor, kept = (each.to(phi.dtype) for each in products)
         sound = torch.isfinite(factor.diagonal()).all() & torch.isfinite(step.innovations).all()
         if not bool(sound):
-            softmax = self.likelihood == "softmax"
+            softmax = LIKELIHOODS[self.likelihood].is_softmax
             name, remedy = ("prior_var", "smaller") if softmax else ("noise_var", "larger")
             raise NumericalError(
                 f"the filter failed in {phi.dtype}: an innovation variance is not positive "
@@ -375,7 +376,7 @@ class KalmanHead(nn.Module):
         self, chunk: Chunk, labels: Tensor, gamma: Tensor, seen: Tensor
     ) -> tuple[Step, Tensor, Tensor]:
         """The step, factor and products of a chunk with known coefficients gamma (b,), float64."""
-        if self.likelihood == "softmax":
+        if LIKELIHOODS[self.likelihood].is_softmax:
             return run_softmax(chunk, labels, gamma, seen, self.prior_var)
         phi = chunk.features
         targets = nn.functional.one_hot(labels, self.n_classes).to(phi.dtype)

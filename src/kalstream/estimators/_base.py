@@ -365,7 +365,10 @@ class KalmanEstimator(BaseEstimator, ABC):
                 f"{model.n_seen} rows, all without a target; call partial_fit with a target first."
             )
         state = state_of(model, self._settings)
-        return state if model.late is None else self._settings.policy.judged_late(state, model.late)
+        judging = self._settings.judging
+        if judging is None or model.late is None:
+            return state
+        return judging.judged_late(state, model.late)
 
     def __sklearn_is_fitted__(self) -> bool:
         shared = self.__dict__.get("_published")

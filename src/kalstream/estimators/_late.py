@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kalstream.core import checks as check
-from kalstream.core.judging import Events, Kept, Sizes, runs
+from kalstream.core.judging import Case, Events, Kept, Sizes, runs
 from kalstream.core.stacking import Stack
 from kalstream.errors import InvalidInput
 from kalstream.estimators._chunk import Ahead, Chunk, LateRows, LateSteps
@@ -202,7 +202,7 @@ def _end_of_piece(
 
 
 def _judges(settings: Settings) -> bool:
-    return settings.policy.judges and settings.transition == "example"
+    return settings.judging is not None and settings.transition == "example"
 
 
 def _piece(
@@ -322,7 +322,8 @@ def _judged(
     before: Model, rows: Array, chunk: Chunk, events: Events, kept: Kept, settings: Settings
 ) -> tuple[Model, Any]:
     """Advance the filters over the events; weigh them one step ahead, and by what they said."""
-    policy, task = settings.policy, settings.task
+    policy, task = settings.judging, settings.task
+    assert policy is not None
     n, tells = len(events), np.flatnonzero(~events.asked)
     model, read = before, chunk
     if len(tells):
@@ -345,11 +346,8 @@ def _judged(
     for name in ("beliefs", "beside"):  # stacking or experts were set to other values
         if len(getattr(judge, name)) != len(getattr(begun, name)):
             judge = replace(judge, **{name: getattr(begun, name)})
-    judge, by_late, judged = policy.judge(
-        *(judge, step, far, targets, weight, events, kept),
-        noise_var=noise_var,
-        n_targets=model.n_targets,
-    )
+    case = Case(step, far, targets, weight, events, kept, noise_var, model.n_targets)
+    judge, by_late, judged = policy.judge(judge, case)
     n_targets = model.n_targets + np.cumsum(weight > 0.0)
     since = np.full(n, judge.since)
     if len(tells):

@@ -15,9 +15,10 @@ from kalstream.core.calibration import Calibration
 from kalstream.core.checks import Targets
 from kalstream.core.fixed import Fixed
 from kalstream.core.learned import Learned
+from kalstream.core.likelihoods import LIKELIHOODS
 from kalstream.core.mixture import Mixture
 from kalstream.core.motion_reference import check_order
-from kalstream.core.policy import Policy
+from kalstream.core.policy import JudgingPolicy, Policy
 from kalstream.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -76,6 +77,11 @@ class Settings:
     dtype: Any
     unit: float
     task: Task
+
+    @property
+    def judging(self) -> JudgingPolicy | None:
+        """The policy, if it judges filters by what they said where targets are late."""
+        return self.policy if isinstance(self.policy, JudgingPolicy) else None
 
 
 class Task(Protocol):
@@ -214,10 +220,10 @@ def policy_of(
             f"order={order!r} with forgetting={forgetting!r}: one filter has one order; give one, "
             'or forgetting="mixture"'
         )
-    one = "onehot" if likelihood == "onehot" else "softmax"
+    one = LIKELIHOODS["softmax" if likelihood == "auto" else likelihood]
     alpha = calibration
     if isinstance(calibration, str):  # logits of the softmax have the right size by themselves
-        alpha = Calibration() if one == "onehot" else 1.0
+        alpha = 1.0 if one.is_softmax else Calibration()
     if isinstance(forgetting, str) and forgetting == "learned":
         if orders != (1,):
             raise InvalidInput(
@@ -225,9 +231,9 @@ def policy_of(
                 'only order 1 has; use forgetting="mixture" or a gamma, or order=1'
             )
         # Through calibrated logits the gradient overshoots at any useful rate.
-        return Learned(calibration=alpha, calibrated=False, likelihood=one)
+        return Learned(calibration=alpha, calibrated=False, likelihood=one.word)
     if isinstance(forgetting, float | int | np.number) and not isinstance(forgetting, bool):
-        return Fixed(float(forgetting), alpha, one, orders[0])
+        return Fixed(float(forgetting), alpha, one.word, orders[0])
     raise InvalidInput(
         f'forgetting must be "mixture", "learned", a gamma in [0, 1] or a policy object, '
         f"got {forgetting!r}"

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kalstream.core.medians import weighted_median
+from kalstream.core.mixture.grids import weighted_median
 
 Array = NDArray[Any]
 

@@ -15,6 +15,7 @@ from kalstream.core import checks as check
 from kalstream.core.experts import Expert
 from kalstream.core.experts.expert import check_experts
 from kalstream.core.guard import Health
+from kalstream.core.likelihoods import LIKELIHOODS
 from kalstream.core.policy import Policy
 from kalstream.errors import InvalidInput
 from kalstream.estimators._base import KalmanEstimator
@@ -208,8 +209,8 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
     def _task(self) -> Classification:
         predictive = self.predictive
         if isinstance(predictive, str) and predictive == "auto":
-            only_onehot = set(self._policy().likelihoods) == {"onehot"}
-            predictive = "exact" if only_onehot else "probit"
+            softmax = any(LIKELIHOODS[word].is_softmax for word in self._policy().likelihoods)
+            predictive = "probit" if softmax else "exact"
         stacked = self.stacking, self.recent_labels, check_experts(self.experts)
         task = Classification(predictive, self.class_weight, *stacked)
         if task.experts and not self._policy().combines:
@@ -591,7 +592,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
 
     def _health(self, model: Model) -> Health:
         report, state = super()._health(model), self._state(model)
-        if self._settings.policy.likelihoods[state.heaviest] != "onehot":
+        if LIKELIHOODS[self._settings.policy.likelihoods[state.heaviest]].is_softmax:
             return report
         # Outputs without a class have no error, and do not count.
         n_classes = len(model.targets.labels.names)

@@ -9,10 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from kalstream.core.jit import Flags, Floats, Labels, jit
+from kalstream.core.likelihoods import LIKELIHOODS
 from kalstream.core.softmax_integral import LEAST_CURVATURE
 
-# Likelihoods by number: places in `chunk.LIKELIHOODS`.
-ONEHOT, SOFTMAX, SOFTMAX_LABEL = range(3)
+# Codes of likelihoods.
+ONEHOT, SOFTMAX, SOFTMAX_LABEL = (
+    LIKELIHOODS[word].code for word in ("onehot", "softmax", "softmax-label")
+)
 # labels (b,), dense (b, K), noise_var (b,), weight (b,), classes (K,) and n_seen (b + 1,) of
 # `chunk.Rows.observed`.
 Observed = tuple[Labels, Floats, Floats, Floats, Labels, Labels]

@@ -1,0 +1,82 @@
+"""Settings of the filters of a mixture as arrays, and medians over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kalstream.core import checks as check
+from kalstream.core.likelihoods import LIKELIHOODS, ONEHOT
+from kalstream.core.policy import gamma_of
+from kalstream.errors import InvalidInput
+
+Array = NDArray[Any]
+# One grid for all filters, or one for each.
+Calibrations = tuple[float, ...] | tuple[tuple[float, ...], ...]
+
+
+def check_calibrations(name: str, values: Any, n_filters: int) -> Calibrations:
+    """A sequence of numbers, or of J such sequences that are of the same length."""
+    nested = isinstance(values, Sequence) and any(np.ndim(each) == 1 for each in values)
+    if not nested:
+        return check.sequence(name, values)
+    rows = tuple(check.sequence(name, row) for row in values)
+    if len(rows) != n_filters or len({len(row) for row in rows}) != 1:
+        raise InvalidInput(
+            f"{name} holds sequences of lengths {[len(row) for row in rows]}; give one sequence "
+            f"for each of {n_filters} filters, all of the same length"
+        )
+    return rows
+
+
+@lru_cache
+def grid_of(values: Calibrations, n_filters: int) -> Array:
+    """Calibrations as an array (J, C); not to be changed."""
+    grid = np.broadcast_to(np.array(values, np.float64), (n_filters, np.shape(values)[-1]))
+    for value in grid.ravel():
+        check.factor("calibrations", float(value))
+    return np.ascontiguousarray(grid)
+
+
+def prior_vars_of(scales: tuple[float, ...], prior_var: float, dtype: Any) -> Array:
+    """Prior variance of each filter (J,); not to be changed."""
+    return _scaled(scales, check.variance("prior_var", prior_var, dtype), dtype)
+
+
+@lru_cache
+def _scaled(scales: tuple[float, ...], prior_var: float, dtype: Any) -> Array:
+    name = "prior_var times a prior_scale"
+    return np.array([check.variance(name, scale * prior_var, dtype) for scale in scales])
+
+
+@lru_cache
+def codes_of(likelihoods: tuple[str, ...], labels: bool) -> Array:
+    """`Rows.likelihood` of each filter (J,), for labels or for values; not to be changed."""
+    return np.array([(LIKELIHOODS[word] if labels else ONEHOT).code for word in likelihoods])
+
+
+@lru_cache
+def gammas_of(half_lives: Sequence[float]) -> Array:
+    """Coefficients (J, 1) of half-lives; not to be changed."""
+    return np.array([[gamma_of(value)] for value in half_lives])
+
+
+def weighted_median(values: ArrayLike, weights: ArrayLike) -> NDArray[np.float64]:
+    """Weighted median of values (J,), for each row of weights (..., J).
+
+    It is the smallest value v such that the weights of all values up to v sum to at least half of
+    the total weight.
+
+    Examples
+    --------
+    >>> float(weighted_median([10.0, float("inf"), 1.0], [0.2, 0.3, 0.5]))
+    1.0
+    """
+    order = np.argsort(values)
+    below = np.cumsum(np.asarray(weights)[..., order], axis=-1)
+    index = np.argmax(below >= 0.5 * below[..., -1:], axis=-1)
+    return np.asarray(values, dtype=np.float64)[order][index]

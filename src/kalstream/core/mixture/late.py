@@ -1,0 +1,174 @@
+"""A mixture whose targets are late: predict and learn in turn, and judge by what was said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kalstream.core import checks as check
+from kalstream.core.bank import Filters, joined_steps
+from kalstream.core.chunk import Rows
+from kalstream.core.judging import Case, Events, Judged, LateJudge, runs
+from kalstream.core.mixture.grids import gammas_of, grid_of, prior_vars_of
+from kalstream.core.mixture.state import MixtureState
+from kalstream.core.mixture.step import MixtureStep
+from kalstream.core.state import DEFERRED_ROWS, BankStep
+
+if TYPE_CHECKING:
+    from kalstream.core.mixture.policy import Mixture
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Rows (n, m) with their targets, weights and events: the arguments of `step_events`."""
+
+    features: Array
+    targets: Any
+    weight: Array
+    events: Events
+    noise_var: float
+    prior_var: float
+
+    def __getitem__(self, part: Any) -> dict[str, Any]:
+        """Some of the rows as the arguments of `Policy.step_chunk`."""
+        return {
+            "features": self.features[part],
+            "targets": self.targets[part],
+            "sample_weight": self.weight[part],
+            "time_gap": self.events.gap[part],
+            "noise_var": self.noise_var,
+            "prior_var": self.prior_var,
+        }
+
+
+def step_events(
+    policy: Mixture, state: MixtureState, told: Told
+) -> tuple[MixtureState, MixtureStep, BankStep]:
+    """`JudgingPolicy.step_events` of a mixture."""
+    events, prior_var = told.events, told.prior_var
+    decays = max(state.orders) == 1  # if it does, time moves moments in a closed form
+    if decays and events.asked.all():
+        step = policy.predict(state, told.features, prior_var=prior_var, time_gap=0.0)
+        near, far = _ahead_of(policy, step.bank, told.features, events, state, prior_var)
+        grids = step.half_lives, step.calibrations, step.prior_scales
+        report = near, step.weights, step.log_prob, step.scale, *grids, None
+        return state, check.trusted(MixtureStep, *report), far
+    # A row that is only asked for changes nothing if no time passes before it.
+    gap = np.where(events.asked, 0.0, events.gap)
+    rows = Rows.read(state, **(told[:] | {"time_gap": gap}))
+    told = replace(told, features=rows.features)
+    if decays:
+        bank, moments = _moments(policy, state, rows, told)
+        near, far = _ahead_of(policy, moments, rows.features, events, state, prior_var)
+    else:
+        bank, near, far = _in_runs(policy, state, told)
+    return *policy._weighed(state, bank, near, rows), far
+
+
+def _moments(policy: Mixture, state: MixtureState, rows: Rows, told: Told) -> tuple[Any, BankStep]:
+    """The filters after all events, and moments of rows before any time has passed."""
+    n_told, made = int((~told.events.asked).sum()), None
+    if DEFERRED_ROWS < n_told < len(told.events):
+        made = _between(policy, state, told)
+    return made or state.bank.run(rows, policy._how(state, rows), False)
+
+
+def _in_runs(policy: Mixture, state: MixtureState, told: Told) -> tuple[Any, BankStep, BankStep]:
+    """As `_moments`, run by run: the filters after all events, and moments near and far."""
+    after, near, far = state, [], []
+    events, prior_var = told.events, told.prior_var
+    for part in runs(events.asked):
+        phi, gap = told.features[part], events.gap[part]
+        if events.asked[part.start]:
+            lag = events.step[part]
+            near.append(policy.predict(after, phi, prior_var=prior_var, time_gap=lag).bank)
+            far.append(policy.predict(after, phi, prior_var=prior_var, time_gap=gap).bank)
+        else:
+            after, step = policy.step_chunk(after, **told[part])
+            near.append(step.bank)
+            far.append(step.bank)
+    return after.bank, joined_steps(near), joined_steps(far)
+
+
+def _between(policy: Mixture, state: MixtureState, told: Told) -> tuple[Filters, BankStep] | None:
+    """Learn the rows that are told in blocks, and predict the others in between."""
+    tells, asked = np.flatnonzero(~told.events.asked), np.flatnonzero(told.events.asked)
+    rows = Rows.read(state, **told[tells])
+    how, places = policy._how(state, rows), np.searchsorted(tells, asked)
+    made = state.bank.between(rows, how, told.features[asked], places)
+    if made is None:
+        return None
+    bank, step, mean, var = made
+    n_filters, n = len(mean), len(told.events)
+    moments = np.empty((n_filters, n, mean.shape[2])), np.empty((n_filters, n))
+    moments[0][:, asked], moments[1][:, asked] = mean, var
+    moments[0][:, tells], moments[1][:, tells] = step.logit_mean, step.logit_var
+    rest = np.ones((n_filters, n)), np.full((n_filters, n), np.inf)
+    nis = np.full((n_filters, n), np.nan)
+    rest[0][:, tells], rest[1][:, tells], nis[:, tells] = step.gamma, step.noise_var, step.nis
+    return bank, BankStep(*moments, *rest, nis)
+
+
+def _ahead_of(
+    policy: Mixture,
+    step: BankStep,
+    features: Array,
+    events: Events,
+    state: MixtureState,
+    prior_var: float,
+) -> tuple[BankStep, BankStep]:
+    """Moments of rows that are asked for, one step ahead and as far as they are, eq. (7)."""
+    asked = np.flatnonzero(events.asked)
+    if not len(asked):
+        return step, step
+    phi = features[asked].astype(np.float64, copy=False)
+    prior = prior_vars_of(state.prior_scales, prior_var, state.dtype)[:, None]
+    prior = prior * np.einsum("bm,bm->b", phi, phi)
+
+    def after(gap: Array) -> BankStep:
+        g = gammas_of(policy.half_lives) ** gap[asked]
+        mean, var, gammas = step.logit_mean.copy(), step.logit_var.copy(), step.gamma.copy()
+        mean[:, asked] *= g[:, :, None]
+        own = g * g * np.maximum(var[:, asked], 0.0)
+        var[:, asked], gammas[:, asked] = own + (1.0 - g) * (1.0 + g) * prior, g
+        return BankStep(mean, var, gammas, step.noise_var, step.nis)
+
+    return after(events.step), after(events.gap)
+
+
+def judged(policy: Mixture, judge: LateJudge, case: Case) -> tuple[LateJudge, MixtureStep, Judged]:
+    """`JudgingPolicy.judge` of a mixture."""
+    from kalstream.core._kernels.judging import judge_rows
+    from kalstream.core.softmax_integral import table, workspace
+
+    events, far, step, kept = case.events, case.far, case.step, case.kept
+    kept.write(events, far)
+    log_weights, spread = judge.log_weights.copy(), judge.spread.copy()
+    beside = judge.beside.copy()
+    labels, dense = case.targets.arrays()
+    weights, shares, scale, log_prob, evidence, rates = judge_rows(
+        *(events.asked, events.slot, events.gap, events.lag),
+        *(labels, dense, case.noise_var, case.weight),
+        (far.logit_mean, far.logit_var),
+        (
+            *(kept.means, kept.variances, kept.active, kept.experts),
+            *(kept.spread, kept.n_targets, kept.said),
+        ),
+        grid_of(step.calibrations, policy.n_filters),
+        gammas_of(policy.half_lives)[:, 0],
+        policy.share,
+        policy.predictive == "exact",
+        policy.learn_scale and case.targets.labels is None,
+        case.n_targets,
+        *(log_weights, beside, spread),
+        (*table(), workspace()),
+    )
+    after = replace(judge, log_weights=log_weights, spread=spread, beside=beside)
+    grids = step.half_lives, step.calibrations, step.prior_scales
+    late = check.trusted(MixtureStep, far, weights, log_prob, scale, *grids, evidence)
+    return after, late, Judged(shares, rates, policy.share, np.zeros(len(events), np.int64))

@@ -1,0 +1,73 @@
+"""The table of likelihoods: compiled code agrees with each entry, and a new one is one entry."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kalstream.core import (
+    Fixed,
+    Learned,
+    Mixture,
+    init,
+    softmax_curvature,
+    step_chunk,
+    transition,
+    update_softmax,
+)
+from kalstream.core.likelihoods import LIKELIHOODS, SOFTMAX_LABEL
+from kalstream.errors import InvalidInput
+
+SOFTMAXES = [word for word, each in LIKELIHOODS.items() if each.is_softmax]
+
+
+def test_words_and_codes_are_distinct() -> None:
+    assert [each.code for each in LIKELIHOODS.values()] == list(range(len(LIKELIHOODS)))
+    assert all(word == each.word for word, each in LIKELIHOODS.items())
+
+
+def assert_compiled_as_plain(word: str) -> None:
+    rng = np.random.default_rng(3)
+    phi, labels = rng.normal(size=(20, 4)), rng.integers(0, 3, 20)
+    settings = {"gamma": 0.95, "noise_var": 1.0, "prior_var": 5.0, "likelihood": word}
+    fast, _ = step_chunk(init(4, 3, prior_var=5.0), phi, labels, **settings)
+    plain = init(4, 3, prior_var=5.0)
+    for row, label in zip(phi, labels, strict=True):
+        plain = transition(plain, gamma=0.95, prior_var=5.0)
+        plain, _ = update_softmax(plain, row, int(label), likelihood=word)
+    np.testing.assert_allclose(fast.mean, plain.mean, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(fast.cov, plain.cov, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("word", SOFTMAXES)
+def test_the_compiled_curvature_is_that_of_the_entry(word: str) -> None:
+    assert_compiled_as_plain(word)
+
+
+def test_a_new_likelihood_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its curvature has a compiled version here; a new one needs a branch of `curvature_of`."""
+    entry = replace(SOFTMAX_LABEL, word="logits", usual_prior_var=7.0)
+    with pytest.raises(InvalidInput, match="likelihood must be one of"):
+        Mixture(likelihood="logits")
+    monkeypatch.setitem(LIKELIHOODS, "logits", entry)
+    assert_compiled_as_plain("logits")
+    assert Fixed(likelihood="logits").usual_prior_var == 7.0
+    rows = np.random.default_rng(1).normal(size=(40, 2))
+    labels = (rows[:, 0] > 0.0).astype(int)
+    for policy in (
+        Mixture((10.0, math.inf), likelihood=("onehot", "logits")),
+        Fixed(0.99, likelihood="logits", order=2),
+        Learned(likelihood="logits"),
+    ):
+        state = policy.start(2, 2, prior_var=5.0)
+        after, _ = policy.step_chunk(state, rows, labels, noise_var=0.5, prior_var=5.0)
+        p = policy.class_probabilities(after, [[2.0, 0.0]], prior_var=5.0)
+        assert p[0, 1] > 0.7
+
+
+def test_a_curvature_is_taken_along_a_label_or_on_average() -> None:
+    mean, seen = [1.0, 0.0, -1.0], [True] * 3
+    p, _, average = softmax_curvature(mean, 0.0, seen)
+    assert average == pytest.approx(p @ (1.0 - p) / 2.0)
+    assert softmax_curvature(mean, 0.0, seen, 1)[2] == pytest.approx(2.0 * p[1] * (1.0 - p[1]))
