@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from kalstream.deep.filter import Chunk, Step, update_
-from kalstream.deep.head import seen_before
-from kalstream.deep.step import Made, Said
+from kalstream.deep.head import Prediction
+from kalstream.deep.kalman import seen_before
+from kalstream.deep.step import Made
 
 if TYPE_CHECKING:
     from kalstream.deep.base import Learner
-    from kalstream.deep.head import KalmanHead
+    from kalstream.deep.kalman import KalmanHead
     from kalstream.deep.mixture import MixtureHead
 
 # Rounds of learned coefficients in a graph: fewest and most. One round is dropped after it was not
@@ -212,7 +213,7 @@ class CapturedStep:
         for mine, given in zip(self.inputs, inputs, strict=True):
             mine.copy_(given)
         self.graph.replay()
-        said, experts = (each and Said(*(t.clone() for t in each)) for each in self.made[:2])
+        said, experts = (each and Prediction(*(t.clone() for t in each)) for each in self.made[:2])
         return self.made._replace(said=said, experts=experts)
 
 

@@ -22,7 +22,7 @@ from kalstream.core.single import LARGEST_DELTA
 
 if TYPE_CHECKING:
     from kalstream.deep.filter import Chunk
-    from kalstream.deep.head import KalmanHead
+    from kalstream.deep.kalman import KalmanHead
 
 triton: Any = require("triton", "torch")
 tl: Any = require("triton.language", "torch")

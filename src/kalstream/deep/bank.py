@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 
 from kalstream.core import checks as check
 from kalstream.deep.filter import scan_softmax_bank
-from kalstream.deep.head import seen_before
+from kalstream.deep.kalman import seen_before
 from kalstream.errors import InvalidInput
 
 # Running means of the features follow the last hundred chunks.

@@ -17,12 +17,10 @@ from torch import Tensor, nn
 from kalstream._files import replacing
 from kalstream.core import checks as check
 from kalstream.deep._ranks import Ranks
-from kalstream.deep.head import KalmanHead
-from kalstream.deep.mixture import MixtureHead
+from kalstream.deep.head import Head, Observation, Prediction, Reading
 from kalstream.deep.slow import SlowCopies
-from kalstream.deep.softmax import SoftmaxHead
-from kalstream.deep.stack import Reading, Stack, as_tuple
-from kalstream.deep.step import ChunkStep, Executors, Made, Observation, Outcome, Said
+from kalstream.deep.stack import as_tuple
+from kalstream.deep.step import ChunkStep, Executors, Made, Outcome
 from kalstream.deep.training import CrossEntropy, ThroughHead, Training
 from kalstream.errors import CheckpointError, InvalidInput, NumericalError
 
@@ -52,7 +50,8 @@ class Learner:
     backbone : nn.Module
         Maps rows, as `preprocess` returns them, to features (b, n_features). Parameters that do not
         require gradients are not trained.
-    head : Stack, KalmanHead, MixtureHead or SoftmaxHead
+    head : Head
+        `Stack`, `KalmanHead`, `MixtureHead`, `SoftmaxHead`, or one of your own.
     training : Training, optional
         `CrossEntropy()` by default, or `ThroughHead()` for a Kalman head. ``Frozen()`` trains
         nothing.
@@ -101,7 +100,7 @@ class Learner:
     def __init__(
         self,
         backbone: nn.Module,
-        head: Any,
+        head: Head,
         training: Training | None = None,
         *,
         slow: float | Sequence[float] | None = None,
@@ -113,10 +112,9 @@ class Learner:
     ) -> None:
         check.choice("batch_norm", batch_norm, BATCH_NORM)
         check.instance("backbone", backbone, nn.Module)
-        check.instance("head", head, Stack | KalmanHead | MixtureHead | SoftmaxHead)
+        check.instance("head", head, Head)
         if training is None:
-            own = KalmanHead | MixtureHead
-            training = ThroughHead() if isinstance(head, own) else CrossEntropy()
+            training = ThroughHead() if head.trains_network else CrossEntropy()
         check.instance("training", training, Training)
         self.device = torch.device(device)
         self.backbone, self.head = backbone.to(self.device), head.to(self.device)
@@ -140,25 +138,13 @@ class Learner:
         self.executors = Executors(self)
 
     def _slow_copies(self, slow: float | Sequence[float] | None) -> SlowCopies | None:
-        stack = self.head if isinstance(self.head, Stack) else None
-        if slow is None:
-            slow = () if stack is None else stack.decays
-        decays = list(as_tuple(slow))
-        if decays and isinstance(self.head, SoftmaxHead):
-            raise InvalidInput(
-                "a SoftmaxHead alone reads no slow copies; Stack(n_features, n_classes, gammas=(), "
-                f"decays={decays}) averages the layer too, and calibrates it"
-            )
-        if stack is not None and decays != list(stack.decays):
-            raise InvalidInput(
-                f"the stack was made for slow copies with decays {list(stack.decays)}, got "
-                f"slow={decays}; give the stack these: Stack(decays=...)"
-            )
+        decays = list(as_tuple(self.head.decays if slow is None else slow))
+        self.head.check_decays(decays)
         return SlowCopies(self._network(), decays).to(self.device) if decays else None
 
     def _network(self) -> nn.ModuleList:
         """The backbone, and the layer of a stack: what slow copies average."""
-        layer = getattr(self.head, "layer", None)
+        layer = self.head.softmax_layer
         return nn.ModuleList([self.backbone] if layer is None else [self.backbone, layer])
 
     def make_optimizer(
@@ -186,12 +172,12 @@ class Learner:
     @property
     def has_work(self) -> bool:
         """Whether there is more to do before the head begins than a forward pass."""
-        return self.optimizer is not None or isinstance(self.head, Stack)
+        return self.optimizer is not None or self.head.at_once
 
     @property
     def follows_last(self) -> bool:
         """Whether nothing can fail after the slow copies have followed the network."""
-        return isinstance(self.head, Stack) and self.device.type != "cuda"
+        return self.head.at_once and self.device.type != "cuda"
 
     @property
     def replay(self) -> Any:
@@ -223,7 +209,7 @@ class Learner:
 
     def _inputs(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """Rows, labels and all further inputs of the gradient steps, random draws included."""
-        if not (self.capture and isinstance(self.head, KalmanHead | MixtureHead)):
+        if not (self.capture and self.head.checks_captured):
             labels = self.head.checked(labels, len(rows))  # a captured filter checks them itself
         rows = self._as_network(rows)
         return rows, labels, *self.training.inputs(rows, labels)
@@ -236,14 +222,14 @@ class Learner:
         It may be captured as a CUDA graph, so it draws no random numbers and never waits for the
         device. Then a stack is read out on the stream ``side``, beside the training.
         """
-        if isinstance(self.head, Stack):
+        if self.head.at_once:
             return self._work_of_stack(inputs, side)
         rows, labels = inputs[:2]
         said = self._said(rows, labels) if predicts else None
         self.training.run(self, *inputs)
         self._follow()
         shown, named = self.training.shown(*inputs)
-        features = None if isinstance(self.head, SoftmaxHead) else self._read(torch.cat(shown))
+        features = self._read(torch.cat(shown)) if self.head.needs_features else None
         return Made(said, None, features, torch.cat(named))
 
     def _work_of_stack(self, inputs: tuple[Tensor, ...], side: torch.cuda.Stream | None) -> Made:
@@ -264,12 +250,12 @@ class Learner:
         self._follow()
         return Made(said, experts, sound=sound)
 
-    def _said(self, rows: Tensor, labels: Tensor) -> Said:
+    def _said(self, rows: Tensor, labels: Tensor) -> Prediction:
         """Log-probabilities of the labels (b,), and most probable classes (b,)."""
         features = self._read(rows)
         with torch.no_grad():
             scores = self.head.scores(features)
-            return Said(self.head.log_prob(features, labels), scores.argmax(1))
+            return Prediction(self.head.log_prob(features, labels), scores.argmax(1))
 
     def _follow(self) -> None:
         """Move slow copies towards the network."""
@@ -280,6 +266,7 @@ class Learner:
         """Start what the head has still to learn after the work."""
         if made.sound is not None:
             return _Checked(made.sound, self.n_seen_)
+        assert made.labels is not None
         return self.head.begin(made.features, made.labels)
 
     def _count(self, rows: Tensor, labels: Tensor) -> None:
@@ -318,7 +305,7 @@ class Learner:
 
     def _read(self, rows: Tensor) -> Any:
         """What the head predicts from: features (b, m), or the readings of a stack."""
-        if isinstance(self.head, Stack):
+        if self.head.at_once:
             return self._readings(rows, self._own_reading(rows))
         if self.slow is None:
             return self.features(rows, grad=False)
@@ -327,7 +314,7 @@ class Learner:
     def _own_reading(self, rows: Tensor) -> Reading:
         """Features of the network, and the logits of its layer."""
         features = self.features(rows, grad=False)
-        layer = self.head.layer
+        layer = self.head.softmax_layer
         with torch.no_grad():
             return Reading(features, None if layer is None else layer(features).mean)
 
@@ -475,13 +462,13 @@ class Learner:
                 "checkpoint"
             )
         before = copy.deepcopy(self.state_dict())
-        heads = [each for each in self.head.modules() if isinstance(each, KalmanHead)]
-        grown = [(head, head.mean, head.seen) for head in heads]
+        parts = [(part, dict(part.named_buffers(recurse=False))) for part in self.head.modules()]
         try:
             self._load(state)
         except Exception:
-            for head, mean, seen in grown:  # loading may have added classes
-                head.mean, head.seen = mean, seen
+            for part, buffers in parts:  # loading may have added classes
+                for name, buffer in buffers.items():
+                    setattr(part, name, buffer)
             self._load(before)
             raise
 

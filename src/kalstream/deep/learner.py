@@ -10,7 +10,7 @@ from torch import nn
 
 from kalstream.core import checks as check
 from kalstream.deep.base import Learner
-from kalstream.deep.head import KalmanHead
+from kalstream.deep.kalman import KalmanHead
 from kalstream.deep.mixture import MixtureHead
 from kalstream.deep.replay import RecentMemory
 from kalstream.deep.training import ThroughHead

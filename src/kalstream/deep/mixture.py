@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from kalstream.core import checks as check
 from kalstream.deep import predictive
 from kalstream.deep.filter import Step
-from kalstream.deep.head import MOST_GRAPHS, KalmanHead, Moments, seen_before
-from kalstream.deep.step import Observation, Observed
+from kalstream.deep.head import Head, Moments, Observation, Observed
+from kalstream.deep.kalman import MOST_GRAPHS, KalmanHead, seen_before
 from kalstream.errors import InvalidInput
 
 GAMMAS = (1.0, 0.9999, 0.999, 0.99, 0.9)
@@ -34,7 +34,7 @@ class _Begun(NamedTuple):
         return steps
 
 
-class MixtureHead(nn.Module):
+class MixtureHead(Head):
     """Heads with fixed gammas on the same features, weighted by how well they predict.
 
     After each row the weight of a head is multiplied by its probability of the label. A share of
@@ -71,6 +71,8 @@ class MixtureHead(nn.Module):
     True
     """
 
+    trains_network = True
+    checks_captured = True
     log_weights: Tensor
 
     def __init__(
@@ -112,14 +114,9 @@ class MixtureHead(nn.Module):
         return self._kalman_heads[0].n_features
 
     @property
-    def n_classes(self) -> int:
-        """Number of classes, K."""
-        return self._kalman_heads[0].n_classes
-
-    @property
-    def n_seen(self) -> int:
-        """Rows observed."""
-        return self._kalman_heads[0].n_seen
+    def count(self) -> Tensor:
+        """Rows observed, ()."""
+        return self._kalman_heads[0].count
 
     @property
     def seen(self) -> Tensor:

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kalstream.core import checks as check
 from kalstream.deep.bank import FilterBank, Rows
-from kalstream.deep.head import check_labels
+from kalstream.deep.head import Head, Prediction, Reading
 from kalstream.deep.softmax import SoftmaxHead
-from kalstream.deep.step import Said
 from kalstream.errors import InvalidInput
 
 DECAYS: Final = (0.9, 0.98, 0.998)
@@ -28,13 +27,6 @@ _TOPS: Final = ("mixture", "pool", "pool that forgets")
 _PRECISION: Final = 10.0  # of the pools' first weights
 _FLOOR: Final = 1e-3  # of the probabilities that are pooled, in all
 _AWAY: Final = -1e4  # logit of a class that did not come
-
-
-class Reading(NamedTuple):
-    """Features (b, m) of a network or slow copy, and the logits (b, K) of its layer, if any."""
-
-    features: Tensor
-    logits: Tensor | None
 
 
 class _Forecast(NamedTuple):
@@ -64,7 +56,7 @@ class _Forecast(NamedTuple):
     new: Tensor
 
 
-class Stack(nn.Module):
+class Stack(Head):
     """Softmax filters and softmax layers on a network and its slow copies, stacked.
 
     The experts are the layer of the network, that of each slow copy, and a filter for each slow
@@ -113,6 +105,7 @@ class Stack(nn.Module):
     tensor([0, 1])
     """
 
+    at_once = True
     seen: Tensor
     count: Tensor
     log_factors: Tensor
@@ -176,14 +169,17 @@ class Stack(nn.Module):
         return int(self.bank.mean.shape[1]) - 1
 
     @property
-    def n_classes(self) -> int:
-        """Number of classes, K."""
-        return len(self.seen)
+    def softmax_layer(self) -> SoftmaxHead | None:
+        """The layer of the network."""
+        return self.layer
 
-    @property
-    def n_seen(self) -> int:
-        """Rows observed."""
-        return int(self.count)
+    def check_decays(self, decays: list[float]) -> None:
+        """Refuse other slow copies than those that the experts are on."""
+        if decays != list(self.decays):
+            raise InvalidInput(
+                f"the stack was made for slow copies with decays {list(self.decays)}, got "
+                f"slow={decays}; give the stack these: Stack(decays=...)"
+            )
 
     @property
     def weights(self) -> dict[str, float]:
@@ -270,24 +266,24 @@ class Stack(nn.Module):
     @torch.no_grad()
     def predict_then_observe(
         self, readings: list[Reading], labels: Tensor
-    ) -> tuple[Said, Said, Tensor]:
+    ) -> tuple[Prediction, Prediction, Tensor]:
         """Predict a chunk, each row separately, then learn it.
 
         It can be captured as a CUDA graph.
 
         Returns
         -------
-        said : Said
+        said : Prediction
             Of the stack, (b,).
-        experts : Said
+        experts : Prediction
             What each expert would have said, (E, b).
         sound : () bool
             Whether all numbers are finite. If not, nothing has changed.
         """
         forecast, rows, features = self._forecast(readings)
         whole, experts = forecast.whole, self._among_all(forecast.experts, forecast.new)
-        said = Said(_own(whole, labels), whole.argmax(1))
-        each = Said(_own(experts, labels), experts.argmax(2))
+        said = Prediction(_own(whole, labels), whole.argmax(1))
+        each = Prediction(_own(experts, labels), experts.argmax(2))
         sound = torch.isfinite(each.log_prob).all()
         sound = self.bank.observe(rows, features, labels, self.seen, gate=sound)
         self._weigh(forecast, labels, sound)
@@ -340,11 +336,6 @@ class Stack(nn.Module):
         gate = sound & torch.isfinite(move).all()
         self.pooled.add_(move.where(gate, 0.0))
         self.precision.copy_(precision.where(gate, self.precision))
-
-    def checked(self, labels: Tensor, n: int) -> Tensor:
-        """Check the labels of n rows; returns them as int64."""
-        check_labels(labels, n, self.n_classes, "make Stack with n_classes for all of them")
-        return labels.long()
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Refuse a state with other settings."""

@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kalstream.deep._undo import Undo
+from kalstream.deep.head import Prediction
 
 if TYPE_CHECKING:
     from kalstream.deep.base import Learner
@@ -31,21 +32,14 @@ class Outcome:
         Most probable classes.
     gamma : ()
         Forgetting coefficient after the chunk; 1 for a learner without one.
-    experts : Said, optional
+    experts : Prediction, optional
         What each expert of a `Stack` would have said; ``stack.names`` are the experts.
     """
 
     log_prob: Tensor
     predicted: Tensor
     gamma: Tensor
-    experts: Said | None = None
-
-
-class Said(NamedTuple):
-    """Log-probabilities of the labels, and most probable classes: (b,), or (E, b) of E experts."""
-
-    log_prob: Tensor
-    predicted: Tensor
+    experts: Prediction | None = None
 
 
 class Made(NamedTuple):
@@ -53,9 +47,9 @@ class Made(NamedTuple):
 
     Attributes
     ----------
-    said : Said, optional
+    said : Prediction, optional
         The prediction, if it was asked for.
-    experts : Said, optional
+    experts : Prediction, optional
         Those of the experts of a stack.
     features, labels : (n, m), (n,), optional
         What the head has still to observe, where it does so after the work, replayed rows included.
@@ -63,28 +57,11 @@ class Made(NamedTuple):
         Whether the head could observe the chunk, where it did so within the work.
     """
 
-    said: Said | None
-    experts: Said | None = None
+    said: Prediction | None
+    experts: Prediction | None = None
     features: Tensor | None = None
     labels: Tensor | None = None
     sound: Tensor | None = None
-
-
-class Observation(Protocol):
-    """A chunk that a head has begun to observe."""
-
-    def end(self) -> Any:
-        """Wait for it; returns what `observe` of the head returns."""
-
-
-class Observed(NamedTuple):
-    """A chunk that a head has observed."""
-
-    step: Any
-
-    def end(self) -> Any:
-        """What `observe` of the head returns."""
-        return self.step
 
 
 class ChunkStep:
@@ -143,8 +120,7 @@ class ChunkStep:
         learner._count(*self.inputs[:2])
         if made.said is None or not self.predicts:
             return None
-        delta = getattr(learner.head, "delta", torch.zeros((), dtype=torch.float64))
-        return Outcome(*made.said, torch.exp(-0.5 * delta), made.experts)
+        return Outcome(*made.said, torch.exp(-0.5 * learner.head.delta), made.experts)
 
 
 class Eager:

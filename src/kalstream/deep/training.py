@@ -91,7 +91,7 @@ class Frozen(Training):
     def attach(self, learner: Learner) -> None:
         """Train nothing."""
         learner.tunes = False
-        if getattr(learner.head, "layer", None) is not None:
+        if learner.head.softmax_layer not in (None, learner.head):
             warnings.warn(
                 "the network is frozen, so the layers of the stack are never trained; "
                 "Stack(n_features, n_classes, decays=(), layers=False) leaves them out",
@@ -142,9 +142,7 @@ class ThroughHead(Training):
     def attach(self, learner: Learner) -> None:
         """Make the optimizer, with a group for the head and one for the backbone."""
         learner.tunes = learner.tunes and self.lr * self.beta > 0.0
-        head: Any = learner.head
-        own = [head.log_calibration] if hasattr(head, "log_calibration") else head.parameters()
-        groups: list[Any] = [{"params": list(own), "lr": self.lr}]
+        groups: list[Any] = [{"params": list(learner.head.parameters()), "lr": self.lr}]
         if learner.tunes:
             trained = [p for p in learner.backbone.parameters() if p.requires_grad]
             groups.append({"params": trained, "lr": self.lr * self.beta})
@@ -245,8 +243,7 @@ class CrossEntropy(Training):
 
     def attach(self, learner: Learner) -> None:
         """Make the layer, unless the head has one, and the optimizer of backbone and layer."""
-        head = learner.head
-        layer = head if isinstance(head, SoftmaxHead) else getattr(head, "layer", None)
+        head, layer = learner.head, learner.head.softmax_layer
         if layer is None:
             layer = self.layer = SoftmaxHead(head.n_features, head.n_classes).to(learner.device)
         self._trained: SoftmaxHead = layer
