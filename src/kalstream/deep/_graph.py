@@ -17,8 +17,8 @@ from kalstream.deep.kalman import seen_before
 from kalstream.deep.step import Made
 
 if TYPE_CHECKING:
-    from kalstream.deep.base import Learner
     from kalstream.deep.kalman import KalmanHead
+    from kalstream.deep.learner import Learner
     from kalstream.deep.mixture import MixtureHead
 
 # Rounds of learned coefficients in a graph: fewest and most. One round is dropped after it was not

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from kalstream.deep.base import Learner
+    from kalstream.deep.learner import Learner
 
 
 class Undo:

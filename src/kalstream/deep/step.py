@@ -15,7 +15,7 @@ from kalstream.deep._undo import Undo
 from kalstream.deep.head import Prediction
 
 if TYPE_CHECKING:
-    from kalstream.deep.base import Learner
+    from kalstream.deep.learner import Learner
 
 _PLAIN_STEPS: Final = 3  # chunks of a shape that are learned before it is captured
 

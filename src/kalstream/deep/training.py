@@ -27,7 +27,7 @@ from kalstream.deep.softmax import SoftmaxHead
 from kalstream.errors import InvalidInput, NumericalError
 
 if TYPE_CHECKING:
-    from kalstream.deep.base import Learner
+    from kalstream.deep.learner import Learner
 
 Optimizer = Callable[[list[Any]], torch.optim.Optimizer]
 
