@@ -16,7 +16,7 @@ from kalstream.errors import InvalidInput
 SGD: Final = partial(torch.optim.SGD, lr=0.001, momentum=0.9, weight_decay=1e-4)
 
 
-class _Baseline(Learner):
+class _BaselineLearner(Learner):
     """A backbone and a softmax layer, trained by `CrossEntropy` alone.
 
     To add a baseline learner, subclass it and export the class in baselines/__init__.py, and add it
@@ -64,7 +64,7 @@ class _Baseline(Learner):
         super().__init__(backbone, head, training, **shared)
 
 
-class OnlineSGD(_Baseline):
+class OnlineSGD(_BaselineLearner):
     """Online SGD: one gradient step per chunk, on the mean cross-entropy.
 
     With replay streams, one more step per stream follows, each on a past chunk (Bornschein et al.,
@@ -113,7 +113,7 @@ class OnlineSGD(_Baseline):
     replays = ReplayStreams
 
 
-class ExperienceReplay(_Baseline):
+class ExperienceReplay(_BaselineLearner):
     """ER: one gradient step on the mean cross-entropy of new and replayed rows together.
 
     Both go through the network in one pass, so batch norm averages over both. With n_steps > 1 this
@@ -138,7 +138,7 @@ class ExperienceReplay(_Baseline):
     """
 
 
-class ACE(_Baseline):
+class ACE(_BaselineLearner):
     """ER with an asymmetric cross-entropy (Caccia et al., 2022), which protects past classes.
 
     The loss is L_new + L_past. The network runs once for each part, so batch norm averages over

@@ -21,7 +21,7 @@ from kalstream.core.guard import ROUNDING_LIMITS
 from kalstream.core.single import LARGEST_DELTA
 
 if TYPE_CHECKING:
-    from kalstream.deep.filter import Chunk
+    from kalstream.deep.filter import Products
     from kalstream.deep.kalman import KalmanHead
 
 triton: Any = require("triton", "torch")
@@ -443,7 +443,7 @@ class Rounds:
         self.tables = torch.tensor(ell, device=device), torch.tensor(slope, device=device)
         self.constants = constants(device, head.prior_var, head.noise_var, head.gamma_lr)
 
-    def factorize(self, chunk: Chunk, labels: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    def factorize(self, chunk: Products, labels: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         """The factor (b, b) and the innovations (b, K) for the current deltas.
 
         ``seen`` (b, K) are the classes known to each row, as uint8; only the softmax reads them.
@@ -474,7 +474,7 @@ class Rounds:
         targets = torch.nn.functional.one_hot(labels, self.k)
         return targets - deviation[:, None] * scaled, deviation.square() - self.head.noise_var
 
-    def round(self, chunk: Chunk, labels: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    def round(self, chunk: Products, labels: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         """Improve the deltas; ``seen`` (b, K) are the classes known to each row, as uint8.
 
         Returns

@@ -14,7 +14,7 @@ from kalstream.core import checks as check
 from kalstream.core.chunk import TRANSITIONS
 from kalstream.core.single import LARGEST_DELTA
 from kalstream.deep import predictive
-from kalstream.deep.filter import Chunk, Step, run_chunk, run_softmax, update_
+from kalstream.deep.filter import FilterStep, Products, run_chunk, run_softmax, update_
 from kalstream.deep.head import Head, Moments, Observation, Observed, check_labels, is_capturing
 from kalstream.errors import InvalidInput, NumericalError
 
@@ -37,7 +37,7 @@ _WORDS: Final = {"transition": TRANSITIONS, "likelihood": LIKELIHOODS}
 MOST_GRAPHS: Final = 4
 
 
-class _Begun(NamedTuple):
+class _CapturedObservation(NamedTuple):
     """A chunk that a head observes as a CUDA graph."""
 
     head: KalmanHead
@@ -45,7 +45,7 @@ class _Begun(NamedTuple):
     features: Tensor
     labels: Tensor
 
-    def end(self) -> Step:
+    def end(self) -> FilterStep:
         """Wait for it. What a graph cannot do is done without one."""
         return self.graph.end() or self.head._observe_eagerly(self.features, self.labels)
 
@@ -264,14 +264,14 @@ class KalmanHead(Head):
     # ---- learning -------------------------------------------------------------------------
 
     @torch.no_grad()
-    def observe(self, features: Tensor, labels: Tensor) -> Step:
+    def observe(self, features: Tensor, labels: Tensor) -> FilterStep:
         """Update the posterior with a chunk; if anything fails, nothing changes.
 
         The result is that of filtering the rows one by one.
 
         Returns
         -------
-        step : Step
+        step : FilterStep
             Moments of each row before its label was seen, and the gamma of its transition. On a
             GPU its tensors are valid until the next chunk.
         """
@@ -284,17 +284,17 @@ class KalmanHead(Head):
         if graph is None:
             return Observed(self._observe_eagerly(features, labels))
         graph.begin(features, labels)
-        return _Begun(self, graph, features, labels)
+        return _CapturedObservation(self, graph, features, labels)
 
     @torch.no_grad()
-    def _observe_eagerly(self, features: Tensor, labels: Tensor) -> Step:
+    def _observe_eagerly(self, features: Tensor, labels: Tensor) -> FilterStep:
         """`observe` without a CUDA graph."""
         step, advance = self.prepared(features, labels)
         advance()
         return step
 
     @torch.no_grad()
-    def prepared(self, features: Tensor, labels: Tensor) -> tuple[Step, Callable[[], None]]:
+    def prepared(self, features: Tensor, labels: Tensor) -> tuple[FilterStep, Callable[[], None]]:
         """The step of a chunk, and a function that updates the head with this step.
 
         The head does not change until the function is called. All errors are raised before; the
@@ -310,7 +310,7 @@ class KalmanHead(Head):
 
         return step, advance
 
-    def _prepared(self, phi: Tensor, labels: Tensor) -> tuple[Step, Callable[[], None]]:
+    def _prepared(self, phi: Tensor, labels: Tensor) -> tuple[FilterStep, Callable[[], None]]:
         """As `prepared`, for posterior and delta alone; ``phi`` are prepared features (b, m)."""
         if not bool(torch.isfinite(phi).all()):
             row = int((~torch.isfinite(phi)).any(1).nonzero()[0, 0])
@@ -318,10 +318,10 @@ class KalmanHead(Head):
                 f"features hold NaN or infinity in row {row} of the chunk; the head is unchanged. "
                 "Lower the learning rate of the backbone, or clip its gradients"
             )
-        chunk = Chunk.of(self.mean, self.cov, phi)
+        chunk = Products.of(self.mean, self.cov, phi)
         seen = seen_before(self.seen, labels)
         delta, step, *products = self._rounds(chunk, labels, seen)
-        step = Step(*(each.to(phi.dtype) for each in vars(step).values()))
+        step = FilterStep(*(each.to(phi.dtype) for each in vars(step).values()))
         factor, kept = (each.to(phi.dtype) for each in products)
         sound = torch.isfinite(factor.diagonal()).all() & torch.isfinite(step.innovations).all()
         if not bool(sound):
@@ -358,8 +358,8 @@ class KalmanHead(Head):
         return graph
 
     def _run(
-        self, chunk: Chunk, labels: Tensor, gamma: Tensor, seen: Tensor
-    ) -> tuple[Step, Tensor, Tensor]:
+        self, chunk: Products, labels: Tensor, gamma: Tensor, seen: Tensor
+    ) -> tuple[FilterStep, Tensor, Tensor]:
         """The step, factor and products of a chunk with known coefficients gamma (b,), float64."""
         if self.likelihood == "softmax":
             return run_softmax(chunk, labels, gamma, seen, self.prior_var)
@@ -369,8 +369,8 @@ class KalmanHead(Head):
         return run_chunk(chunk, targets, gamma.to(phi.dtype), noise_var, self.prior_var)
 
     def _rounds(
-        self, chunk: Chunk, labels: Tensor, seen: Tensor
-    ) -> tuple[Tensor, Step, Tensor, Tensor]:
+        self, chunk: Products, labels: Tensor, seen: Tensor
+    ) -> tuple[Tensor, FilterStep, Tensor, Tensor]:
         """The delta after the chunk, the step, and the factor and products that `update_` needs.
 
         Learned coefficients depend on one another: row i is predicted with the delta after row
@@ -396,8 +396,14 @@ class KalmanHead(Head):
         return deltas[-1].clone(), step, factor, kept
 
     def _slopes(
-        self, chunk: Chunk, step: Step, labels: Tensor, seen: Tensor, before: Tensor, moves: Tensor
-    ) -> tuple[Tensor, Step]:
+        self,
+        chunk: Products,
+        step: FilterStep,
+        labels: Tensor,
+        seen: Tensor,
+        before: Tensor,
+        moves: Tensor,
+    ) -> tuple[Tensor, FilterStep]:
         """Derivatives (b,) of the rows' log-probabilities by delta, and the step at that delta.
 
         Each row is predicted with the delta ``before`` it (b,).
@@ -412,7 +418,7 @@ class KalmanHead(Head):
         along, by_var = predictive.slopes(mean, var, labels, seen)
         slopes = by_var * (size - var).double() - 0.5 * along
         slopes = torch.where(moves, slopes, torch.zeros_like(slopes))
-        return slopes, Step(mean, var, gamma, step.innovations)
+        return slopes, FilterStep(mean, var, gamma, step.innovations)
 
     def checked(self, labels: Tensor, n: int) -> Tensor:
         """Check the labels of n rows; returns them as int64."""

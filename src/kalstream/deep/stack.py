@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kalstream.core import checks as check
-from kalstream.deep.bank import FilterBank, Rows
+from kalstream.deep.bank import BankRows, FilterBank
 from kalstream.deep.head import Head, Prediction, Reading
 from kalstream.deep.softmax import SoftmaxHead
 from kalstream.errors import InvalidInput
@@ -221,7 +221,7 @@ class Stack(Head):
         """Class probabilities (b, K)."""
         return self._forecast(features)[0].whole.softmax(1)
 
-    def _forecast(self, features: Any) -> tuple[_Forecast, Rows, Tensor]:
+    def _forecast(self, features: Any) -> tuple[_Forecast, BankRows, Tensor]:
         """The forecast of a chunk, and the rows and features (S, b, m) of the filters."""
         readings = self._readings(features) if isinstance(features, Tensor) else features
         stacked = torch.stack([each.features for each in readings[-max(len(self.decays), 1) :]])
