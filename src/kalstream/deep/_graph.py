@@ -213,8 +213,10 @@ class CapturedStep:
         for mine, given in zip(self.inputs, inputs, strict=True):
             mine.copy_(given)
         self.graph.replay()
-        said, experts = (each and Prediction(*(t.clone() for t in each)) for each in self.made[:2])
-        return self.made._replace(said=said, experts=experts)
+        prediction, experts = (
+            each and Prediction(*(t.clone() for t in each)) for each in self.made[:2]
+        )
+        return self.made._replace(prediction=prediction, experts=experts)
 
 
 def captured(part: Callable[[], Any], state: list[Tensor] | None = None) -> torch.cuda.CUDAGraph:

@@ -46,7 +46,7 @@ class _CapturedObservation(NamedTuple):
     labels: Tensor
 
     def end(self) -> FilterStep:
-        """Wait for it. What a graph cannot do is done without one."""
+        """Wait for the graph; if it could not observe the chunk, observe it without one."""
         return self.graph.end() or self.head._observe_eagerly(self.features, self.labels)
 
 

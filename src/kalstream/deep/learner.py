@@ -35,9 +35,9 @@ _OLDEST_FORMAT: Final = 2
 
 
 class Learner:
-    """A network and what reads its features out, learned chunk by chunk.
+    """A network, and a head that predicts from its features, learned chunk by chunk.
 
-    How the network is trained is one choice (``training``), what predicts from its features another
+    You choose how the network is trained (``training``), and what predicts from its features
     (``head``). Each chunk is predicted, every row separately, before anything is learned from it.
     `OnlineLearner` is the paper's method; the baselines are combinations too.
 
@@ -171,7 +171,7 @@ class Learner:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is more to do before the head begins than a forward pass."""
+        """Whether the work on a chunk is more than a forward pass."""
         return self.optimizer is not None or self.head.at_once
 
     @property
@@ -225,12 +225,12 @@ class Learner:
         if self.head.at_once:
             return self._work_of_stack(inputs, side)
         rows, labels = inputs[:2]
-        said = self._said(rows, labels) if predicts else None
+        prediction = self._predicted(rows, labels) if predicts else None
         self.training.run(self, *inputs)
         self._follow()
         shown, named = self.training.shown(*inputs)
         features = self._read(torch.cat(shown)) if self.head.needs_features else None
-        return Made(said, None, features, torch.cat(named))
+        return Made(prediction, None, features, torch.cat(named))
 
     def _work_of_stack(self, inputs: tuple[Tensor, ...], side: torch.cuda.Stream | None) -> Made:
         rows, labels = inputs[:2]
@@ -239,18 +239,18 @@ class Learner:
         with _on(beside):
             readings = self._readings(rows, own)
             if beside is not None:
-                said, experts, sound = self.head.predict_then_observe(readings, labels)
+                prediction, experts, sound = self.head.predict_then_observe(readings, labels)
         self.training.run(self, *inputs)
         if beside is not None:
             torch.cuda.current_stream().wait_stream(beside)
         else:  # last: if the training fails, the stack is unchanged
-            said, experts, sound = self.head.predict_then_observe(readings, labels)
+            prediction, experts, sound = self.head.predict_then_observe(readings, labels)
         if self.follows_last:
             _Checked(sound, self.n_seen_).end()
         self._follow()
-        return Made(said, experts, sound=sound)
+        return Made(prediction, experts, sound=sound)
 
-    def _said(self, rows: Tensor, labels: Tensor) -> Prediction:
+    def _predicted(self, rows: Tensor, labels: Tensor) -> Prediction:
         """Log-probabilities of the labels (b,), and most probable classes (b,)."""
         features = self._read(rows)
         with torch.no_grad():
@@ -285,7 +285,7 @@ class Learner:
         self.optimizer.step()
 
     def follow_averages(self, rows: Tensor) -> None:
-        """Let running averages follow rows, if batch norm is to and no gradient step does so."""
+        """Update running averages with batch_norm="running" if no gradient step does so."""
         if self.batch_norm == "running" and not self.tunes:
             self.features(rows, grad=False, train=True)
 

@@ -1,4 +1,4 @@
-"""A stack: filters and layers on a network and its slow copies, weighed by how they predict."""
+"""A stack weighs filters and layers, on a network and its slow copies, by how they predict."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from kalstream.errors import InvalidInput
 
 DECAYS: Final = (0.9, 0.98, 0.998)
 GAMMAS: Final = (1.0, 0.9999, 0.999)
-# Factors of the logits of an expert, which are mixed over.
+# The logits of an expert are multiplied by each of these factors, and the results are mixed.
 _FACTORS: Final = (0.5, 0.65, 0.8, 1.0, 1.25)
-# Probabilities that the next row is of a class that did not come before, which are mixed over.
+# Each of these may be the probability that the next row is of an unseen class; they are mixed.
 _NEW: Final = (1e-4, 1e-3, 1e-2, 0.1, 0.5)
-# Of the two pools: how much of what they know remains after a row.
+# Forgetting coefficients of the two pools.
 _KEPT: Final = (1.0, 0.9995)
 _TOPS: Final = ("mixture", "pool", "pool that forgets")
 _PRECISION: Final = 10.0  # of the pools' first weights
-_FLOOR: Final = 1e-3  # of the probabilities that are pooled, in all
-_AWAY: Final = -1e4  # logit of a class that did not come
+_FLOOR: Final = 1e-3  # sum of the least probabilities that enter the pools
+_AWAY: Final = -1e4  # logit of an unseen class
 
 
 class _Forecast(NamedTuple):
-    """Logarithms of probabilities, among the classes that came, unless said otherwise.
+    """Logarithms of probabilities, among the seen classes unless a line names others.
 
     Attributes
     ----------
@@ -39,13 +39,13 @@ class _Forecast(NamedTuple):
     experts : (E, b, K)
         Of each expert, with its factors mixed.
     logs : (E, b, K)
-        The same with a floor; 0 for classes that did not come.
+        The same with a floor; 0 for unseen classes.
     tops : (T, b, K)
         Of the mixture of the experts, and of the pools.
     whole : (b, K)
         Of the stack, among all classes.
     new : ()
-        Probability of a class that did not come.
+        Probability of all unseen classes together.
     """
 
     scaled: Tensor
@@ -66,9 +66,8 @@ class Stack(Head):
     forgetting. The prediction mixes the mixture and the pools. All mixtures share a little of the
     weight evenly after each row, so that anything can regain weight.
 
-    Classes that did not come yet are left out of all this. Together they have the probability that
-    the next class is new, which is mixed over five values. So a class may be declared that never
-    comes.
+    Unseen classes are left out of all this. Together they have the probability that the next class
+    is new, which is mixed over five values. So you may declare a class that never appears.
 
     Parameters
     ----------
@@ -78,7 +77,8 @@ class Stack(Head):
     gammas : float or sequence of float in (0, 1]
         Forgetting coefficients of the filters of each copy; empty for layers alone.
     layers : bool
-        Whether layers take expert, trained by `CrossEntropy`. Without, for a frozen network.
+        Whether the layers are experts too; `CrossEntropy` trains them. Pass False for a frozen
+        network.
     prior_var : float
         Prior variance of a filter's weight. Features have length 1.
     share : float in (0, 1)
@@ -92,7 +92,7 @@ class Stack(Head):
     names : list of str
         The experts.
     seen : (K,) bool
-        Classes that came.
+        Classes learned so far.
 
     Examples
     --------
@@ -195,7 +195,7 @@ class Stack(Head):
 
     @property
     def delta(self) -> Tensor:
-        """Mean of the filters' deltas, by their weights; that of the geometric mean of gammas."""
+        """Mean of the filters' deltas, weighted: the delta of the geometric mean of gammas."""
         if not len(self.bank.gamma):
             return torch.zeros_like(self.log_mixed[0])
         weights = self.log_mixed[-len(self.bank.gamma) :].softmax(0)
@@ -206,8 +206,8 @@ class Stack(Head):
     def log_prob(self, features: Any, labels: Tensor) -> Tensor:
         """Log-probability (b,) of labels (b,) among all classes.
 
-        ``features`` are readings, or features (b, m) of the network, on which then all experts are
-        evaluated. It is differentiable with respect to these.
+        ``features`` are readings, or features (b, m) of the network; then all experts use these.
+        The result is differentiable with respect to them.
         """
         labels = self.checked(labels, len(labels))
         return self._forecast(features)[0].whole.gather(1, labels[:, None])[:, 0]
@@ -250,7 +250,7 @@ class Stack(Head):
         return _Forecast(scaled, experts, logs, tops, self._among_all(known, new), new)
 
     def _among_all(self, log_prob: Tensor, new: Tensor) -> Tensor:
-        """Log-probabilities (..., K) among all classes, from those among the classes that came."""
+        """Log-probabilities (..., K) among all classes, from those among seen classes."""
         n_new = (~self.seen).sum().clamp_min(1)
         known = torch.log1p(-new.clamp_max(1.0 - 1e-12)) + log_prob
         return torch.where(self.seen, known, torch.log(new / n_new))
@@ -273,26 +273,26 @@ class Stack(Head):
 
         Returns
         -------
-        said : Prediction
+        prediction : Prediction
             Of the stack, (b,).
         experts : Prediction
-            What each expert would have said, (E, b).
+            Of each expert, (E, b).
         sound : () bool
             Whether all numbers are finite. If not, nothing has changed.
         """
         forecast, rows, features = self._forecast(readings)
         whole, experts = forecast.whole, self._among_all(forecast.experts, forecast.new)
-        said = Prediction(_own(whole, labels), whole.argmax(1))
+        prediction = Prediction(_own(whole, labels), whole.argmax(1))
         each = Prediction(_own(experts, labels), experts.argmax(2))
         sound = torch.isfinite(each.log_prob).all()
         sound = self.bank.observe(rows, features, labels, self.seen, gate=sound)
         self._weigh(forecast, labels, sound)
         self.seen.logical_or_(torch.zeros_like(self.seen).index_fill_(0, labels, True) & sound)
         self.count.add_(sound * len(labels))
-        return said, each, sound
+        return prediction, each, sound
 
     def _weigh(self, forecast: _Forecast, labels: Tensor, sound: Tensor) -> None:
-        """Update all weights. Rows of a class that did not come only tell how often one is new."""
+        """Update all weights; rows of unseen classes only change the weights of `log_new`."""
         there = self.seen[labels].double()  # (b,)
         n_rows = len(labels)
         for log_weights, log_prob in (

@@ -33,7 +33,7 @@ class Outcome:
     gamma : ()
         Forgetting coefficient after the chunk; 1 for a learner without one.
     experts : Prediction, optional
-        What each expert of a `Stack` would have said; ``stack.names`` are the experts.
+        Predictions of each expert of a `Stack`, in the order of ``stack.names``.
     """
 
     log_prob: Tensor
@@ -43,21 +43,21 @@ class Outcome:
 
 
 class Made(NamedTuple):
-    """What a learner's work on a chunk gives: valid until its next chunk.
+    """Result of a learner's work on a chunk; it is valid until the next chunk.
 
     Attributes
     ----------
-    said : Prediction, optional
-        The prediction, if it was asked for.
+    prediction : Prediction, optional
+        None if it was not asked for.
     experts : Prediction, optional
-        Those of the experts of a stack.
+        Predictions of the experts of a stack.
     features, labels : (n, m), (n,), optional
         What the head has still to observe, where it does so after the work, replayed rows included.
     sound : (), optional
         Whether the head could observe the chunk, where it did so within the work.
     """
 
-    said: Prediction | None
+    prediction: Prediction | None
     experts: Prediction | None = None
     features: Tensor | None = None
     labels: Tensor | None = None
@@ -118,9 +118,9 @@ class ChunkStep:
         with self._whole():
             self.observation.end()
         learner._count(*self.inputs[:2])
-        if made.said is None or not self.predicts:
+        if made.prediction is None or not self.predicts:
             return None
-        return Outcome(*made.said, torch.exp(-0.5 * learner.head.delta), made.experts)
+        return Outcome(*made.prediction, torch.exp(-0.5 * learner.head.delta), made.experts)
 
 
 class Eager:
@@ -135,7 +135,7 @@ class Eager:
 
 
 class Executors:
-    """What runs a learner's work: as one CUDA graph for each shape of inputs, where possible.
+    """Choose how to run a learner's work: if possible as a CUDA graph for each shape of inputs.
 
     The first chunks of a shape run without a graph, which initialises the buffers that a graph
     needs.

@@ -1,4 +1,4 @@
-"""How the network of a learner is trained: what a gradient step descends, and on which rows."""
+"""How the network of a learner is trained: the loss of a gradient step, and its rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ADAMW: Final = partial(torch.optim.AdamW, lr=0.001, weight_decay=0.05)
 
 
 class Training(ABC):
-    """What trains a network on a chunk; a learner has one of its own.
+    """It trains the network on each chunk. Two learners cannot share one.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class Training(ABC):
         return (rows,), (labels,)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs beside optimizer and replay."""
+        """State that a checkpoint stores beside optimizer and replay."""
         return {"layer": None if self.layer is None else self.layer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -184,7 +184,7 @@ class ThroughHead(Training):
 
 
 class CrossEntropy(Training):
-    """Gradient steps on the mean cross-entropy of a softmax layer of the network's own.
+    """Gradient steps on the mean cross-entropy of a softmax layer on the network.
 
     With a `RecentMemory` each step takes the new rows and a new draw of old ones, in one pass
     through the network. With `ReplayStreams` one step on the new rows is followed by a step on a
@@ -285,7 +285,7 @@ class CrossEntropy(Training):
         return [[new, old] for old in past]
 
     def run(self, learner: Learner, rows: Tensor, labels: Tensor, *more: Tensor) -> None:
-        """Take a gradient step for each pass, or for each two if past classes are spared."""
+        """Take a gradient step for each pass, or for two passes if past classes are spared."""
         moves = more[-1] if self.flip or self.shift else None
         drawn = more if moves is None else more[:-1]
         past = list(zip(drawn[::2], drawn[1::2], strict=True))
