@@ -22,7 +22,7 @@ from kalstream.core import (
     step_chunk,
 )
 from kalstream.deep import KalmanHead, MixtureHead, OnlineLearner
-from kalstream.deep.filter import Chunk, linearise, plain_scan_softmax, run_softmax, scan_softmax
+from kalstream.deep.filter import Products, linearise, plain_scan_softmax, run_softmax, scan_softmax
 from kalstream.errors import CheckpointError, InvalidInput, NumericalError
 
 torch.set_num_threads(1)
@@ -181,7 +181,7 @@ def test_rows_with_time_gaps_equal_the_core(device: str) -> None:
     after, expected = step_chunk(prior, X, y, **options)
     rows, labels, gammas, mean, cov = on(device, X, y, gamma, prior.mean, prior.cov)
     seen = torch.ones(50, 5, dtype=torch.bool, device=device)
-    step, factor, kept = run_softmax(Chunk.of(mean, cov, rows), labels, gammas, seen, 3.0)
+    step, factor, kept = run_softmax(Products.of(mean, cov, rows), labels, gammas, seen, 3.0)
     close(step.logit_mean, expected.logit_mean, 1e-9)
     close(step.logit_var, expected.logit_var, 1e-9)
     close(factor.diagonal().square() - step.logit_var, expected.noise_var, 1e-7)

@@ -360,7 +360,7 @@ def test_bad_values_are_refused() -> None:
         (lambda: Learner(network(), stack, slow=0.5), "was made for slow copies with decays"),
         (lambda: Learner(network(), SoftmaxHead(M, K), slow=0.5), "reads no slow copies"),
         (lambda: Learner(network(), stack, training="sgd"), "training must be a"),
-        (lambda: Learner(network(), nn.Linear(M, K)), "head must be a Stack or KalmanHead"),
+        (lambda: Learner(network(), nn.Linear(M, K)), "head must be a Head, got Linear"),
         (lambda: Learner(network(), stack, CrossEntropy), "got the class CrossEntropy; call it"),
         (lambda: CrossEntropy(lr=0.0), "lr must be"),
         (lambda: Learner(network(), stack).predict(["text"]), "pass preprocess="),

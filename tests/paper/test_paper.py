@@ -17,7 +17,7 @@ from kalstream.errors import InvalidInput, MissingFile
 from kalstream.paper import Plan, images, learners, tables
 from kalstream.paper.plan import Method
 from kalstream.paper.race import Race
-from kalstream.paper.results import Results
+from kalstream.paper.results import ResultsFile
 from kalstream.paper.search import search
 
 torch.set_num_threads(1)
@@ -115,7 +115,7 @@ def changes_are_detected(folder: Path, tmp_path: Path) -> None:
         paper.shown("table1", tmp_path)
     part = {**content, "runs": [run for run in content["runs"] if run["stream"] == "tasks"]}
     (tmp_path / "table1.json").write_text(json.dumps(part))
-    table = tables.table(Plan.read("table1"), Results(tmp_path / "table1.json"))
+    table = tables.table(Plan.read("table1"), ResultsFile(tmp_path / "table1.json"))
     assert f"not run yet: {len(content['runs']) - len(part['runs'])} cells" in " ".join(
         table.split()
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import nn
@@ -16,17 +16,20 @@ from kalstream.errors import InvalidInput
 SGD: Final = partial(torch.optim.SGD, lr=0.001, momentum=0.9, weight_decay=1e-4)
 
 
-class _Baseline(Learner):
+class _BaselineLearner(Learner):
     """A backbone and a softmax layer, trained by `CrossEntropy` alone.
 
     To add a baseline learner, subclass it and export the class in baselines/__init__.py, and add it
-    to `BASELINES` in paper/learners.py.
+    to `BASELINES` in paper/learners.py. Subclasses only set options. They are classes because a
+    saved file holds the name of the class, and `restore` refuses the file of another one.
 
     A gradient step that fails changes nothing. If a chunk takes several steps, those before the
     failed one remain; the chunk is then neither counted nor added to the replay memory.
     """
 
-    replays: type[RecentMemory] | type[ReplayStreams]
+    #: the kind of replay; a `RecentMemory` is made if none is given
+    replays: ClassVar[type[RecentMemory] | type[ReplayStreams]] = RecentMemory
+    spares_past: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -37,7 +40,7 @@ class _Baseline(Learner):
         n_steps: int = 1,
         replay: RecentMemory | ReplayStreams | None = None,
         flip: bool = False,
-        spare_past: bool = False,
+        spare_past: bool | None = None,
         seed: int = 0,
         **shared: Any,
     ) -> None:
@@ -48,18 +51,20 @@ class _Baseline(Learner):
                 f"replay of {type(self).__name__} must be {self.replays.__name__}, got "
                 f"{type(replay).__name__}"
             )
+        if replay is None and self.replays is RecentMemory:
+            replay = RecentMemory()
         training = CrossEntropy(
             optimizer=optimizer,
             n_steps=n_steps,
             replay=replay,
             flip=flip,
-            spare_past=spare_past,
+            spare_past=self.spares_past if spare_past is None else spare_past,
             seed=seed,
         )
         super().__init__(backbone, head, training, **shared)
 
 
-class OnlineSGD(_Baseline):
+class OnlineSGD(_BaselineLearner):
     """Online SGD: one gradient step per chunk, on the mean cross-entropy.
 
     With replay streams, one more step per stream follows, each on a past chunk (Bornschein et al.,
@@ -108,28 +113,7 @@ class OnlineSGD(_Baseline):
     replays = ReplayStreams
 
 
-class _Replayed(_Baseline):
-    """Gradient steps on the chunk together with rows drawn from a memory.
-
-    The first chunk has no drawn rows.
-    """
-
-    replays = RecentMemory
-
-    def __init__(
-        self,
-        backbone: nn.Module,
-        head: SoftmaxHead,
-        *,
-        n_steps: int = 1,
-        replay: RecentMemory | None = None,
-        **options: Any,
-    ) -> None:
-        replay = RecentMemory() if replay is None else replay
-        super().__init__(backbone, head, n_steps=n_steps, replay=replay, **options)
-
-
-class ExperienceReplay(_Replayed):
+class ExperienceReplay(_BaselineLearner):
     """ER: one gradient step on the mean cross-entropy of new and replayed rows together.
 
     Both go through the network in one pass, so batch norm averages over both. With n_steps > 1 this
@@ -154,7 +138,7 @@ class ExperienceReplay(_Replayed):
     """
 
 
-class ACE(_Replayed):
+class ACE(_BaselineLearner):
     """ER with an asymmetric cross-entropy (Caccia et al., 2022), which protects past classes.
 
     The loss is L_new + L_past. The network runs once for each part, so batch norm averages over
@@ -176,5 +160,4 @@ class ACE(_Replayed):
     (1, 2)
     """
 
-    def __init__(self, backbone: nn.Module, head: SoftmaxHead, **options: Any) -> None:
-        super().__init__(backbone, head, spare_past=True, **options)
+    spares_past = True

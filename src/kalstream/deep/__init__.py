@@ -4,11 +4,12 @@ from kalstream._optional import require
 
 require("torch", "torch")
 
-from kalstream.deep.base import Learner  # noqa: E402
 from kalstream.deep.fleet import Fleet  # noqa: E402
-from kalstream.deep.head import KalmanHead, Moments  # noqa: E402
-from kalstream.deep.learner import OnlineLearner  # noqa: E402
+from kalstream.deep.head import Head, Moments  # noqa: E402
+from kalstream.deep.kalman import KalmanHead  # noqa: E402
+from kalstream.deep.learner import Learner  # noqa: E402
 from kalstream.deep.mixture import MixtureHead  # noqa: E402
+from kalstream.deep.presets import OnlineLearner  # noqa: E402
 from kalstream.deep.replay import RecentMemory, ReplayStreams  # noqa: E402
 from kalstream.deep.slow import SlowCopies  # noqa: E402
 from kalstream.deep.softmax import SoftmaxHead  # noqa: E402
@@ -20,6 +21,7 @@ __all__ = [
     "CrossEntropy",
     "Fleet",
     "Frozen",
+    "Head",
     "KalmanHead",
     "Learner",
     "MixtureHead",

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kalstream.deep.filter import Chunk, Step, update_
-from kalstream.deep.head import seen_before
-from kalstream.deep.step import Made, Said
+from kalstream.deep.filter import FilterStep, Products, update_
+from kalstream.deep.head import Prediction
+from kalstream.deep.kalman import seen_before
+from kalstream.deep.step import Made
 
 if TYPE_CHECKING:
-    from kalstream.deep.base import Learner
-    from kalstream.deep.head import KalmanHead
+    from kalstream.deep.kalman import KalmanHead
+    from kalstream.deep.learner import Learner
     from kalstream.deep.mixture import MixtureHead
 
 # Rounds of learned coefficients in a graph: fewest and most. One round is dropped after it was not
@@ -54,10 +55,10 @@ class Captured:
         def new(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=own, device=device)
 
-        self.chunk = Chunk.empty(head.mean, n)
+        self.chunk = Products.empty(head.mean, n)
         self.seen, self.good = new(n, k).to(torch.uint8), new().bool()
         self.known = torch.zeros_like(self.labels)
-        self.step = Step(new(n, k), new(n), new(n), new(n, k))
+        self.step = FilterStep(new(n, k), new(n), new(n), new(n, k))
         self.factor, self.kept = new(n, n), new(n)
         # Whether all numbers are finite, then the change of each round; and a copy for the host.
         self.status = torch.zeros(1 + _MOST, dtype=torch.float64, device=device)
@@ -73,7 +74,7 @@ class Captured:
         self.labels.copy_(labels)
         self._replay(self.n_rounds, partial(self._observe, self.n_rounds))
 
-    def end(self) -> Step | None:
+    def end(self) -> FilterStep | None:
         """Wait for the chunk; returns the step, or None if nothing was changed.
 
         None means that the chunk must be observed without a graph: the rounds did not converge,
@@ -148,7 +149,7 @@ class Captured:
         else:
             factor, scaled = rounds.factorize(chunk, labels, self.seen)
             mean, var = rounds.moments(factor, scaled, labels)
-        made = Step(mean, var, rounds.gamma, scaled)
+        made = FilterStep(mean, var, rounds.gamma, scaled)
         for mine, each in zip(vars(self.step).values(), vars(made).values(), strict=True):
             mine.copy_(each)
         self.factor.copy_(factor)
@@ -212,8 +213,10 @@ class CapturedStep:
         for mine, given in zip(self.inputs, inputs, strict=True):
             mine.copy_(given)
         self.graph.replay()
-        said, experts = (each and Said(*(t.clone() for t in each)) for each in self.made[:2])
-        return self.made._replace(said=said, experts=experts)
+        prediction, experts = (
+            each and Prediction(*(t.clone() for t in each)) for each in self.made[:2]
+        )
+        return self.made._replace(prediction=prediction, experts=experts)
 
 
 def captured(part: Callable[[], Any], state: list[Tensor] | None = None) -> torch.cuda.CUDAGraph:

@@ -22,8 +22,8 @@ from kalstream.core.likelihoods import LIKELIHOODS
 from kalstream.core.single import LARGEST_DELTA
 
 if TYPE_CHECKING:
-    from kalstream.deep.filter import Chunk
-    from kalstream.deep.head import KalmanHead
+    from kalstream.deep.filter import Products
+    from kalstream.deep.kalman import KalmanHead
 
 triton: Any = require("triton", "torch")
 tl: Any = require("triton.language", "torch")
@@ -444,7 +444,7 @@ class Rounds:
         self.tables = torch.tensor(ell, device=device), torch.tensor(slope, device=device)
         self.constants = constants(device, head.prior_var, head.noise_var, head.gamma_lr)
 
-    def factorize(self, chunk: Chunk, labels: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    def factorize(self, chunk: Products, labels: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         """The factor (b, b) and the innovations (b, K) for the current deltas.
 
         ``seen`` (b, K) are the classes known to each row, as uint8; only the softmax reads them.
@@ -475,7 +475,7 @@ class Rounds:
         targets = torch.nn.functional.one_hot(labels, self.k)
         return targets - deviation[:, None] * scaled, deviation.square() - self.head.noise_var
 
-    def round(self, chunk: Chunk, labels: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    def round(self, chunk: Products, labels: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         """Improve the deltas; ``seen`` (b, K) are the classes known to each row, as uint8.
 
         Returns

@@ -1,4 +1,4 @@
-"""What a chunk changes outside the head's posterior, kept so that an error can take it back."""
+"""Copies of all state that a chunk changes, except the posterior; an error restores them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from kalstream.deep.base import Learner
+    from kalstream.deep.learner import Learner
 
 
 class Undo:
@@ -48,7 +48,7 @@ class Undo:
                 else:
                     state[name] = copy.deepcopy(value)
         places = [(id(each), each.data_ptr()) for each in tensors]
-        if places != self.places:  # else the old memory serves again: new memory is slow
+        if places != self.places:  # otherwise reuse the old memory, since new memory is slow
             self.places, self.tensors, self.pairs = places, tensors, _paired(tensors)
         for own, copies in self.pairs:
             torch._foreach_copy_(copies, own)

@@ -36,7 +36,7 @@ def from_timm(name: str, pretrained: bool = True, **options: Any) -> nn.Module:
     model = timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
     # size of the output without classifier; some networks keep a layer of their head
     n_features = getattr(model, "head_hidden_size", None) or model.num_features
-    adapter = _Adapter(model, n_features, f"timm's {name}")
+    adapter = _CheckedNetwork(model, n_features, f"timm's {name}")
     known = getattr(model, "pretrained_cfg", None) or {}
     if "mean" in known and "std" in known:
         adapter.mean, adapter.std = tuple(known["mean"]), tuple(known["std"])
@@ -71,7 +71,7 @@ def from_torchvision(model: nn.Module | str, weights: Any = None) -> nn.Module:
         if isinstance(layer, nn.Linear) and name.startswith(("fc", "classifier", "head")):
             parent, _, last = name.rpartition(".")
             setattr(network.get_submodule(parent), last, nn.Identity())
-            return _Adapter(network, layer.in_features, what)
+            return _CheckedNetwork(network, layer.in_features, what)
     raise InvalidInput(
         f"{what} has no linear layer in fc, classifier, heads or head to remove; pass a module of "
         "your own that returns features (b, n_features)"
@@ -114,7 +114,7 @@ def from_transformers(model: nn.Module | str, pooling: str = "cls") -> nn.Module
     return _Pooled(network, n_features, what, pooling)
 
 
-class _Adapter(nn.Module):
+class _CheckedNetwork(nn.Module):
     """A network whose output is checked to be (b, n_features)."""
 
     mean: tuple[float, ...]
@@ -139,7 +139,7 @@ class _Adapter(nn.Module):
         return self.model(inputs)
 
 
-class _Pooled(_Adapter):
+class _Pooled(_CheckedNetwork):
     """An encoder whose tokens or feature maps are pooled."""
 
     def __init__(self, model: nn.Module, n_features: int, what: str, pooling: str) -> None:

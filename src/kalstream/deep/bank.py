@@ -12,14 +12,14 @@ from torch.nn.functional import normalize
 
 from kalstream.core import checks as check
 from kalstream.deep.filter import scan_softmax_bank
-from kalstream.deep.head import seen_before
+from kalstream.deep.kalman import seen_before
 from kalstream.errors import InvalidInput
 
 # Running means of the features follow the last hundred chunks.
 _LEAST_RATE = 0.01
 
 
-class Rows(NamedTuple):
+class BankRows(NamedTuple):
     """Rows as the filters see them, and their products with the states.
 
     Attributes
@@ -92,7 +92,7 @@ class FilterBank(nn.Module):
         source = torch.arange(n_sources).repeat_interleave(len(gammas))
         self.register_buffer("source", source, persistent=False)
 
-    def rows(self, features: Tensor) -> Rows:
+    def rows(self, features: Tensor) -> BankRows:
         """Features (S, b, n_features) of all sources, and their products with the states."""
         if features.shape[2:] != self.centre.shape[1:]:
             raise InvalidInput(
@@ -101,9 +101,9 @@ class FilterBank(nn.Module):
             )
         unit = normalize(features.double() - self.centre[:, None], dim=2)
         phi = torch.cat([unit, torch.ones_like(unit[..., :1])], 2)[self.source]
-        return Rows(phi, torch.bmm(phi, self.cov), torch.bmm(phi, self.mean))
+        return BankRows(phi, torch.bmm(phi, self.cov), torch.bmm(phi, self.mean))
 
-    def logits(self, rows: Rows) -> Tensor:
+    def logits(self, rows: BankRows) -> Tensor:
         """Mean logits (J, b, K) one step ahead, shrunk by the probit rule for their variance."""
         gamma = self.gamma[:, None]
         fresh = (1.0 - gamma**2) * self.prior_var * rows.phi.square().sum(2)
@@ -113,13 +113,18 @@ class FilterBank(nn.Module):
 
     @torch.no_grad()
     def observe(
-        self, rows: Rows, features: Tensor, labels: Tensor, seen: Tensor, gate: Tensor | None = None
+        self,
+        rows: BankRows,
+        features: Tensor,
+        labels: Tensor,
+        seen: Tensor,
+        gate: Tensor | None = None,
     ) -> Tensor:
         """Update all filters with a chunk, unless ``gate`` () is false.
 
         Parameters
         ----------
-        rows : Rows
+        rows : BankRows
         features : (S, b, n_features)
             From which `rows` made them.
         labels, seen : (b,), (K,)

@@ -177,7 +177,7 @@ def embed(
     remedy = "wait until it ends, stop it, or give another out"
     with Lock(out.with_name(f".{out.name}.lock"), str(out), remedy):
         # compared as JSON, where a tuple is a list
-        rows = _Rows(out, json.loads(json.dumps(identity, default=str)), resume)
+        rows = _UnfinishedFile(out, json.loads(json.dumps(identity, default=str)), resume)
         if rows.finished:
             return out
         with _evaluating(backbone, device), closing(rows):
@@ -315,7 +315,7 @@ def _features(
     return features
 
 
-class _Rows:
+class _UnfinishedFile:
     """Rows of an unfinished file: features, labels and times, appended and saved."""
 
     def __init__(self, out: Path, identity: dict[str, Any], resume: bool) -> None:

@@ -40,7 +40,7 @@ LEAST_VAR: Final = -ROUNDING_LIMITS[0]
 
 
 @dataclass(frozen=True)
-class Chunk:
+class Products:
     """Products of a chunk's rows with one another and with the state, which do not depend on gamma.
 
     Attributes
@@ -61,7 +61,7 @@ class Chunk:
     base_mean: Tensor
 
     @classmethod
-    def of(cls, mean: Tensor, cov: Tensor, features: Tensor) -> Chunk:
+    def of(cls, mean: Tensor, cov: Tensor, features: Tensor) -> Products:
         """The products of a chunk with a state."""
         chunk = cls.empty(mean, len(features))
         chunk.features.copy_(features)
@@ -69,7 +69,7 @@ class Chunk:
         return chunk
 
     @classmethod
-    def empty(cls, mean: Tensor, n_rows: int) -> Chunk:
+    def empty(cls, mean: Tensor, n_rows: int) -> Products:
         """Empty buffers for a chunk of ``n_rows``, for a state with such a mean."""
         m, n_classes = mean.shape
         shapes = ((n_rows, m), (n_rows, m), (n_rows, n_rows), (n_rows, n_rows), (n_rows, n_classes))
@@ -84,7 +84,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Step:
+class FilterStep:
     """Record of a chunk: the prediction of every row, given the targets of the rows before it.
 
     Attributes
@@ -115,7 +115,7 @@ def decay(gamma: Tensor) -> tuple[Tensor, Tensor]:
     return gamma.cumprod(0), ratios.triu()
 
 
-def joint_cov(chunk: Chunk, gamma: Tensor, prior_var: float) -> tuple[Tensor, Tensor]:
+def joint_cov(chunk: Products, gamma: Tensor, prior_var: float) -> tuple[Tensor, Tensor]:
     """Prior covariance of the rows' outputs (b, b), and the products of gamma (b,)."""
     kept, ratios = decay(gamma)
     kept2 = (kept * kept)[:, None]
@@ -125,17 +125,17 @@ def joint_cov(chunk: Chunk, gamma: Tensor, prior_var: float) -> tuple[Tensor, Te
 
 
 def run_chunk(
-    chunk: Chunk,
+    chunk: Products,
     targets: Tensor,
     gamma: Tensor,
     noise_var: Tensor,
     prior_var: float,
-) -> tuple[Step, Tensor, Tensor]:
+) -> tuple[FilterStep, Tensor, Tensor]:
     """Moments of the rows one step ahead, with known coefficients gamma (b,).
 
     Returns
     -------
-    step : Step
+    step : FilterStep
     factor : (b, b)
         L, lower triangular.
     kept : (b,)
@@ -150,23 +150,23 @@ def run_chunk(
     scaled = torch.linalg.solve_triangular(factor, targets - prior_mean, upper=False)
     deviation = factor.diagonal()
     residual = deviation[:, None] * scaled
-    step = Step(targets - residual, deviation.square() - noise_var, gamma, scaled)
+    step = FilterStep(targets - residual, deviation.square() - noise_var, gamma, scaled)
     return step, factor, kept
 
 
 def run_softmax(
-    chunk: Chunk, labels: Tensor, gamma: Tensor, seen: Tensor, prior_var: float
-) -> tuple[Step, Tensor, Tensor]:
+    chunk: Products, labels: Tensor, gamma: Tensor, seen: Tensor, prior_var: float
+) -> tuple[FilterStep, Tensor, Tensor]:
     """As `run_chunk`, with labels (b,) observed through the softmax.
 
     ``seen`` (b, K) are the classes seen before each row. All results are float64.
     """
     joint, kept = joint_cov(chunk, gamma.double(), prior_var)
     scan = scan_softmax(joint, kept[:, None] * chunk.base_mean, labels, seen)
-    return Step(scan.mean, scan.var, gamma, scan.innovations), scan.factor, kept
+    return FilterStep(scan.mean, scan.var, gamma, scan.innovations), scan.factor, kept
 
 
-class Scan(NamedTuple):
+class SoftmaxScan(NamedTuple):
     """Result of a scan over the rows of a chunk, in float64.
 
     Attributes
@@ -184,7 +184,7 @@ class Scan(NamedTuple):
     var: Tensor
 
 
-def scan_softmax(joint: Tensor, prior_mean: Tensor, labels: Tensor, seen: Tensor) -> Scan:
+def scan_softmax(joint: Tensor, prior_mean: Tensor, labels: Tensor, seen: Tensor) -> SoftmaxScan:
     """Observe labels (b,) through the softmax, row by row.
 
     ``joint`` (b, b) and ``prior_mean`` (b, K) are the moments of the rows before the chunk,
@@ -192,30 +192,34 @@ def scan_softmax(joint: Tensor, prior_mean: Tensor, labels: Tensor, seen: Tensor
     """
     if joint.device.type == "cpu":
         scan = scan_joint(joint.numpy(), prior_mean.numpy(), labels.numpy(), seen.numpy())
-        return Scan(*(torch.from_numpy(each) for each in scan))
+        return SoftmaxScan(*(torch.from_numpy(each) for each in scan))
     if joint.is_cuda and predictive.fused():
         from kalstream.deep import _kernels
 
         bank = _kernels.scan_softmax(joint[None], prior_mean[None], labels, seen)
-        return Scan(*(each[0] for each in bank))
+        return SoftmaxScan(*(each[0] for each in bank))
     return plain_scan_softmax(joint, prior_mean, labels, seen)
 
 
-def scan_softmax_bank(joint: Tensor, prior_mean: Tensor, labels: Tensor, seen: Tensor) -> Scan:
+def scan_softmax_bank(
+    joint: Tensor, prior_mean: Tensor, labels: Tensor, seen: Tensor
+) -> SoftmaxScan:
     """`scan_softmax` for J filters: ``joint`` (J, b, b) and ``prior_mean`` (J, b, K)."""
     if joint.is_cuda and predictive.fused():
         from kalstream.deep import _kernels
 
-        return Scan(*_kernels.scan_softmax(joint, prior_mean, labels, seen))
+        return SoftmaxScan(*_kernels.scan_softmax(joint, prior_mean, labels, seen))
     scans = [
         scan_softmax(each, mean, labels, seen) for each, mean in zip(joint, prior_mean, strict=True)
     ]
     if not scans:
-        return Scan(joint, prior_mean, prior_mean, joint.diagonal(dim1=1, dim2=2))
-    return Scan(*(torch.stack(each) for each in zip(*scans, strict=True)))
+        return SoftmaxScan(joint, prior_mean, prior_mean, joint.diagonal(dim1=1, dim2=2))
+    return SoftmaxScan(*(torch.stack(each) for each in zip(*scans, strict=True)))
 
 
-def plain_scan_softmax(joint: Tensor, prior_mean: Tensor, labels: Tensor, seen: Tensor) -> Scan:
+def plain_scan_softmax(
+    joint: Tensor, prior_mean: Tensor, labels: Tensor, seen: Tensor
+) -> SoftmaxScan:
     """`scan_softmax` in torch: reference of the compiled scans, and for other devices."""
     rest, mean = joint.clone(), prior_mean.clone()
     factor, innovations = torch.zeros_like(joint), torch.zeros_like(mean)
@@ -230,7 +234,7 @@ def plain_scan_softmax(joint: Tensor, prior_mean: Tensor, labels: Tensor, seen: 
         factor[i, i], factor[i + 1 :, i] = deviation[0], column
         mean[i + 1 :].addr_(column, innovations[i])
         rest[i + 1 :, i + 1 :].addr_(column, column, alpha=-1.0)
-    return Scan(factor, innovations, mean, rest.diagonal())
+    return SoftmaxScan(factor, innovations, mean, rest.diagonal())
 
 
 def linearise(mean: Tensor, var: Tensor, labels: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
@@ -257,8 +261,8 @@ def linearise(mean: Tensor, var: Tensor, labels: Tensor, seen: Tensor) -> tuple[
 def update_(
     mean: Tensor,
     cov: Tensor,
-    chunk: Chunk,
-    step: Step,
+    chunk: Products,
+    step: FilterStep,
     factor: Tensor,
     kept: Tensor,
     prior: float,

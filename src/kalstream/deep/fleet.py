@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from kalstream.deep.base import Learner
+from kalstream.deep.learner import Learner
 from kalstream.deep.step import ChunkStep, Outcome
 from kalstream.errors import InvalidInput, KalstreamError
 

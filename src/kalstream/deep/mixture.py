@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from kalstream.core import checks as check
 from kalstream.deep import predictive
-from kalstream.deep.filter import Step
-from kalstream.deep.head import MOST_GRAPHS, KalmanHead, Moments, seen_before
-from kalstream.deep.step import Observation, Observed
+from kalstream.deep.filter import FilterStep
+from kalstream.deep.head import Head, Moments, Observation, Observed
+from kalstream.deep.kalman import MOST_GRAPHS, KalmanHead, seen_before
 from kalstream.errors import InvalidInput
 
 GAMMAS = (1.0, 0.9999, 0.999, 0.99, 0.9)
 
 
-class _Begun(NamedTuple):
+class _MixtureObservation(NamedTuple):
     """A chunk that all heads of a mixture have begun to observe."""
 
     mixture: MixtureHead
@@ -27,14 +27,14 @@ class _Begun(NamedTuple):
     labels: Tensor
     seen: Tensor
 
-    def end(self) -> list[Step]:
+    def end(self) -> list[FilterStep]:
         """Wait for all heads, and weigh them."""
         steps = [part.end() for part in self.parts]
         self.mixture._weigh(*_stacked(steps), self.labels.long(), self.seen)
         return steps
 
 
-class MixtureHead(nn.Module):
+class MixtureHead(Head):
     """Heads with fixed gammas on the same features, weighted by how well they predict.
 
     After each row the weight of a head is multiplied by its probability of the label. A share of
@@ -71,6 +71,8 @@ class MixtureHead(nn.Module):
     True
     """
 
+    trains_network = True
+    checks_captured = True
     log_weights: Tensor
 
     def __init__(
@@ -112,14 +114,9 @@ class MixtureHead(nn.Module):
         return self._kalman_heads[0].n_features
 
     @property
-    def n_classes(self) -> int:
-        """Number of classes, K."""
-        return self._kalman_heads[0].n_classes
-
-    @property
-    def n_seen(self) -> int:
-        """Rows observed."""
-        return self._kalman_heads[0].n_seen
+    def count(self) -> Tensor:
+        """Rows observed, ()."""
+        return self._kalman_heads[0].count
 
     @property
     def seen(self) -> Tensor:
@@ -174,7 +171,7 @@ class MixtureHead(nn.Module):
         """Check the labels of n rows; returns them as int64."""
         return self._kalman_heads[0].checked(labels, n)
 
-    def observe(self, features: Tensor, labels: Tensor) -> list[Step]:
+    def observe(self, features: Tensor, labels: Tensor) -> list[FilterStep]:
         """Update all filters with a chunk, and their weights row by row."""
         return self.begin(features, labels).end()
 
@@ -184,10 +181,10 @@ class MixtureHead(nn.Module):
             return Observed(self._observe_eagerly(features, labels))
         seen = self._kalman_heads[0].seen.clone()
         parts = [head.begin(features, labels) for head in self._kalman_heads]
-        return _Begun(self, parts, labels, seen)
+        return _MixtureObservation(self, parts, labels, seen)
 
     @torch.no_grad()
-    def _observe_eagerly(self, features: Tensor, labels: Tensor) -> list[Step]:
+    def _observe_eagerly(self, features: Tensor, labels: Tensor) -> list[FilterStep]:
         """`observe` without CUDA graphs; if anything fails, nothing changes."""
         prepared = [head.prepared(features, labels) for head in self._kalman_heads]
         steps = [step for step, _ in prepared]
@@ -241,7 +238,7 @@ class MixtureHead(nn.Module):
             head.add_classes(n_classes)
 
 
-def _stacked(steps: list[Step]) -> tuple[Tensor, Tensor]:
+def _stacked(steps: list[FilterStep]) -> tuple[Tensor, Tensor]:
     """Moments of all heads, (J, b, K) and (J, b)."""
     mean = torch.stack([step.logit_mean for step in steps])
     return mean, torch.stack([step.logit_var for step in steps])

@@ -1,4 +1,4 @@
-"""Slow copies of a network: averages of its weights, which are read out but never trained."""
+"""Slow copies of a network: a head reads these averages of its weights; they are not trained."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SlowCopies(nn.Module):
 
     @property
     def networks(self) -> list[Any]:
-        """The copies, as a type checker does not know them: each as the network itself."""
+        """The copies, typed as Any: each has the methods of the network itself."""
         return list(self.copies)
 
     @torch.no_grad()
@@ -76,6 +76,6 @@ class SlowCopies(nn.Module):
 
 
 def _numbers(network: nn.Module) -> list[Tensor]:
-    """Parameters and running averages; counters, which are integers, play no part."""
+    """Parameters and running averages; without counters, which are integers."""
     every = (*network.parameters(), *network.buffers())
     return [each.detach() for each in every if each.is_floating_point()]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from kalstream.core import checks as check
-from kalstream.deep.head import Moments, check_labels, is_capturing
-from kalstream.deep.step import Observed
+from kalstream.deep.head import Head, Moments, Observed, is_capturing
 from kalstream.errors import InvalidInput, NumericalError
 
 
-class SoftmaxHead(nn.Linear):
+class SoftmaxHead(nn.Linear, Head):
     """The last layer of a network, trained by gradients together with the rest.
 
     Parameters
@@ -36,8 +35,10 @@ class SoftmaxHead(nn.Linear):
     torch.Size([4, 2])
     """
 
+    needs_features = False
     seen: Tensor
     count: Tensor
+    delta: Tensor
     #: nothing is forgotten: there is no filter
     gamma: Final = 1.0
 
@@ -46,11 +47,7 @@ class SoftmaxHead(nn.Linear):
         super().__init__(check.count("n_features", n_features), n_classes, bias=bias)
         self.register_buffer("seen", torch.zeros(n_classes, dtype=torch.bool))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
-
-    @property
-    def n_classes(self) -> int:
-        """Number of classes, K."""
-        return int(self.out_features)
+        self.delta = torch.zeros((), dtype=torch.float64)  # no buffer: files do not have it
 
     @property
     def n_features(self) -> int:
@@ -58,9 +55,17 @@ class SoftmaxHead(nn.Linear):
         return int(self.in_features)
 
     @property
-    def n_seen(self) -> int:
-        """Rows learned."""
-        return int(self.count)
+    def softmax_layer(self) -> SoftmaxHead:
+        """The head itself."""
+        return self
+
+    def check_decays(self, decays: list[float]) -> None:
+        """Refuse slow copies: the layer has learned from the features of the network."""
+        if decays:
+            raise InvalidInput(
+                "a SoftmaxHead alone reads no slow copies; Stack(n_features, n_classes, gammas=(), "
+                f"decays={decays}) averages the layer too, and calibrates it"
+            )
 
     def forward(self, features: Tensor) -> Moments:  # type: ignore[override]
         """Logits (b, K) of features (b, n_features); their variance is 0."""
@@ -91,20 +96,9 @@ class SoftmaxHead(nn.Linear):
         """Class probabilities (b, K)."""
         return self(features).mean.double().softmax(1)
 
-    def checked(self, labels: Tensor, n: int) -> Tensor:
-        """Check the labels of n rows and return them as int64."""
-        remedy = "make SoftmaxHead with n_classes for all of them"
-        check_labels(labels, n, self.n_classes, remedy)
-        return labels.long()
-
     @torch.no_grad()
-    def begin(self, features: Tensor | None, labels: Tensor) -> Observed:
+    def begin(self, features: Any, labels: Tensor) -> Observed:
         """Record labels (b,) as learned; gradients have trained the layer."""
-        self.note(labels)
-        return Observed(None)
-
-    @torch.no_grad()
-    def note(self, labels: Tensor) -> None:
-        """Record labels (b,) as learned."""
         self.seen.index_fill_(0, labels, True)  # an assignment would wait for the device
         self.count += len(labels)
+        return Observed(None)

@@ -1,4 +1,4 @@
-"""A stack: filters and layers on a network and its slow copies, weighed by how they predict."""
+"""A stack weighs filters and layers, on a network and its slow copies, by how they predict."""
 
 from __future__ import annotations
 
@@ -7,38 +7,30 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kalstream.core import checks as check
-from kalstream.deep.bank import FilterBank, Rows
-from kalstream.deep.head import check_labels
+from kalstream.deep.bank import BankRows, FilterBank
+from kalstream.deep.head import Head, Prediction, Reading
 from kalstream.deep.softmax import SoftmaxHead
-from kalstream.deep.step import Said
 from kalstream.errors import InvalidInput
 
 DECAYS: Final = (0.9, 0.98, 0.998)
 GAMMAS: Final = (1.0, 0.9999, 0.999)
-# Factors of the logits of an expert, which are mixed over.
+# The logits of an expert are multiplied by each of these factors, and the results are mixed.
 _FACTORS: Final = (0.5, 0.65, 0.8, 1.0, 1.25)
-# Probabilities that the next row is of a class that did not come before, which are mixed over.
+# Each of these may be the probability that the next row is of an unseen class; they are mixed.
 _NEW: Final = (1e-4, 1e-3, 1e-2, 0.1, 0.5)
-# Of the two pools: how much of what they know remains after a row.
+# Forgetting coefficients of the two pools.
 _KEPT: Final = (1.0, 0.9995)
 _TOPS: Final = ("mixture", "pool", "pool that forgets")
 _PRECISION: Final = 10.0  # of the pools' first weights
-_FLOOR: Final = 1e-3  # of the probabilities that are pooled, in all
-_AWAY: Final = -1e4  # logit of a class that did not come
-
-
-class Reading(NamedTuple):
-    """Features (b, m) of a network or slow copy, and the logits (b, K) of its layer, if any."""
-
-    features: Tensor
-    logits: Tensor | None
+_FLOOR: Final = 1e-3  # sum of the least probabilities that enter the pools
+_AWAY: Final = -1e4  # logit of an unseen class
 
 
 class _Forecast(NamedTuple):
-    """Logarithms of probabilities, among the classes that came, unless said otherwise.
+    """Logarithms of probabilities, among the seen classes unless a line names others.
 
     Attributes
     ----------
@@ -47,13 +39,13 @@ class _Forecast(NamedTuple):
     experts : (E, b, K)
         Of each expert, with its factors mixed.
     logs : (E, b, K)
-        The same with a floor; 0 for classes that did not come.
+        The same with a floor; 0 for unseen classes.
     tops : (T, b, K)
         Of the mixture of the experts, and of the pools.
     whole : (b, K)
         Of the stack, among all classes.
     new : ()
-        Probability of a class that did not come.
+        Probability of all unseen classes together.
     """
 
     scaled: Tensor
@@ -64,7 +56,7 @@ class _Forecast(NamedTuple):
     new: Tensor
 
 
-class Stack(nn.Module):
+class Stack(Head):
     """Softmax filters and softmax layers on a network and its slow copies, stacked.
 
     The experts are the layer of the network, that of each slow copy, and a filter for each slow
@@ -74,9 +66,8 @@ class Stack(nn.Module):
     forgetting. The prediction mixes the mixture and the pools. All mixtures share a little of the
     weight evenly after each row, so that anything can regain weight.
 
-    Classes that did not come yet are left out of all this. Together they have the probability that
-    the next class is new, which is mixed over five values. So a class may be declared that never
-    comes.
+    Unseen classes are left out of all this. Together they have the probability that the next class
+    is new, which is mixed over five values. So you may declare a class that never appears.
 
     Parameters
     ----------
@@ -86,7 +77,8 @@ class Stack(nn.Module):
     gammas : float or sequence of float in (0, 1]
         Forgetting coefficients of the filters of each copy; empty for layers alone.
     layers : bool
-        Whether layers take expert, trained by `CrossEntropy`. Without, for a frozen network.
+        Whether the layers are experts too; `CrossEntropy` trains them. Pass False for a frozen
+        network.
     prior_var : float
         Prior variance of a filter's weight. Features have length 1.
     share : float in (0, 1)
@@ -100,7 +92,7 @@ class Stack(nn.Module):
     names : list of str
         The experts.
     seen : (K,) bool
-        Classes that came.
+        Classes learned so far.
 
     Examples
     --------
@@ -113,6 +105,7 @@ class Stack(nn.Module):
     tensor([0, 1])
     """
 
+    at_once = True
     seen: Tensor
     count: Tensor
     log_factors: Tensor
@@ -176,14 +169,17 @@ class Stack(nn.Module):
         return int(self.bank.mean.shape[1]) - 1
 
     @property
-    def n_classes(self) -> int:
-        """Number of classes, K."""
-        return len(self.seen)
+    def softmax_layer(self) -> SoftmaxHead | None:
+        """The layer of the network."""
+        return self.layer
 
-    @property
-    def n_seen(self) -> int:
-        """Rows observed."""
-        return int(self.count)
+    def check_decays(self, decays: list[float]) -> None:
+        """Refuse other slow copies than those that the experts are on."""
+        if decays != list(self.decays):
+            raise InvalidInput(
+                f"the stack was made for slow copies with decays {list(self.decays)}, got "
+                f"slow={decays}; give the stack these: Stack(decays=...)"
+            )
 
     @property
     def weights(self) -> dict[str, float]:
@@ -199,7 +195,7 @@ class Stack(nn.Module):
 
     @property
     def delta(self) -> Tensor:
-        """Mean of the filters' deltas, by their weights; that of the geometric mean of gammas."""
+        """Mean of the filters' deltas, weighted: the delta of the geometric mean of gammas."""
         if not len(self.bank.gamma):
             return torch.zeros_like(self.log_mixed[0])
         weights = self.log_mixed[-len(self.bank.gamma) :].softmax(0)
@@ -210,8 +206,8 @@ class Stack(nn.Module):
     def log_prob(self, features: Any, labels: Tensor) -> Tensor:
         """Log-probability (b,) of labels (b,) among all classes.
 
-        ``features`` are readings, or features (b, m) of the network, on which then all experts are
-        evaluated. It is differentiable with respect to these.
+        ``features`` are readings, or features (b, m) of the network; then all experts use these.
+        The result is differentiable with respect to them.
         """
         labels = self.checked(labels, len(labels))
         return self._forecast(features)[0].whole.gather(1, labels[:, None])[:, 0]
@@ -225,7 +221,7 @@ class Stack(nn.Module):
         """Class probabilities (b, K)."""
         return self._forecast(features)[0].whole.softmax(1)
 
-    def _forecast(self, features: Any) -> tuple[_Forecast, Rows, Tensor]:
+    def _forecast(self, features: Any) -> tuple[_Forecast, BankRows, Tensor]:
         """The forecast of a chunk, and the rows and features (S, b, m) of the filters."""
         readings = self._readings(features) if isinstance(features, Tensor) else features
         stacked = torch.stack([each.features for each in readings[-max(len(self.decays), 1) :]])
@@ -254,7 +250,7 @@ class Stack(nn.Module):
         return _Forecast(scaled, experts, logs, tops, self._among_all(known, new), new)
 
     def _among_all(self, log_prob: Tensor, new: Tensor) -> Tensor:
-        """Log-probabilities (..., K) among all classes, from those among the classes that came."""
+        """Log-probabilities (..., K) among all classes, from those among seen classes."""
         n_new = (~self.seen).sum().clamp_min(1)
         known = torch.log1p(-new.clamp_max(1.0 - 1e-12)) + log_prob
         return torch.where(self.seen, known, torch.log(new / n_new))
@@ -270,33 +266,33 @@ class Stack(nn.Module):
     @torch.no_grad()
     def predict_then_observe(
         self, readings: list[Reading], labels: Tensor
-    ) -> tuple[Said, Said, Tensor]:
+    ) -> tuple[Prediction, Prediction, Tensor]:
         """Predict a chunk, each row separately, then learn it.
 
         It can be captured as a CUDA graph.
 
         Returns
         -------
-        said : Said
+        prediction : Prediction
             Of the stack, (b,).
-        experts : Said
-            What each expert would have said, (E, b).
+        experts : Prediction
+            Of each expert, (E, b).
         sound : () bool
             Whether all numbers are finite. If not, nothing has changed.
         """
         forecast, rows, features = self._forecast(readings)
         whole, experts = forecast.whole, self._among_all(forecast.experts, forecast.new)
-        said = Said(_own(whole, labels), whole.argmax(1))
-        each = Said(_own(experts, labels), experts.argmax(2))
+        prediction = Prediction(_own(whole, labels), whole.argmax(1))
+        each = Prediction(_own(experts, labels), experts.argmax(2))
         sound = torch.isfinite(each.log_prob).all()
         sound = self.bank.observe(rows, features, labels, self.seen, gate=sound)
         self._weigh(forecast, labels, sound)
         self.seen.logical_or_(torch.zeros_like(self.seen).index_fill_(0, labels, True) & sound)
         self.count.add_(sound * len(labels))
-        return said, each, sound
+        return prediction, each, sound
 
     def _weigh(self, forecast: _Forecast, labels: Tensor, sound: Tensor) -> None:
-        """Update all weights. Rows of a class that did not come only tell how often one is new."""
+        """Update all weights; rows of unseen classes only change the weights of `log_new`."""
         there = self.seen[labels].double()  # (b,)
         n_rows = len(labels)
         for log_weights, log_prob in (
@@ -340,11 +336,6 @@ class Stack(nn.Module):
         gate = sound & torch.isfinite(move).all()
         self.pooled.add_(move.where(gate, 0.0))
         self.precision.copy_(precision.where(gate, self.precision))
-
-    def checked(self, labels: Tensor, n: int) -> Tensor:
-        """Check the labels of n rows; returns them as int64."""
-        check_labels(labels, n, self.n_classes, "make Stack with n_classes for all of them")
-        return labels.long()
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Refuse a state with other settings."""

@@ -6,15 +6,16 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kalstream.deep._undo import Undo
+from kalstream.deep.head import Prediction
 
 if TYPE_CHECKING:
-    from kalstream.deep.base import Learner
+    from kalstream.deep.learner import Learner
 
 _PLAIN_STEPS: Final = 3  # chunks of a shape that are learned before it is captured
 
@@ -31,60 +32,36 @@ class Outcome:
         Most probable classes.
     gamma : ()
         Forgetting coefficient after the chunk; 1 for a learner without one.
-    experts : Said, optional
-        What each expert of a `Stack` would have said; ``stack.names`` are the experts.
+    experts : Prediction, optional
+        Predictions of each expert of a `Stack`, in the order of ``stack.names``.
     """
 
     log_prob: Tensor
     predicted: Tensor
     gamma: Tensor
-    experts: Said | None = None
-
-
-class Said(NamedTuple):
-    """Log-probabilities of the labels, and most probable classes: (b,), or (E, b) of E experts."""
-
-    log_prob: Tensor
-    predicted: Tensor
+    experts: Prediction | None = None
 
 
 class Made(NamedTuple):
-    """What a learner's work on a chunk gives: valid until its next chunk.
+    """Result of a learner's work on a chunk; it is valid until the next chunk.
 
     Attributes
     ----------
-    said : Said, optional
-        The prediction, if it was asked for.
-    experts : Said, optional
-        Those of the experts of a stack.
+    prediction : Prediction, optional
+        None if it was not asked for.
+    experts : Prediction, optional
+        Predictions of the experts of a stack.
     features, labels : (n, m), (n,), optional
         What the head has still to observe, where it does so after the work, replayed rows included.
     sound : (), optional
         Whether the head could observe the chunk, where it did so within the work.
     """
 
-    said: Said | None
-    experts: Said | None = None
+    prediction: Prediction | None
+    experts: Prediction | None = None
     features: Tensor | None = None
     labels: Tensor | None = None
     sound: Tensor | None = None
-
-
-class Observation(Protocol):
-    """A chunk that a head has begun to observe."""
-
-    def end(self) -> Any:
-        """Wait for it; returns what `observe` of the head returns."""
-
-
-class Observed(NamedTuple):
-    """A chunk that a head has observed."""
-
-    step: Any
-
-    def end(self) -> Any:
-        """What `observe` of the head returns."""
-        return self.step
 
 
 class ChunkStep:
@@ -141,10 +118,9 @@ class ChunkStep:
         with self._whole():
             self.observation.end()
         learner._count(*self.inputs[:2])
-        if made.said is None or not self.predicts:
+        if made.prediction is None or not self.predicts:
             return None
-        delta = getattr(learner.head, "delta", torch.zeros((), dtype=torch.float64))
-        return Outcome(*made.said, torch.exp(-0.5 * delta), made.experts)
+        return Outcome(*made.prediction, torch.exp(-0.5 * learner.head.delta), made.experts)
 
 
 class Eager:
@@ -159,7 +135,7 @@ class Eager:
 
 
 class Executors:
-    """What runs a learner's work: as one CUDA graph for each shape of inputs, where possible.
+    """Choose how to run a learner's work: if possible as a CUDA graph for each shape of inputs.
 
     The first chunks of a shape run without a graph, which initialises the buffers that a graph
     needs.

@@ -1,4 +1,4 @@
-"""How the network of a learner is trained: what a gradient step descends, and on which rows."""
+"""How the network of a learner is trained: the loss of a gradient step, and its rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kalstream.deep.softmax import SoftmaxHead
 from kalstream.errors import InvalidInput, NumericalError
 
 if TYPE_CHECKING:
-    from kalstream.deep.base import Learner
+    from kalstream.deep.learner import Learner
 
 Optimizer = Callable[[list[Any]], torch.optim.Optimizer]
 
@@ -36,7 +36,7 @@ ADAMW: Final = partial(torch.optim.AdamW, lr=0.001, weight_decay=0.05)
 
 
 class Training(ABC):
-    """What trains a network on a chunk; a learner has one of its own.
+    """It trains the network on each chunk. Two learners cannot share one.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class Training(ABC):
         return (rows,), (labels,)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs beside optimizer and replay."""
+        """State that a checkpoint stores beside optimizer and replay."""
         return {"layer": None if self.layer is None else self.layer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -91,7 +91,7 @@ class Frozen(Training):
     def attach(self, learner: Learner) -> None:
         """Train nothing."""
         learner.tunes = False
-        if getattr(learner.head, "layer", None) is not None:
+        if learner.head.softmax_layer not in (None, learner.head):
             warnings.warn(
                 "the network is frozen, so the layers of the stack are never trained; "
                 "Stack(n_features, n_classes, decays=(), layers=False) leaves them out",
@@ -142,9 +142,7 @@ class ThroughHead(Training):
     def attach(self, learner: Learner) -> None:
         """Make the optimizer, with a group for the head and one for the backbone."""
         learner.tunes = learner.tunes and self.lr * self.beta > 0.0
-        head: Any = learner.head
-        own = [head.log_calibration] if hasattr(head, "log_calibration") else head.parameters()
-        groups: list[Any] = [{"params": list(own), "lr": self.lr}]
+        groups: list[Any] = [{"params": list(learner.head.parameters()), "lr": self.lr}]
         if learner.tunes:
             trained = [p for p in learner.backbone.parameters() if p.requires_grad]
             groups.append({"params": trained, "lr": self.lr * self.beta})
@@ -186,7 +184,7 @@ class ThroughHead(Training):
 
 
 class CrossEntropy(Training):
-    """Gradient steps on the mean cross-entropy of a softmax layer of the network's own.
+    """Gradient steps on the mean cross-entropy of a softmax layer on the network.
 
     With a `RecentMemory` each step takes the new rows and a new draw of old ones, in one pass
     through the network. With `ReplayStreams` one step on the new rows is followed by a step on a
@@ -245,8 +243,7 @@ class CrossEntropy(Training):
 
     def attach(self, learner: Learner) -> None:
         """Make the layer, unless the head has one, and the optimizer of backbone and layer."""
-        head = learner.head
-        layer = head if isinstance(head, SoftmaxHead) else getattr(head, "layer", None)
+        head, layer = learner.head, learner.head.softmax_layer
         if layer is None:
             layer = self.layer = SoftmaxHead(head.n_features, head.n_classes).to(learner.device)
         self._trained: SoftmaxHead = layer
@@ -288,7 +285,7 @@ class CrossEntropy(Training):
         return [[new, old] for old in past]
 
     def run(self, learner: Learner, rows: Tensor, labels: Tensor, *more: Tensor) -> None:
-        """Take a gradient step for each pass, or for each two if past classes are spared."""
+        """Take a gradient step for each pass, or for two passes if past classes are spared."""
         moves = more[-1] if self.flip or self.shift else None
         drawn = more if moves is None else more[:-1]
         past = list(zip(drawn[::2], drawn[1::2], strict=True))

@@ -17,7 +17,7 @@ change the fields of a tagged class or the meaning of a tag:
 
 A forgetting policy declares the tags of its settings and of its state itself: see
 `kalstream.core.policy`. Runs (`runs.files`) have migrations of their own;
-networks (`deep.base`) read only their current format.
+networks (`deep.learner`) read only their current format.
 """
 
 from __future__ import annotations

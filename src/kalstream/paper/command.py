@@ -14,7 +14,7 @@ from kalstream._optional import require
 from kalstream.errors import InvalidInput, MissingExtra, MissingFile
 from kalstream.paper import figures, motion, series, tables
 from kalstream.paper.plan import Method, Plan
-from kalstream.paper.results import Results, check
+from kalstream.paper.results import ResultsFile, check
 
 _DATA_NAMES = {"cifar100": "CIFAR-100", "cloc": "CLOC"}
 # Experiments without images, which have tables and figures of their own.
@@ -90,7 +90,7 @@ def shown(name: str, folder: Path) -> str:
     if not path.exists():
         raise MissingFile(f"no result file {path}; run: kalstream paper {name}")
     if plan.kind not in _COMPUTED:
-        check(Plan.read(plan.of or name), Results(path))
+        check(Plan.read(plan.of or name), ResultsFile(path))
     table, _ = _read_results(plan, folder)
     page = folder / f"{name}.md"
     if not page.exists() or page.read_text(encoding="utf-8") != _page(plan, table):
@@ -145,7 +145,7 @@ def _run_images(
     if jobs == 1:
         every = [cell for part in parts.values() for cell in part]
         run_cells(plan, every, results.path, folder, data, device, say)
-        results = Results(results.path)
+        results = ResultsFile(results.path)
     else:
         run_parts(plan, parts, results, folder, data, device, jobs)
     order = {(method.key, stream): n for n, (method, stream) in enumerate(plan.cells())}
@@ -182,7 +182,7 @@ def _read_results(plan: Plan, folder: Path) -> tuple[str, Callable[[Path], None]
             return shows.table(content), partial(shows.draw, plan, content)
         except (ValueError, KeyError) as error:
             raise InvalidInput(f"{path} is damaged ({error}); move it away") from error
-    results = Results(path)
+    results = ResultsFile(path)
     return tables.table(plan, results), partial(figures.draw, plan, results)
 
 

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from kalstream._files import replacing
 from kalstream._optional import require
 from kalstream.paper.plan import Method, Plan
-from kalstream.paper.results import Results
+from kalstream.paper.results import ResultsFile
 
 Array = NDArray[np.float64]
 
 _N_COLOURS: Final = 7  # of curves in one style
 
 
-def draw(plan: Plan, results: Results, path: Path) -> None:
+def draw(plan: Plan, results: ResultsFile, path: Path) -> None:
     """Draw the figure that the plan describes into a file."""
     kind = plan.figure["kind"]
     streams = [
@@ -95,7 +95,7 @@ def _legend_height(plan: Plan) -> float:
     return 0.2 + 0.165 * n_lines if _legend_below(plan) else 0.0
 
 
-def _curves(plan: Plan, results: Results, stream: str, axis: Any) -> None:
+def _curves(plan: Plan, results: ResultsFile, stream: str, axis: Any) -> None:
     """Average online accuracy, or mean log-probability, against rows."""
     name = plan.figure.get("of", "right")
     for number, method in enumerate(plan.methods):
@@ -114,7 +114,7 @@ def _curves(plan: Plan, results: Results, stream: str, axis: Any) -> None:
         axis.legend(fontsize=7)
 
 
-def _gamma(plan: Plan, results: Results, axes: list[Any]) -> None:
+def _gamma(plan: Plan, results: ResultsFile, axes: list[Any]) -> None:
     """Gamma above, accuracy below, with the boundaries of tasks."""
     above, below = axes
     n_rows = 0
@@ -141,7 +141,7 @@ def _gamma(plan: Plan, results: Results, axes: list[Any]) -> None:
     below.legend(fontsize=7)
 
 
-def _against_option(plan: Plan, results: Results, stream: str, axis: Any) -> None:
+def _against_option(plan: Plan, results: ResultsFile, stream: str, axis: Any) -> None:
     """Final accuracy against an option, one curve for each group."""
     option, curves = plan.figure["option"], dict[str, list[tuple[float, float]]]()
     for method in plan.methods:

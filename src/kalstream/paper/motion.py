@@ -62,7 +62,7 @@ def turning(shape: str, n: int, rng: np.random.Generator, period: float) -> Arra
 
 
 def drawn(order: int, half_life: float, n: int, rng: np.random.Generator) -> Array:
-    """Weights (n, d) of variance one half that move as the model of this order says."""
+    """Weights (n, d) of variance one half that move as in the model of this order."""
     tau = rate_of(order, half_life)
     F, noise = transition_matrix(order, tau), np.linalg.cholesky(process_noise(order, tau))
     state = np.linalg.cholesky(stationary(order)) @ rng.standard_normal((order, _COLUMNS))

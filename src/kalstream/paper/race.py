@@ -38,7 +38,7 @@ class Pass:
     seconds : float
         Time of all passes that ran together, divided by their number.
     experts : {name: (accuracy in percent, mean log-probability)}
-        What the experts of a stack would have had.
+        Scores of the experts of a stack.
     """
 
     window: int
@@ -140,7 +140,7 @@ class Race:
         self._free_memory()
 
     def _free_memory(self) -> None:
-        if self.device.startswith("cuda"):  # graphs are experts of cycles, which hold memory
+        if self.device.startswith("cuda"):  # graphs are in reference cycles, which hold memory
             gc.collect()
             torch.cuda.empty_cache()
 
@@ -176,10 +176,10 @@ def _add_experts(into: Pass, outcomes: list[tuple[Outcome, Tensor]], names: Sequ
     """Add the scores of the experts of a stack, whose window was added before."""
     if not (outcomes and names) or into.failed is not None:
         return
-    said = [outcome.experts for outcome, _ in outcomes if outcome.experts is not None]
+    experts = [outcome.experts for outcome, _ in outcomes if outcome.experts is not None]
     labels = torch.cat([labels for _, labels in outcomes])
-    right = (torch.cat([each.predicted for each in said], 1) == labels).double().mean(1)
-    log_prob = torch.cat([each.log_prob for each in said], 1).mean(1)
+    right = (torch.cat([each.predicted for each in experts], 1) == labels).double().mean(1)
+    log_prob = torch.cat([each.log_prob for each in experts], 1).mean(1)
     new = len(labels) / into.rows
     for name, a, b in zip(names, (100.0 * right).tolist(), log_prob.tolist(), strict=True):
         old = into.experts.get(name, (0.0, 0.0))

@@ -17,7 +17,7 @@ FORMAT: Final = 2
 _MOST_CANDIDATES: Final = 40  # of one search
 
 
-class Results:
+class ResultsFile:
     """Searches and runs so far, in a file that is replaced as a whole after every step.
 
     Parameters
@@ -133,14 +133,14 @@ class Results:
 
     def write_part(self, group: str, stream: str, path: Path) -> None:
         """Write the entries of one group and stream to a file of their own."""
-        part, prefix = Results(path), f"{group}: " if group else ""
+        part, prefix = ResultsFile(path), f"{group}: " if group else ""
         part.content |= {name: value for name, value in self.content.items() if name != "seconds"}
         for name in ("searches", "runs"):
             of_stream = (each for each in self.content[name] if each["stream"] == stream)
             part.content[name] = [each for each in of_stream if each["method"].startswith(prefix)]
         part.save()
 
-    def merge(self, other: Results) -> None:
+    def merge(self, other: ResultsFile) -> None:
         """Take over the cells of another file, in place of the same cells here."""
         cells = {_cell(each) for each in (*other.searches, *other.runs)}
         for mine, theirs in ((self.searches, other.searches), (self.runs, other.runs)):
@@ -163,7 +163,7 @@ def stored_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, "weights": Path(weights).name} if weights else dict(options)
 
 
-def check(plan: Plan, results: Results) -> None:
+def check(plan: Plan, results: ResultsFile) -> None:
     """Recompute the numbers of a result file; an error names the first that does not follow."""
     keys = [_key(run) for run in results.runs]
     if len(set(keys)) < len(keys):
@@ -183,7 +183,7 @@ def check(plan: Plan, results: Results) -> None:
                 raise InvalidInput(f"{method.key}, {stream}: was not run with {chosen}")
 
 
-def _check_run(plan: Plan, results: Results, run: dict[str, Any]) -> None:
+def _check_run(plan: Plan, results: ResultsFile, run: dict[str, Any]) -> None:
     counts, name = run["pass"], f"{run['method']}, {run['stream']}, seed {run['seed']}"
     accuracy = 100.0 * sum(counts["right"]) / max(counts["rows"], 1)
     # some images of CLOC may be missing

@@ -20,15 +20,15 @@ from kalstream.errors import InvalidInput
 from kalstream.paper.images import Images, Photographs
 from kalstream.paper.plan import Method, Plan, Setup
 from kalstream.paper.race import Pass, Race
-from kalstream.paper.results import Results, stored_options
+from kalstream.paper.results import ResultsFile, stored_options
 from kalstream.paper.search import search
 
 
-def merge_parts(name: str, folder: Path) -> Results:
+def merge_parts(name: str, folder: Path) -> ResultsFile:
     """The result file, with the parts that a stopped command left merged into it."""
-    results, left = Results(folder / f"{name}.json"), sorted(folder.glob(f"{name}.*.*.json"))
+    results, left = ResultsFile(folder / f"{name}.json"), sorted(folder.glob(f"{name}.*.*.json"))
     for path in left:
-        results.merge(Results(path))
+        results.merge(ResultsFile(path))
     if left:
         results.save()
     for path in left:
@@ -39,7 +39,7 @@ def merge_parts(name: str, folder: Path) -> Results:
 def run_parts(
     plan: Plan,
     parts: dict[tuple[str, str], list[tuple[str, str]]],
-    results: Results,
+    results: ResultsFile,
     folder: Path,
     data: Path | None,
     device: str,
@@ -58,7 +58,7 @@ def run_parts(
             waiting[pool.submit(run_cells, plan, cells, path, folder, data, device)] = path
         for done in as_completed(waiting):
             done.result()
-            results.merge(Results(waiting[done]))
+            results.merge(ResultsFile(waiting[done]))
             results.save()
             waiting[done].unlink()
     except BaseException:
@@ -112,8 +112,8 @@ def run_cells(
         Called with a line of text after each search and run.
     """
     images = _open_images(plan, data, device)
-    others = {other: Results(folder / f"{other}.json") for other in plan.needs()}
-    results = Results(path)
+    others = {other: ResultsFile(folder / f"{other}.json") for other in plan.needs()}
+    results = ResultsFile(path)
     if device.startswith("cuda"):
         torch.backends.cudnn.benchmark = True
     about = _about(plan, images, results, others, device)
@@ -152,8 +152,8 @@ def _open_images(plan: Plan, data: Path | None, device: str) -> Images | Photogr
 def _about(
     plan: Plan,
     images: Images | Photographs,
-    results: Results,
-    others: Mapping[str, Results],
+    results: ResultsFile,
+    others: Mapping[str, ResultsFile],
     device: str,
 ) -> dict[str, Any]:
     """Data, size and machine for the result file, which must not be of other data."""
@@ -178,8 +178,8 @@ def _about(
 def _missing(
     plan: Plan,
     cells: list[tuple[Method, str]],
-    results: Results,
-    others: Mapping[str, Results],
+    results: ResultsFile,
+    others: Mapping[str, ResultsFile],
 ) -> list[Setup]:
     """Passes of cells that the result file does not have."""
     missing = []
@@ -193,7 +193,7 @@ def _missing(
     return missing
 
 
-def _with_used(setup: Setup, others: Mapping[str, Results]) -> Setup:
+def _with_used(setup: Setup, others: Mapping[str, ResultsFile]) -> Setup:
     """Add the hyper-parameters that another experiment chose; a method's own options win."""
     options = dict(setup.options)
     use = options.pop("use", None)

@@ -33,7 +33,7 @@ def search(
     Returns
     -------
     search : mapping
-        An entry of `Results.searches`.
+        An entry of `ResultsFile.searches`.
     """
     stages, chosen = [], begin
     for names in method.search:

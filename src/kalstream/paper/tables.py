@@ -9,10 +9,10 @@ import numpy as np
 
 from kalstream import _markdown
 from kalstream.paper.plan import Method, Plan
-from kalstream.paper.results import Results
+from kalstream.paper.results import ResultsFile
 
 
-def table(plan: Plan, results: Results) -> str:
+def table(plan: Plan, results: ResultsFile) -> str:
     """Accuracy, the paper's number and log-probability, methods by streams, with a note."""
     quick = results.content.get("quick", False)
     has_paper = any(method.paper for method in plan.methods) and not quick
@@ -33,7 +33,7 @@ def table(plan: Plan, results: Results) -> str:
     return f"{page}\n{_chosen(plan, results)}\n" if plan.search and results.searches else page
 
 
-def _chosen(plan: Plan, results: Results) -> str:
+def _chosen(plan: Plan, results: ResultsFile) -> str:
     """Hyper-parameters of each cell."""
     rows = []
     for method in plan.methods:
@@ -63,7 +63,7 @@ def _spread(runs: list[dict[str, Any]], name: str, digits: int) -> str:
     return f"{mean} ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else mean
 
 
-def _note(plan: Plan, results: Results) -> str:
+def _note(plan: Plan, results: ResultsFile) -> str:
     """The conditions of the numbers: data, seeds, search, time and machine."""
     machine, runs = results.content.get("machine", {}), results.runs
     seeds = sorted({run["seed"] for run in runs})
