@@ -153,6 +153,16 @@ class Evaluation:
         self._failure: Exception | None = None
         self._pieces: Pieces | None = None  # of rows that were pushed
 
+    @property
+    def learner(self) -> Any:
+        """The learner that is evaluated."""
+        return self.adapter.learner
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the learner has learned anything."""
+        return self.adapter.is_fitted
+
     # ---- the loop -------------------------------------------------------------------------
 
     def records(self, before_cut: Callable[[], None] = lambda: None) -> Iterator[Record]:
