@@ -8,53 +8,73 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kalstream.errors import KalstreamError
 from kalstream.evaluate.adapters import Answer
 from kalstream.evaluate.metrics import Scored
-from kalstream.streams import REGRESSION, Batch, Stream
+from kalstream.streams import REGRESSION, Batch
 
 Array = NDArray[Any]
 
 
-def pieces(
-    stream: Stream,
-    start: int,
-    stop_of: Callable[[int], int],
-    chunk: int,
-    limit: int | None = None,
-) -> Iterator[tuple[Batch, bool]]:
-    """Rows of a stream from ``start`` on, in pieces [row, stop_of(row)), and whether each was cut.
+class Pieces:
+    """Rows of a stream, cut into pieces [row, stop_of(row)), and whether each piece was cut.
 
     A piece is cut if the limit or an error of the stream ends it early: with a higher limit, or
-    without the bad row, it would be longer. The error is raised after the rows before it. A stream
-    that cannot be repeated is read live, so its pieces are the whole chunks that have come: nobody
-    waits for a full piece.
+    without the bad row, it would be longer.
+
+    Parameters
+    ----------
+    start : int
+        The first row.
+    stop_of : function
+    chunk : int
+    limit : int or None
+    live : bool
+        Whether nobody waits for a full piece: the pieces are the whole chunks that have come.
     """
-    row, waiting, failure = start, None, None
-    batches = stream.batches(start)
-    while True:
-        try:
-            batch = next(batches, None)
-        except KalstreamError as error:
-            failure, batch = error, None
-        if batch is None:
-            break
-        waiting = batch if waiting is None or not len(waiting) else waiting.joined(batch)
-        while limit is None or row < limit:
-            whole = stop_of(row)
-            stop = whole if limit is None else min(whole, limit)
-            if waiting.stop < stop and not stream.repeatable:
-                stop = row + (waiting.stop - row) // chunk * chunk
-            if waiting.stop < stop or stop == row:
-                break
-            yield waiting[: stop - row], stop == limit and stop < whole
-            waiting, row = waiting[stop - row :], stop
-        else:
-            return  # the limit
-    if waiting is not None and len(waiting):
-        yield waiting, failure is not None
-    if failure is not None:
-        raise failure
+
+    def __init__(
+        self,
+        start: int,
+        stop_of: Callable[[int], int],
+        chunk: int,
+        limit: int | None,
+        *,
+        live: bool,
+    ) -> None:
+        self.row, self.stop_of, self.chunk = start, stop_of, chunk
+        self.limit, self.live = limit, live
+        self._rows: Batch | None = None  # those that wait for more
+
+    @property
+    def stop(self) -> int:
+        """The number of the row that comes next."""
+        return self.row if self._rows is None else self._rows.stop
+
+    @property
+    def at_limit(self) -> bool:
+        """Whether no row is left below the limit."""
+        return self.limit is not None and self.row >= self.limit
+
+    def push(self, batch: Batch) -> Iterator[tuple[Batch, bool]]:
+        """The pieces that these rows complete."""
+        rows = self._rows = self._rows.joined(batch) if self._rows else batch
+        while not self.at_limit:
+            row, whole = self.row, self.stop_of(self.row)
+            stop = whole if self.limit is None else min(whole, self.limit)
+            if rows.stop < stop and self.live:
+                stop = row + (rows.stop - row) // self.chunk * self.chunk
+            if rows.stop < stop or stop == row:
+                return
+            piece, rows = rows[: stop - row], rows[stop - row :]
+            self.row, self._rows = stop, rows
+            yield piece, stop == self.limit and stop < whole
+
+    def rest(self, *, is_cut: bool = False) -> Iterator[tuple[Batch, bool]]:
+        """The rows that wait for a full piece, at the end of the stream."""
+        rows, self._rows = self._rows, None
+        if rows is not None and len(rows) and not self.at_limit:
+            self.row = rows.stop
+            yield rows, is_cut
 
 
 def joined(parts: list[tuple[Answer, Scored | None]]) -> tuple[Answer, Scored | None]:

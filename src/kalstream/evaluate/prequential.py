@@ -14,10 +14,10 @@ from typing import Any, Final
 import numpy as np
 
 from kalstream._json import finite
-from kalstream.errors import InvalidInput
+from kalstream.errors import InvalidInput, KalstreamError
 from kalstream.evaluate._forgetting import ForgettingTracker, Place
 from kalstream.evaluate._late import LateTargets, NamedRows
-from kalstream.evaluate._rebatch import from_json, joined, pieces, to_json
+from kalstream.evaluate._rebatch import Pieces, from_json, joined, to_json
 from kalstream.evaluate.adapters import Answer, adapt
 from kalstream.evaluate.metrics import Scored, Values
 from kalstream.evaluate.trackers import LabelTracker, Tracker, ValueTracker
@@ -151,6 +151,17 @@ class Evaluation:
         self.rows_before = self.n_infinite = 0
         self.waiting, self.settled = False, True
         self._failure: Exception | None = None
+        self._pieces: Pieces | None = None  # of rows that were pushed
+
+    @property
+    def learner(self) -> Any:
+        """The learner that is evaluated."""
+        return self.adapter.learner
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the learner has learned anything."""
+        return self.adapter.is_fitted
 
     # ---- the loop -------------------------------------------------------------------------
 
@@ -163,18 +174,102 @@ class Evaluation:
             Called before the limit, or a row that cannot be read, cuts a record short. A run that
             is resumed later, past the cut, starts from the state of that moment.
         """
+        pieces, self._pieces = self._begin(), None
+        batches = self.stream.batches(pieces.stop)
+        failure = None
+        while True:
+            try:
+                batch = self._await(batches)
+            except KalstreamError as error:
+                failure, batch = error, None
+            if batch is None:
+                break
+            yield from self._steps(pieces.push(batch), before_cut)
+            if pieces.at_limit:
+                return
+        yield from self._steps(pieces.rest(is_cut=failure is not None), before_cut)
+        if failure is not None:
+            raise failure
+
+    @property
+    def next_row(self) -> int:
+        """The number of the row that `step` expects next."""
+        if self._pieces is None:
+            self._pieces = self._begin()
+        return self._pieces.stop
+
+    def step(self, batch: Batch) -> list[Record]:
+        """Predict and learn rows that were received, instead of reading them from the stream.
+
+        The stream says what the rows are (`PushedRows`). Rows that do not fill a chunk wait for the
+        next ones, or for `finish`. If the learner fails, push the rows from `next_row` on again.
+
+        Parameters
+        ----------
+        batch : Batch
+            Any number of rows, which begin with `next_row`. Rows after the limit are ignored.
+
+        Returns
+        -------
+        records : list of Record
+            What `records` would yield: one for each piece of whole chunks inside a window.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from kalstream import KalmanRegressor
+        >>> from kalstream.streams import PushedRows
+        >>> evaluation = Evaluation(KalmanRegressor(features="raw"), PushedRows("regression"))
+        >>> for x in (1.0, 2.0, 3.0):
+        ...     batch = Batch(evaluation.next_row, np.array([[x]]), np.array([2.0 * x]))
+        ...     for record in evaluation.step(batch):
+        ...         predicted = record.answer.predictions
+        >>> evaluation.finish()
+        []
+        >>> evaluation.n_learned, bool(abs(predicted[0] - 6.0) < 1.0)
+        (3, True)
+        """
+        if batch.start != self.next_row:
+            raise InvalidInput(
+                f"batch.start must be {self.next_row}, the next row of this evaluation, got "
+                f"{batch.start}; number rows with Evaluation.next_row"
+            )
+        stream = self.stream
+        parts = {"times": stream.timed, "label_times": stream.label_timed, "ids": stream.named}
+        for name, is_needed in parts.items():
+            if is_needed != (getattr(batch, name) is not None):
+                state = "lacks" if is_needed else "has"
+                raise InvalidInput(
+                    f"batch at row {batch.start} {state} {name}, and the stream of this evaluation "
+                    f"does {'' if is_needed else 'not '}have them; create both with or without"
+                )
+        assert self._pieces is not None
+        return self._pushed(self._pieces.push(batch))
+
+    def _pushed(self, cut: Iterator[tuple[Batch, bool]]) -> list[Record]:
+        pieces, self._pieces = self._pieces, None  # an error drops rows that were not learned
+        made = list(self._steps(cut))
+        self._pieces = pieces
+        return made
+
+    def _begin(self) -> Pieces:
+        """Begin with the current row: pieces without any rows yet."""
         kept = [chunk for chunk in self.pending if not self._can_be_read_again(chunk)]
         self.pending = deque(kept)
         self._failure = None
-        start = self.n_rows
         # Other rows that were predicted and wait for their targets are read again, unless the
         # learner has kept them.
         begin = max(kept[-1].stop if kept else self.n_learned, self.stream.first_row)
-        begin = begin if self.late is None else start
-        batches = pieces(self.stream, begin, self._stop_of, self.chunk, self.limit)
-        while (piece := self._await(batches)) is not None:
-            batch, is_cut = piece
-            if batch.start < start:
+        begin = begin if self.late is None else self.n_rows
+        live = not self.stream.repeatable
+        return Pieces(begin, self._stop_of, self.chunk, self.limit, live=live)
+
+    def _steps(
+        self, cut: Iterator[tuple[Batch, bool]], before_cut: Callable[[], None] = lambda: None
+    ) -> Iterator[Record]:
+        """Predict and learn pieces of rows."""
+        for batch, is_cut in cut:
+            if batch.start < self.n_rows:  # predicted before the evaluation was restored
                 self.pending.append(batch.without_infinities()[0])
                 continue
             if is_cut:
@@ -183,16 +278,23 @@ class Evaluation:
             if self._failure is not None:
                 raise self._failure
 
-    def _await(self, batches: Iterator[tuple[Batch, bool]]) -> tuple[Batch, bool] | None:
-        """The next piece; while it waits, `waiting` says that an interrupt loses nothing."""
+    def _await(self, batches: Iterator[Batch]) -> Batch | None:
+        """The next rows; while it waits, `waiting` says that an interrupt loses nothing."""
         self.waiting = True
         try:
             return next(batches, None)
         finally:
             self.waiting = False
 
-    def finish(self) -> None:
-        """Learn the chunks that still wait for their targets, at the end of the stream."""
+    def finish(self) -> list[Record]:
+        """Learn the chunks that still wait for their targets, at the end of the stream.
+
+        Returns
+        -------
+        records : list of Record
+            Those of rows that were pushed and did not fill a chunk (`step`).
+        """
+        made = [] if self._pieces is None else self._pushed(self._pieces.rest())
         if isinstance(self.late, LateTargets) and len(self.late):
             self._tell_the_rest(self.late)
         for chunk in self._due(self.n_rows):
@@ -200,6 +302,7 @@ class Evaluation:
             self._learn(chunk)
             self._reveal(chunk)
             self.settled = True
+        return made
 
     def _can_be_read_again(self, chunk: Batch) -> bool:
         return self.stream.repeatable and chunk.start >= self.stream.first_row
@@ -519,7 +622,7 @@ class Evaluation:
         rows = [state["n_learned"], *(chunk.stop for chunk in kept)]
         if rows[-1] > state["n_rows"] or rows[:-1] != [chunk.start for chunk in kept]:
             raise ValueError("pending rows must follow those learned")
-        self.pending = deque(kept)
+        self.pending, self._pieces = deque(kept), None
         self.n_rows, self.n_learned = state["n_rows"], state["n_learned"]
         self.rows_before, self.n_infinite = state["rows_before"], state["n_infinite"]
         self.tracker.restore(state["tracker"])

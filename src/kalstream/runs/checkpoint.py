@@ -6,12 +6,12 @@ replaced as a whole after the model was written: the checkpoint is valid from th
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kalstream._files import sha256_of
 from kalstream.errors import InvalidInput, KalstreamError
-from kalstream.evaluate import Evaluation
 from kalstream.runs.files import (
     CHECKPOINT,
     FORMAT,
@@ -24,7 +24,7 @@ from kalstream.runs.files import (
     write_progress,
 )
 from kalstream.runs.setup import describe_error
-from kalstream.streams import Columns
+from kalstream.streams import Columns, Stream
 
 
 class RunError(KalstreamError, RuntimeError):
@@ -37,6 +37,36 @@ def can_be_saved(learner: Any) -> bool:
     return hasattr(learner, "save") and can_be_loaded
 
 
+class Resumable(Protocol):
+    """What a checkpoint is made of; an `Evaluation` is one.
+
+    Attributes
+    ----------
+    learner : object
+        Saved with its method ``save``, if it has one.
+    stream : Stream
+        Its encoder and the rows that it left out are saved.
+    n_rows, n_learned : int
+        A checkpoint is written only if one of them has changed.
+    is_fitted : bool
+        Whether there is anything to save.
+    """
+
+    n_rows: int
+    n_learned: int
+    stream: Stream
+
+    @property
+    def learner(self) -> Any: ...  # noqa: D102
+
+    @property
+    def is_fitted(self) -> bool: ...  # noqa: D102
+
+    def state(self) -> dict[str, Any]:
+        """Everything to resume from but the learner and the encoder, as JSON."""
+        ...
+
+
 class CheckpointWriter:
     """Writes the checkpoints of a run.
 
@@ -44,9 +74,11 @@ class CheckpointWriter:
     ----------
     folder : Path
     config : dict
-        Content of config.json.
-    learner : object
-    evaluation : Evaluation
+        Content of config.json, of which ``run`` and ``stream`` are saved.
+    source : Resumable
+        What is saved.
+    every : float
+        Seconds after which the next checkpoint `is_due`.
     progress : dict or None
         Content of progress.json, if the run is resumed.
     """
@@ -55,14 +87,20 @@ class CheckpointWriter:
         self,
         folder: Path,
         config: dict[str, Any],
-        learner: Any,
-        evaluation: Evaluation,
+        source: Resumable,
+        every: float,
         progress: dict[str, Any] | None = None,
     ) -> None:
         self.folder, self.config, self.progress = folder, config, progress
-        self.learner, self.evaluation = learner, evaluation
+        self.source, self.every = source, every
         self._saved: tuple[int, int] | None = None  # rows predicted and learned at the last save
-        self._can_save = can_be_saved(learner)
+        self._saved_at = time.perf_counter()
+        self._can_save = can_be_saved(source.learner)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last call of `save` is long ago."""
+        return time.perf_counter() - self._saved_at > self.every
 
     def save(self, sizes: dict[str, int]) -> None:
         """Write the state to resume from, if it has changed and the learner can be saved.
@@ -72,14 +110,17 @@ class CheckpointWriter:
         sizes : {file: bytes}
             Lengths of metrics.jsonl and predictions.jsonl.
         """
-        if self._nothing_to_save():
-            return
+        if not self._nothing_to_save():
+            self._save_state(sizes)
+        self._saved_at = time.perf_counter()
+
+    def _save_state(self, sizes: dict[str, int]) -> None:
         model, digest = self._save_model()
         self._write(
             sizes=sizes,
             model=model,
             model_sha256=digest,
-            evaluation=self.evaluation.state(),
+            evaluation=self.source.state(),
             result=None,
         )
         self._saved = self._position()
@@ -92,7 +133,7 @@ class CheckpointWriter:
         start = {"sizes": {METRICS: 0, PREDICTIONS: 0}, "model": None, "model_sha256": None}
         state = self.progress or {**start, "evaluation": None}
         names = ("sizes", "model", "model_sha256", "evaluation")
-        result = {"model": model, "sha256": digest, "row": self.evaluation.n_rows}
+        result = {"model": model, "sha256": digest, "row": self.source.n_rows}
         self._write(**{name: state[name] for name in names}, result=result)
 
     def remove(self) -> None:
@@ -101,26 +142,26 @@ class CheckpointWriter:
         self._remove_models(())
 
     def _position(self) -> tuple[int, int]:
-        return self.evaluation.n_rows, self.evaluation.n_learned
+        return self.source.n_rows, self.source.n_learned
 
     def _nothing_to_save(self) -> bool:
-        is_new = not self.evaluation.adapter.is_fitted
+        is_new = not self.source.is_fitted
         return not self._can_save or is_new or self._position() == self._saved
 
     def _save_model(self) -> tuple[str, str]:
         """Write the learner to a new file; returns its name and digest."""
-        suffix = "pt" if hasattr(self.learner, "restore") else "safetensors"
-        row, used = self.evaluation.n_rows, _models_of(self.progress)
+        learner, row, used = self.source.learner, self.source.n_rows, _models_of(self.progress)
+        suffix = "pt" if hasattr(learner, "restore") else "safetensors"
         names = (f"model-{row}{end}.{suffix}" for end in ("", "-2", "-3"))
         name = next(name for name in names if name not in used)
         try:
-            self.learner.save(self.folder / name)
+            learner.save(self.folder / name)
         except (KalstreamError, OSError):
             raise
         except Exception as error:
             self._can_save = False
             raise RunError(
-                f"{type(self.learner).__name__}.save failed at row {row}: "
+                f"{type(learner).__name__}.save failed at row {row}: "
                 f"{describe_error(error)}; correct the method save, or remove it to run without "
                 "checkpoints"
             ) from error
@@ -128,12 +169,12 @@ class CheckpointWriter:
 
     def _write(self, **state: Any) -> None:
         """Replace progress.json, and remove the models that it no longer names."""
-        stream = self.evaluation.stream
+        stream = self.source.stream
         columns = stream.encoder
         self.progress = {
             "format": FORMAT,
             "run": self.config["run"],
-            "learner": type(self.learner).__name__,
+            "learner": type(self.source.learner).__name__,
             "stream": self.config["stream"],
             "columns": None if columns is None else columns.to_json(),
             "skipped": {"n": stream.skipped, "why": list(stream.skipped_why)},

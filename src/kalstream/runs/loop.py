@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kalstream.errors import KalstreamError
 from kalstream.evaluate import Evaluation, Record
@@ -33,8 +32,6 @@ class Loop:
     evaluation : Evaluation
     results : ResultFiles
     checkpoint : CheckpointWriter
-    checkpoint_every : float
-        Seconds.
     watch : function of the evaluation and a record
         Called after every record.
     stopped : function
@@ -44,15 +41,10 @@ class Loop:
     evaluation: Evaluation
     results: ResultFiles
     checkpoint: CheckpointWriter
-    checkpoint_every: float
     watch: Watch
     stopped: Callable[[], bool]
     # Whether the state to resume from is saved, and only a result may be saved after it.
     _is_final: bool = field(default=False, init=False)
-
-    @property
-    def _learner(self) -> Any:
-        return self.checkpoint.learner
 
     @property
     def _repeatable(self) -> bool:
@@ -91,7 +83,6 @@ class Loop:
 
     def _was_stopped(self) -> bool:
         """Predict and learn all rows, or until a stop is requested."""
-        saved = time.perf_counter()
         for record in self.evaluation.records(before_cut=self._save_final):
             self.results.write_predictions(record)
             if record.line is not None:
@@ -101,9 +92,8 @@ class Loop:
                 return True
             if not self._repeatable:  # other processes may read along
                 self.results.flush()
-            if time.perf_counter() - saved > self.checkpoint_every and not self._is_final:
+            if self.checkpoint.is_due and not self._is_final:
                 self._save()
-                saved = time.perf_counter()
         return self.stopped() and not self._repeatable  # the same Ctrl-C closed the pipe
 
     def _save(self) -> None:
@@ -122,4 +112,4 @@ class Loop:
         """What went wrong, and where if it was in code that is not ours."""
         if isinstance(error, KalstreamError):
             return as_typed(str(error))
-        return f"{type(self._learner).__name__} failed: {describe_error(error)}"
+        return f"{type(self.evaluation.learner).__name__} failed: {describe_error(error)}"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Self
+from threading import Lock
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,8 @@ from kalstream.runs.files import FORMAT, METRICS, PREDICTIONS, write_progress
 from kalstream.streams import CLASSIFICATION, REGRESSION, Batch, Columns, as_table
 
 Array = NDArray[Any]
+Pair = tuple[Any, Columns | None]  # a model, and the encoder of its columns
+R = TypeVar("R")
 
 
 def open_run(path: str | Path) -> RunModel:
@@ -60,9 +64,13 @@ class RunModel:
     stream : dict, optional
         Description of the data that the model has learned.
 
+    Other threads may predict while one thread learns: a prediction uses model and encoder before or
+    after a call that learns, never one of each.
+
     Attributes
     ----------
     model : KalmanClassifier or KalmanRegressor
+        The current model. A call that learns replaces it.
     encoder : Columns or None
         Kinds of the columns and the categories learned so far.
     """
@@ -70,11 +78,39 @@ class RunModel:
     def __init__(
         self, model: Any, encoder: Columns | None, stream: dict[str, Any] | None = None
     ) -> None:
-        self.model, self.encoder, self._stream = model, encoder, stream
+        self._current: Pair = model, encoder  # replaced together, so that readers need no lock
+        self._turn = Lock()  # of the thread that learns
+        self._stream = stream
 
     def __repr__(self) -> str:
-        names = None if self.encoder is None else [each.name for each in self.encoder.features]
-        return f"RunModel({type(self.model).__name__}, columns={names})"
+        model, encoder = self._current
+        names = None if encoder is None else [each.name for each in encoder.features]
+        return f"RunModel({type(model).__name__}, columns={names})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_turn"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _turn=Lock())
+
+    @property
+    def model(self) -> Any:
+        """The current model."""
+        return self._current[0]
+
+    @property
+    def encoder(self) -> Columns | None:
+        """The current encoder."""
+        return self._current[1]
+
+    def _publish(self, change: Callable[[Any, Columns | None], R]) -> R:
+        """Change a copy of model and encoder, and publish it; an error leaves the old pair."""
+        with self._turn:
+            model, encoder = self._current
+            pair = model.snapshot(), deepcopy(encoder)
+            result = change(*pair)
+            self._current = pair
+        return result
 
     @property
     def classes_(self) -> Array:
@@ -83,22 +119,22 @@ class RunModel:
 
     def encode(self, rows: Any) -> Array:
         """Rows as the model takes them, (n, d). A category that was not learned is zeros."""
-        return self._to_predict(rows).rows
+        return self._to_predict(rows)[1].rows
 
     def predict(self, rows: Any, **options: Any) -> Any:
         """Labels (n,) or means (n,); ``options`` are those of the model, as ``return_std=True``."""
-        batch = self._to_predict(rows)
-        return self.model.predict(batch.rows, **_times(batch), **options)
+        model, batch = self._to_predict(rows)
+        return model.predict(batch.rows, **_times(batch), **options)
 
     def predict_proba(self, rows: Any) -> Array:
         """Probabilities of the labels, (n, K)."""
-        batch = self._to_predict(rows)
-        return self.model.predict_proba(batch.rows, **_times(batch))
+        model, batch = self._to_predict(rows)
+        return model.predict_proba(batch.rows, **_times(batch))
 
     def uncertainty(self, rows: Any) -> Array:
         """Uncertainty of each row, (n,): 1 before anything is learned, 0 if all is known."""
-        batch = self._to_predict(rows)
-        return self.model.uncertainty(batch.rows, **_times(batch))
+        model, batch = self._to_predict(rows)
+        return model.uncertainty(batch.rows, **_times(batch))
 
     def partial_fit(self, rows: Any, y: Any = None) -> Self:
         """Learn rows; new categories and labels are learned as in a run.
@@ -111,10 +147,12 @@ class RunModel:
         y : n targets, optional
             By default the column of the target in ``rows``.
         """
-        encoder = deepcopy(self.encoder)  # an error leaves the old one
-        batch = self._encoded(rows, encoder, y, learns=True)
-        self.model.partial_fit(batch.rows, batch.targets, **_times(batch))
-        self.encoder = encoder
+
+        def learn(model: Any, encoder: Columns | None) -> None:
+            batch = _encoded(rows, encoder, y, learns=True)
+            model.partial_fit(batch.rows, batch.targets, **_times(batch))
+
+        self._publish(learn)
         return self
 
     def ask(self, rows: Any, ids: Any = None, *, keep: bool = True) -> Any:
@@ -135,25 +173,33 @@ class RunModel:
         predictions : (n, K), or two (n,)
             Probabilities, or means and standard deviations: see `KalmanClassifier.ask`.
         """
-        encoder = deepcopy(self.encoder)  # an error leaves the old one
-        batch = self._encoded(rows, encoder, asks=True)
-        ids = batch.ids if ids is None else ids
-        answer = self.model.ask(batch.rows, ids, **_times(batch), keep=keep)
+
+        def ask(model: Any, encoder: Columns | None) -> Any:
+            batch = _encoded(rows, encoder, asks=True)
+            names = batch.ids if ids is None else ids
+            return model.ask(batch.rows, names, **_times(batch), keep=keep)
+
         if keep:
-            self.encoder = encoder
-        return answer
+            return self._publish(ask)
+        model, encoder = self._current
+        return ask(model, deepcopy(encoder))
 
     def tell(self, ids: Any, y: Any, *, unknown: str = "raise") -> Self:
         """Learn the targets of rows that were asked for; see `KalmanClassifier.tell`.
 
         Rows that waited at the end of a run have the ids of the run, or the numbers of their rows.
         """
-        target = None if self.encoder is None else self.encoder.target
-        if self.encoder is not None and target is not None:
-            bad: dict[int, tuple[str, Any, str]] = {}
-            y = self.encoder.encode_targets(as_table([{target.name: each} for each in y]), bad)
-            _refuse(bad)
-        self.model.tell(ids, y, unknown=unknown)
+
+        def tell(model: Any, encoder: Columns | None) -> None:
+            targets = y
+            if encoder is not None and encoder.target is not None:
+                bad: dict[int, tuple[str, Any, str]] = {}
+                table = as_table([{encoder.target.name: each} for each in y])
+                targets = encoder.encode_targets(table, bad)
+                _refuse(bad)
+            model.tell(ids, targets, unknown=unknown)
+
+        self._publish(tell)
         return self
 
     @property
@@ -167,16 +213,17 @@ class RunModel:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise InvalidInput(f"{folder} is not empty; give a new folder")
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"model-{self.model.n_seen_}.safetensors"
-        self.model.save(folder / name)
-        task = CLASSIFICATION if hasattr(self.model, "classes_") else REGRESSION
+        model, encoder = self._current
+        name = f"model-{model.n_seen_}.safetensors"
+        model.save(folder / name)
+        task = CLASSIFICATION if hasattr(model, "classes_") else REGRESSION
         stream = {"name": folder.name, "task": task, "fingerprint": None}
         progress = {
             "format": FORMAT,
             "run": uuid.uuid4().hex,
-            "learner": type(self.model).__name__,
+            "learner": type(model).__name__,
             "stream": self._stream or stream,
-            "columns": None if self.encoder is None else self.encoder.to_json(),
+            "columns": None if encoder is None else encoder.to_json(),
             "skipped": {"n": 0, "why": []},
             "sizes": {METRICS: 0, PREDICTIONS: 0},
             # Without an evaluation there is no run to resume, only a model to predict with.
@@ -184,42 +231,44 @@ class RunModel:
             "result": {
                 "model": name,
                 "sha256": sha256_of(folder / name),
-                "row": self.model.n_seen_,
+                "row": model.n_seen_,
             },
         }
         write_progress(folder, progress)
 
-    def _to_predict(self, rows: Any) -> Batch:
-        return self._encoded(rows, None if self.encoder is None else self.encoder.frozen())
+    def _to_predict(self, rows: Any) -> tuple[Any, Batch]:
+        """The current model, and rows as it takes them."""
+        model, encoder = self._current
+        return model, _encoded(rows, None if encoder is None else encoder.frozen())
 
-    def _encoded(
-        self,
-        rows: Any,
-        encoder: Columns | None,
-        y: Any = None,
-        *,
-        learns: bool = False,
-        asks: bool = False,
-    ) -> Batch:
-        """Rows as numbers; a value that cannot be read is an error that names it."""
-        if encoder is None:
-            if learns and y is None:
-                raise InvalidInput("rows are numbers without names; give their targets as y")
-            return Batch(0, rows, y)
-        features, target = encoder.features, encoder.target
-        # Rows to learn have their targets; rows to ask for may have ids.
-        encoder = encoder.with_late(None, encoder.id.name if asks and encoder.id else None)
-        encoder.features = features  # which learn new categories
-        columns = {} if y is None or target is None else {target.name: y}
-        table = as_table(rows, columns)
-        names = table.schema.names
-        needs = encoder.frozen() if asks else encoder  # rows without targets, or without ids
-        table = table.select(needs.wanted(names, "rows"))
-        numbers, targets, times, bad = encoder.encode(table)
-        ids = encoder.encode_more(table, None, bad)[1] if asks else None
-        _refuse(bad)
-        batch = Batch(0, numbers, np.asarray(targets), times, ids=ids)
-        return batch.without_infinities()[0]
+
+def _encoded(
+    rows: Any,
+    encoder: Columns | None,
+    y: Any = None,
+    *,
+    learns: bool = False,
+    asks: bool = False,
+) -> Batch:
+    """Rows as numbers; a value that cannot be read is an error that names it."""
+    if encoder is None:
+        if learns and y is None:
+            raise InvalidInput("rows are numbers without names; give their targets as y")
+        return Batch(0, rows, y)
+    features, target = encoder.features, encoder.target
+    # Rows to learn have their targets; rows to ask for may have ids.
+    encoder = encoder.with_late(None, encoder.id.name if asks and encoder.id else None)
+    encoder.features = features  # which learn new categories
+    columns = {} if y is None or target is None else {target.name: y}
+    table = as_table(rows, columns)
+    names = table.schema.names
+    needs = encoder.frozen() if asks else encoder  # rows without targets, or without ids
+    table = table.select(needs.wanted(names, "rows"))
+    numbers, targets, times, bad = encoder.encode(table)
+    ids = encoder.encode_more(table, None, bad)[1] if asks else None
+    _refuse(bad)
+    batch = Batch(0, numbers, np.asarray(targets), times, ids=ids)
+    return batch.without_infinities()[0]
 
 
 def _refuse(bad: dict[int, tuple[str, Any, str]]) -> None:

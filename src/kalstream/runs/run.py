@@ -165,7 +165,7 @@ class Run:
             **{name: protocol[name] for name in ("chunk", "cost", "window", "limit")},
         )
         self.checkpoint = CheckpointWriter(
-            checkpoint, self.config, self.learner, self.evaluation, progress
+            checkpoint, self.config, self.evaluation, self.checkpoint_every, progress
         )
         self.resumed_at: int | None = None
         self._sizes = {METRICS: 0, PREDICTIONS: 0}
@@ -435,7 +435,6 @@ class Run:
                     self.evaluation,
                     results,
                     self.checkpoint,
-                    self.checkpoint_every,
                     watch,
                     stopped,
                 ).run()

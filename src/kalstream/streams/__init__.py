@@ -6,6 +6,7 @@ from kalstream.streams.base import (
     ArrayStream,
     Batch,
     LaterRows,
+    PushedRows,
     Stream,
 )
 from kalstream.streams.cifar import Cifar100Stream
@@ -32,6 +33,7 @@ __all__ = [
     "Format",
     "ImageStream",
     "LaterRows",
+    "PushedRows",
     "Stream",
     "TableStream",
     "as_table",

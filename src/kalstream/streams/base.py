@@ -276,6 +276,40 @@ class ArrayStream(Stream):
         }
 
 
+class PushedRows(Stream):
+    """Rows that are pushed to `Evaluation.step`: what they are, without the rows themselves.
+
+    Parameters
+    ----------
+    task : "classification" or "regression"
+    columns : d strings, optional
+    timed, label_timed, named : bool
+        Whether batches have times, times of labels, ids; as in `Stream`.
+    """
+
+    repeatable = False
+
+    def __init__(
+        self,
+        task: str = CLASSIFICATION,
+        *,
+        columns: tuple[str, ...] | None = None,
+        timed: bool = False,
+        label_timed: bool = False,
+        named: bool = False,
+    ) -> None:
+        self.task, self.name, self.columns = check_task(task), "pushed", columns
+        self.timed, self.label_timed, self.named = timed, label_timed, named
+
+    def batches(self, start: int = 0) -> Iterator[Batch]:
+        """No rows: they are pushed."""
+        return iter(())
+
+    def describe(self) -> dict[str, Any]:
+        """Name and task."""
+        return {"name": self.name, "task": self.task}
+
+
 class LaterRows(Stream):
     """A stream whose rows come after those of other data, and are numbered accordingly.
 
