@@ -30,13 +30,13 @@ def stamp_with(monkeypatch: pytest.MonkeyPatch, source: Path, edited: Path) -> s
 
 
 def test_several_layers_have_compiled_code() -> None:
-    assert {path.parent.name for path in COMPILED} >= {"_kernels", "estimators", "features"}
+    assert {path.parent.name for path in COMPILED} >= {"_kernels", "features"}
 
 
 @pytest.mark.parametrize(
     ("module", "imported"),
     [
-        ("estimators/_watch_kernel.py", "estimators/_watch.py"),
+        ("core/_kernels/alarm.py", "core/alarm.py"),
         ("core/_kernels/mixture.py", "core/_kernels/chunk.py"),
         ("core/_kernels/mixture.py", "core/softmax_integral.py"),
         ("core/_kernels/bank.py", "core/softmax_integral.py"),  # through chunk

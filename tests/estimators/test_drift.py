@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from kalstream import KalmanClassifier, KalmanRegressor
 from kalstream.core import Fixed, Learned, Mixture
+from kalstream.core.alarm import AGE, BEGAN, CONFIDENCE, Watch
 from kalstream.errors import InvalidInput
-from kalstream.estimators._watch import AGE, BEGAN, CONFIDENCE, Watch
 from kalstream.estimators.migrations import MIGRATIONS
 from small_models import BOTH, X, Y, small
 
@@ -222,7 +222,7 @@ def test_rows_without_labels_count_for_the_alarm():
 
 
 def by_hand(half_lives, belief, evidence, bound=20.0, most=1e5, slow=1000.0, bets=(1.0, 0.5, 0.2)):
-    """Confidence after each row (n,), without alarms and from the definitions in `_watch`."""
+    """Confidence after each row (n,), without alarms and from the definitions in `core.alarm`."""
     levels = np.unique(half_lives)
     usual, age = np.zeros(len(half_lives)), 0
     gains, odds = np.ones(len(levels)), np.zeros((len(levels), len(bets)))

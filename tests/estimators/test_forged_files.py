@@ -12,11 +12,11 @@ import pytest
 
 from kalstream import KalmanClassifier, KalmanRegressor
 from kalstream.core import Stack
+from kalstream.core.alarm import Watch
 from kalstream.errors import CheckpointError
 from kalstream.estimators import checkpoint
 from kalstream.estimators._classification import Classes
 from kalstream.estimators._regression import Values
-from kalstream.estimators._watch import Watch
 from kalstream.estimators.labels import Labels
 from kalstream.estimators.migrations import MIGRATIONS
 from kalstream.features import OnlineScaler

@@ -83,7 +83,7 @@ class BankArrays:
 
 
 @dataclass(slots=True)
-class Ahead:
+class Lookahead:
     """How the filters of a mixture forget until rows that are predicted.
 
     Attributes
@@ -101,10 +101,10 @@ class Ahead:
     share: float
     log_weights: Array
 
-    def __getitem__(self, own: Array) -> Ahead:
+    def __getitem__(self, own: Array) -> Lookahead:
         """Of some of the filters."""
         parts = self.gammas[own], self.prior_vars[own]
-        return Ahead(*parts, self.keep_mean, self.share, self.log_weights[own])
+        return Lookahead(*parts, self.keep_mean, self.share, self.log_weights[own])
 
     def weights(self, gap: Array) -> Array:
         """Weights of the filters (b, J, C), after times (b,) in which they may switch."""
@@ -168,7 +168,7 @@ class Filters(ABC):
         """Advance all filters over all rows; nothing has changed if anything fails."""
 
     @abstractmethod
-    def predict(self, features: Array, gap: Array, ahead: Ahead) -> tuple[BankStep, Array]:
+    def predict(self, features: Array, gap: Array, ahead: Lookahead) -> tuple[BankStep, Array]:
         """Step and weights (b, J, C) of rows (b, m), each predicted as if it were the next one.
 
         ``gap`` (b,) is the time since the last row.
@@ -325,7 +325,7 @@ class Bank(OneOrder):
         """`run_between`."""
         return run_between(self, rows, how, features, place)
 
-    def predict(self, features: Array, gap: Array, ahead: Ahead) -> tuple[BankStep, Array]:
+    def predict(self, features: Array, gap: Array, ahead: Lookahead) -> tuple[BankStep, Array]:
         """Step and weights of rows, each predicted as if it were the next one."""
         from kalstream.core._kernels.mixture import predict_rows
 

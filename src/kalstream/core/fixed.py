@@ -11,11 +11,11 @@ from numpy.typing import ArrayLike
 from kalstream.core import checks as check
 from kalstream.core.calibration import Calibration
 from kalstream.core.chunk import Rows
+from kalstream.core.half_lives import half_life
 from kalstream.core.likelihoods import check_likelihood
 from kalstream.core.motion import MotionBank
 from kalstream.core.motion_reference import check_order
 from kalstream.core.moving import MovingState, predict_moving, step_moving
-from kalstream.core.policy import half_life
 from kalstream.core.single import FilterState, SingleFilter, as_calibration
 from kalstream.core.state import Step
 from kalstream.errors import InvalidInput

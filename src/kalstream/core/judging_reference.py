@@ -14,9 +14,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kalstream.core.half_lives import gamma_of
 from kalstream.core.likelihoods import LIKELIHOODS
 from kalstream.core.mixture import Mixture
-from kalstream.core.policy import gamma_of
 from kalstream.core.recursion import init, predict, transition, update, update_softmax
 from kalstream.core.stacking import HALF_LIVES
 
@@ -30,7 +30,7 @@ _LEAST: Final = 1e-9
 
 
 @dataclass
-class Row:
+class AskedRow:
     """A row that was asked for: its features (m,), its number, and what was predicted."""
 
     features: Array
@@ -103,13 +103,13 @@ class LateReference:
         self.stack, self.late_stack = StackReference(n), StackReference(n)
         self.beside = 1.0  # evidence for the class frequencies over the filters' average
         self.beliefs = np.full(4, 0.25)  # in the predictions that are averaged
-        self.rows: dict[Hashable, Row] = {}
+        self.rows: dict[Hashable, AskedRow] = {}
         self.labels: list[int] = []
         self.came, self.last, self.blank, self.again = 0, -1, 0, 0
 
     def ask(self, key: Hashable, features: Array) -> Array:
         """Probabilities (K,) of a row, 0 for classes that have not come."""
-        row = self.rows[key] = Row(np.asarray(features, float), self.came)
+        row = self.rows[key] = AskedRow(np.asarray(features, float), self.came)
         self.came += 1
         if not self.labels:
             self.blank = len(self.rows)
@@ -144,7 +144,7 @@ class LateReference:
 
     # ---- what is predicted ----------------------------------------------------------------
 
-    def _moments(self, row: Row, gap: float) -> tuple[list[Array], list[float]]:
+    def _moments(self, row: AskedRow, gap: float) -> tuple[list[Array], list[float]]:
         """Means (K,) and variances of each filter, so much time after the last row learned."""
         means, variances = [], []
         for posterior, half_life, prior_var in zip(
@@ -156,7 +156,7 @@ class LateReference:
             variances.append(var)
         return means, variances
 
-    def _say(self, row: Row) -> Array:
+    def _say(self, row: AskedRow) -> Array:
         """Predict a row and keep all that was predicted."""
         out = np.zeros(self.posteriors[0].n_outputs)
         if not self.labels:
@@ -225,7 +225,7 @@ class LateReference:
 
     # ---- judging and learning -------------------------------------------------------------
 
-    def _judge(self, row: Row, label: int, rate: float) -> None:
+    def _judge(self, row: AskedRow, label: int, rate: float) -> None:
         """Weigh filters by what they predicted when the row came."""
         place = row.seen.index(label)
         assert row.frequencies is not None
@@ -239,7 +239,7 @@ class LateReference:
         self.beside *= float(row.frequencies[place] ** rate / evidence.sum())
         self.late_stack.learn(row.described, place, rate)
 
-    def _learn_in_order(self, row: Row, label: int, gap: int) -> None:
+    def _learn_in_order(self, row: AskedRow, label: int, gap: int) -> None:
         """Weigh filters by what they predict now."""
         switch, seen = self._switch(gap), sorted(set(self.labels))
         self.in_order = (1.0 - switch) * self.in_order + switch / len(self.in_order)
@@ -251,7 +251,7 @@ class LateReference:
         evidence = self.in_order * np.array([_softmax(z)[place] for z in logits])
         self.in_order = evidence / evidence.sum()
 
-    def _learn(self, row: Row, label: int, gap: int) -> None:
+    def _learn(self, row: AskedRow, label: int, gap: int) -> None:
         seen = np.isin(np.arange(self.posteriors[0].n_outputs), self.labels)
         for j, posterior in enumerate(self.posteriors):
             gamma = gamma_of(self.policy.half_lives[j]) ** gap

@@ -18,7 +18,7 @@ from scipy.linalg import blas
 
 from kalstream.core import checks as check
 from kalstream.core._threads import OneThread
-from kalstream.core.bank import Ahead, BankArrays, How, OneOrder, joined_steps
+from kalstream.core.bank import BankArrays, How, Lookahead, OneOrder, joined_steps
 from kalstream.core.chunk import Rows, block_rows
 from kalstream.core.guard import ROUNDING_LIMITS, check_innovations
 from kalstream.core.motion_reference import (
@@ -240,7 +240,7 @@ class MotionBank(OneOrder):
         """`run_motion`."""
         return run_motion(self, rows, how, donate)
 
-    def predict(self, features: Array, gap: Array, ahead: Ahead) -> tuple[BankStep, Array]:
+    def predict(self, features: Array, gap: Array, ahead: Lookahead) -> tuple[BankStep, Array]:
         """Step and weights of rows, each predicted as if it were the next one."""
         refuse_keep_mean(ahead.keep_mean, self.order)
         mean, var = predict_motion(self, features, gap, ahead.prior_vars)

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammainc
 
 from kalstream.core import checks as check
-from kalstream.core.policy import gamma_of
+from kalstream.core.half_lives import gamma_of
 from kalstream.errors import InvalidInput
 
 Array = NDArray[Any]

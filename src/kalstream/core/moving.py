@@ -12,8 +12,9 @@ from kalstream.core import checks as check
 from kalstream.core.bank import How
 from kalstream.core.calibration import Alpha, Calibration
 from kalstream.core.chunk import Rows
+from kalstream.core.half_lives import gamma_of
 from kalstream.core.motion import MotionBank, predict_motion, refuse_keep_mean, run_motion
-from kalstream.core.policy import PolicyState, check_seen, gamma_of
+from kalstream.core.policy import PolicyState, check_seen
 from kalstream.core.state import BankStep, Posterior, Step
 from kalstream.errors import InvalidInput
 

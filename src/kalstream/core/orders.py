@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kalstream.core import checks as check
-from kalstream.core.bank import Ahead, Bank, Filters, How, OneOrder
+from kalstream.core.bank import Bank, Filters, How, Lookahead, OneOrder
 from kalstream.core.chunk import Rows
 from kalstream.core.motion import MotionBank, refuse_keep_mean
 from kalstream.core.recursion import init
@@ -116,7 +116,7 @@ class MixedBank(Filters):
                 part.stored = None
         return MixedBank(tuple(after), self.orders), _side_by_side(steps, self.orders)
 
-    def predict(self, features: Array, gap: Array, ahead: Ahead) -> tuple[BankStep, Array]:
+    def predict(self, features: Array, gap: Array, ahead: Lookahead) -> tuple[BankStep, Array]:
         """Step and weights of rows, each predicted as if it were the next one."""
         refuse_keep_mean(ahead.keep_mean, max(self.orders))
         parts = zip(self.banks, _members(self.orders), strict=True)

@@ -19,7 +19,6 @@ start equals a class that comes late.
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
@@ -37,36 +36,6 @@ if TYPE_CHECKING:
     from kalstream.core.predictive import Method
 
 Array = NDArray[Any]
-
-
-def half_life(gamma: float) -> float:
-    """Half-life of gamma: rows after which a weight that learns nothing has halved.
-
-    It is ln(1/2) / ln(gamma).
-
-    Examples
-    --------
-    >>> half_life(0.5), half_life(1.0), half_life(0.0)
-    (1.0, inf, 0.0)
-    """
-    gamma = check.unit_interval("gamma", gamma)
-    if gamma == 0.0:
-        return 0.0
-    return math.inf if gamma == 1.0 else math.log(0.5) / math.log(gamma)
-
-
-def gamma_of(half_life: float) -> float:
-    """Forgetting coefficient of a half-life in rows; an infinite half-life gives 1.
-
-    Examples
-    --------
-    >>> gamma_of(1.0), gamma_of(float("inf"))
-    (0.5, 1.0)
-    """
-    number = check.scalar("half_life", half_life)
-    if not number > 0.0:
-        raise InvalidInput(f"half_life must be above 0 (inf forgets nothing), got {half_life!r}")
-    return 0.5 ** (1.0 / number)
 
 
 class PolicyState(Tagged):

@@ -16,8 +16,9 @@ from kalstream.core import checks as check
 from kalstream.core._threads import OneThread
 from kalstream.core.calibration import Alpha, Calibration
 from kalstream.core.chunk import Grams, Rows, Scan, fixed_scan, run
+from kalstream.core.half_lives import half_life
 from kalstream.core.likelihoods import LIKELIHOODS, check_likelihood
-from kalstream.core.policy import Policy, PolicyState, check_seen, half_life
+from kalstream.core.policy import Policy, PolicyState, check_seen
 from kalstream.core.recursion import init
 from kalstream.core.state import Posterior, Step, add_features, add_outputs, keep_outputs
 from kalstream.errors import InvalidInput

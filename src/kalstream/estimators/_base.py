@@ -16,6 +16,7 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
 from kalstream.core import checks as check
+from kalstream.core.alarm import Drift
 from kalstream.core.guard import Health, health
 from kalstream.core.policy import Policy, PolicyState
 from kalstream.core.state import Posterior
@@ -36,7 +37,6 @@ from kalstream.estimators._settings import Settings, Task, variance_of
 from kalstream.estimators._sharing import Shared, interruptible
 from kalstream.estimators._time import gaps_ahead, gaps_before, read_unit, times_of
 from kalstream.estimators._waiting import EXPIRED, TOLD, WAITS, Store, Waiting, read_bounds
-from kalstream.estimators._watch import Drift
 from kalstream.estimators.inputs import read_columns, read_path, read_seed, read_weights
 
 Array = NDArray[Any]

@@ -29,13 +29,13 @@ from kalstream.estimators._learning import (
 )
 from kalstream.estimators._model import Model
 from kalstream.estimators._settings import Settings
-from kalstream.estimators._waiting import NOTHING, Book, Row, Store
+from kalstream.estimators._waiting import NOTHING, Book, Store, StoredRow
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class NewTargets:
     """Targets that have come.
 
     Attributes
@@ -98,7 +98,7 @@ class _Sequence:
 def exchange(
     model: Model,
     asked: Asked,
-    told: Told,
+    told: NewTargets,
     settings: Settings,
     bounds: tuple[int, float | None],
     *,
@@ -134,7 +134,7 @@ def exchange(
 def _entered(
     model: Model,
     asked: Asked,
-    told: Told,
+    told: NewTargets,
     settings: Settings,
     bounds: tuple[int, float | None],
     strict: bool,
@@ -159,11 +159,11 @@ def _entered(
             entry, (before, key) = entry + 1, next(targets)
         if k < n:
             columns = data[k * width : (k + 1) * width]
-            book.ask(Row(ids[k], model.came + k, times[k], columns), k)
+            book.ask(StoredRow(ids[k], model.came + k, times[k], columns), k)
     return book
 
 
-def _chunk_of(told: Told, entries: Array) -> Chunk:
+def _chunk_of(told: NewTargets, entries: Array) -> Chunk:
     """Targets in the order of their events; the rows are found piece by piece."""
     targets = told.targets
     if isinstance(targets, np.ndarray):
@@ -422,7 +422,9 @@ def read_ids(ids: Any, n: int) -> list[Hashable] | None:
     return keys
 
 
-def read_told(ids: Any, targets: Any, weight: Array | None, before: Any, n_asked: int) -> Told:
+def read_told(
+    ids: Any, targets: Any, weight: Array | None, before: Any, n_asked: int
+) -> NewTargets:
     """Targets that are told, checked."""
     keys = listed("ids", ids)
     if len(keys) != len(targets):
@@ -440,7 +442,7 @@ def read_told(ids: Any, targets: Any, weight: Array | None, before: Any, n_asked
     places = places.astype(np.int64)  # differences of unsigned numbers are never negative
     if (np.diff(places) < 0).any():
         raise InvalidInput("before decreases; give the targets in the order in which they came")
-    return Told(keys, targets, weight, places)
+    return NewTargets(keys, targets, weight, places)
 
 
 def no_rows(n_columns: int) -> Asked:

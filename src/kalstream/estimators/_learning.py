@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kalstream.core.alarm import Watch
 from kalstream.core.chunk import block_rows
 from kalstream.core.policy import PolicyState
 from kalstream.errors import InvalidInput
@@ -16,7 +17,6 @@ from kalstream.estimators._chunk import Ahead, Chunk
 from kalstream.estimators._model import Model
 from kalstream.estimators._representation import Representation
 from kalstream.estimators._settings import Settings
-from kalstream.estimators._watch import Watch
 from kalstream.estimators.inputs import allocated
 
 Array = NDArray[Any]

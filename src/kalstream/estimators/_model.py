@@ -7,12 +7,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from kalstream.core.alarm import Watch
 from kalstream.core.judging import LateJudge
 from kalstream.core.policy import PolicyState
 from kalstream.core.state import BankStep, Posterior
 from kalstream.estimators._representation import Representation
 from kalstream.estimators._waiting import Store
-from kalstream.estimators._watch import Watch
 
 Array = NDArray[Any]
 

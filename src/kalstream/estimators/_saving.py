@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from sklearn.base import clone
 
+from kalstream.core.alarm import AGE, N_BETS, N, Watch
 from kalstream.core.checks import LARGEST_FLOAT64
 from kalstream.core.experts import ExpertState
 from kalstream.core.judging import LateJudge
@@ -34,7 +35,6 @@ from kalstream.estimators._representation import Representation
 from kalstream.estimators._sharing import Shared
 from kalstream.estimators._soundness import Foreign, need, need_array
 from kalstream.estimators._waiting import Store
-from kalstream.estimators._watch import AGE, N_BETS, N, Watch
 from kalstream.estimators.classifier import KalmanClassifier
 from kalstream.estimators.labels import Labels
 from kalstream.features import OnlineScaler, RandomFourierFeatures

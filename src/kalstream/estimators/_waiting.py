@@ -72,7 +72,7 @@ class Waiting:
     unknown: int = 0
 
 
-class Row(NamedTuple):
+class StoredRow(NamedTuple):
     """A row that was asked for. Bytes, because a view would keep all rows of its call alive.
 
     Attributes
@@ -109,7 +109,7 @@ class Store:
 
     Attributes
     ----------
-    blocks : Map of int to {number: Row}
+    blocks : Map of int to {number: StoredRow}
         Rows by their number divided by `_BLOCK`.
     ids : Map of id to number
         The last row of each id.
@@ -129,7 +129,7 @@ class Store:
     counts : Waiting
     """
 
-    blocks: Map[int, dict[int, Row]] = field(default_factory=Map)
+    blocks: Map[int, dict[int, StoredRow]] = field(default_factory=Map)
     ids: Map[Hashable, int] = field(default_factory=Map)
     done: Array = field(default_factory=lambda: np.empty(0, np.int64))
     stop: int = 0
@@ -146,7 +146,7 @@ class Store:
         return self.newest == self.newest
 
     @property
-    def rows(self) -> dict[int, Row]:
+    def rows(self) -> dict[int, StoredRow]:
         """All rows by their numbers, in this order."""
         return {n: self.blocks[k][n] for k in sorted(self.blocks) for n in sorted(self.blocks[k])}
 
@@ -155,7 +155,7 @@ class Store:
         """Bytes of the columns of all rows, and of what was predicted of them."""
         return sum(len(row.columns) + len(row.kept) for row in self.rows.values())
 
-    def row(self, number: int) -> Row | None:
+    def row(self, number: int) -> StoredRow | None:
         """The row of a number."""
         block = self.blocks.get(number // _BLOCK)
         return None if block is None else block.get(number)
@@ -243,7 +243,7 @@ class Store:
         values = [next(told) if each == TOLD else None for each in status.tolist()]
         parts = keys, numbers.tolist(), times.tolist(), *_ungrouped(groups, n), status.tolist()
         each_row = zip(*parts, values, strict=True)
-        made = dict(zip(place, map(partial(tuple.__new__, Row), each_row), strict=True))
+        made = dict(zip(place, map(partial(tuple.__new__, StoredRow), each_row), strict=True))
         return cls(_changed(Map(), made), Map(zip(keys, place, strict=True)), done, **more)
 
 
@@ -267,19 +267,19 @@ class Book:
         self.stop, self.oldest, self.newest = store.stop, store.oldest, store.newest
         self.n_columns, self.blank, self.again = store.n_columns, store.blank, store.again
         self.counts = {name: getattr(store.counts, name) for name in Waiting.__slots__}
-        self._changed: dict[int, Row] = {}
+        self._changed: dict[int, StoredRow] = {}
         self._ended: dict[int, int] = {}  # the event with which a row ended to wait
         self._done: list[int] = []  # those of this call
         self._n_forgotten = 0  # the first ones that are done; some may be needed to learn them
 
-    def row(self, number: int) -> Row | None:
+    def row(self, number: int) -> StoredRow | None:
         """A row as it is after all events, with its columns also if it is forgotten then."""
         row = self._changed.get(number)
         return self.before.row(number) if row is None else row
 
     # ---- events ---------------------------------------------------------------------------
 
-    def ask(self, row: Row, entry: int) -> None:
+    def ask(self, row: StoredRow, entry: int) -> None:
         """A row is asked for; then the rows that wait too long expire."""
         number = self.ids.get(row.id, -1)
         waits = self.row(number) if number >= 0 else None
@@ -308,7 +308,7 @@ class Book:
                 self._expire(self.oldest, first)
             self.oldest += 1
 
-    def _is_old(self, row: Row) -> bool:
+    def _is_old(self, row: StoredRow) -> bool:
         if self.max_age is None:
             return False
         if self.newest == self.newest:
@@ -350,12 +350,12 @@ class Book:
             )
         self._expire(number, row)
 
-    def _expire(self, number: int, row: Row) -> None:
+    def _expire(self, number: int, row: StoredRow) -> None:
         self._end(number, row._replace(columns=b"", sizes=NOTHING, kept=b""), EXPIRED)
 
-    def _end(self, number: int, row: Row, status: int, target: Any = None) -> None:
+    def _end(self, number: int, row: StoredRow, status: int, target: Any = None) -> None:
         """A row ends to wait; the one that did so longest ago is forgotten."""
-        self._changed[number] = Row._make((*row[:6], status, target))
+        self._changed[number] = StoredRow._make((*row[:6], status, target))
         self._ended[number] = len(self.events) - 1
         self._done.append(number)
         self.counts["waiting"] -= 1
@@ -398,7 +398,7 @@ class Book:
             row = self.row(number)
             if row is not None and row.status != EXPIRED:
                 own = data[k * width : (k + 1) * width]
-                self._changed[number] = Row._make((*row[:4], sizes, own, *row[6:]))
+                self._changed[number] = StoredRow._make((*row[:4], sizes, own, *row[6:]))
 
     def blanks(self, n_targets: int, n_events: int) -> list[int]:
         """Rows to predict after so many events, of those asked for when nothing was known.
@@ -437,10 +437,10 @@ class Book:
 
 
 def _changed(
-    blocks: Map[int, dict[int, Row]], rows: Mapping[int, Row | None]
-) -> Map[int, dict[int, Row]]:
+    blocks: Map[int, dict[int, StoredRow]], rows: Mapping[int, StoredRow | None]
+) -> Map[int, dict[int, StoredRow]]:
     """Blocks with these rows, and without those that are None."""
-    made: dict[int, dict[int, Row]] = {}
+    made: dict[int, dict[int, StoredRow]] = {}
     for number, row in rows.items():
         k = number // _BLOCK
         block = made.get(k)
@@ -473,7 +473,7 @@ def _fits(small: Sizes, large: Sizes) -> bool:
     return small[1] <= large[1] and (small[0], *small[2:]) == (large[0], *large[2:])
 
 
-def _grouped(rows: list[Row]) -> dict[tuple[int, Sizes], list[int]]:
+def _grouped(rows: list[StoredRow]) -> dict[tuple[int, Sizes], list[int]]:
     """Places of rows with as many columns and the same sizes."""
     groups: dict[tuple[int, Sizes], list[int]] = {}
     for place, row in enumerate(rows):

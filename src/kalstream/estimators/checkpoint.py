@@ -49,6 +49,7 @@ from numpy.typing import NDArray
 
 from kalstream import __version__
 from kalstream._files import write_whole
+from kalstream.core.alarm import Watch
 from kalstream.core.bank import Bank, BankArrays
 from kalstream.core.calibration import Alpha, Calibration
 from kalstream.core.judging import Kept, LateJudge
@@ -64,7 +65,6 @@ from kalstream.estimators._regression import Values
 from kalstream.estimators._representation import Representation
 from kalstream.estimators._soundness import CHECKS, Foreign
 from kalstream.estimators._waiting import Store, Waiting
-from kalstream.estimators._watch import Watch
 from kalstream.estimators.labels import Labels
 from kalstream.estimators.migrations import FORMAT, MIGRATIONS
 from kalstream.features import OnlineScaler, RandomFourierFeatures

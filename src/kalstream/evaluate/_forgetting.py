@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kalstream._json import from_number, to_number
-from kalstream.core.mixture.grids import weighted_median
+from kalstream.core.half_lives import weighted_median
 from kalstream.errors import KalstreamError
 from kalstream.evaluate.adapters import Adapter
 

@@ -26,7 +26,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DueTargets:
     """Targets that are told while rows are asked for.
 
     Attributes
@@ -49,7 +49,7 @@ class Told:
         return Place(row, start + int(self.before[self.ids.index(row)]) - 1)
 
 
-class _Clock:
+class _LastTime:
     """The time of the last row, which later ones must not precede."""
 
     time = -math.inf
@@ -79,7 +79,7 @@ class _Clock:
         self.time = -math.inf if time is None else time
 
 
-class LateTargets(_Clock):
+class LateTargets(_LastTime):
     """Targets that are known to the stream, but told late.
 
     Each target has an arrival: the row, or the time, from which on it may be told.
@@ -124,7 +124,7 @@ class LateTargets(_Clock):
         targets[never] = None
         return replace(batch, targets=targets)
 
-    def due(self, batch: Batch) -> tuple[Told, Callable[[], None]]:
+    def due(self, batch: Batch) -> tuple[DueTargets, Callable[[], None]]:
         """Targets to tell while the rows of a batch are asked for; and what to do when it is done.
 
         A target that arrives at a time is told before the first row, after its own, whose time is
@@ -147,7 +147,7 @@ class LateTargets(_Clock):
         # Rows of a chunk are predicted before any target is told.
         place = np.minimum(-(-np.maximum(place, 0) // self.chunk) * self.chunk, n)
         order = np.lexsort((rows[is_due], arrivals[is_due], place))
-        told = Told(rows[is_due][order].tolist(), targets[is_due][order], place[order])
+        told = DueTargets(rows[is_due][order].tolist(), targets[is_due][order], place[order])
         left = ~is_due & np.isfinite(arrivals)
 
         def done() -> None:
@@ -166,7 +166,7 @@ class LateTargets(_Clock):
         ends = -(-(batch.start + 1 + np.arange(len(batch))) // self.chunk) * self.chunk
         return np.minimum(ends, batch.stop) + float(self.delay)
 
-    def rest(self) -> tuple[Told, Callable[[], None]]:
+    def rest(self) -> tuple[DueTargets, Callable[[], None]]:
         """The targets that still wait, in the order of their arrival."""
         order = np.lexsort((self.rows, self.arrivals))
         targets = np.empty(0, object) if self.targets is None else self.targets
@@ -177,7 +177,7 @@ class LateTargets(_Clock):
             self.at_end, self.missing = self.at_end + there, self.missing + len(targets) - there
             self.rows, self.arrivals, self.targets = self.rows[:0], self.arrivals[:0], targets[:0]
 
-        return Told(rows, targets[order], np.zeros(len(rows), np.int64)), done
+        return DueTargets(rows, targets[order], np.zeros(len(rows), np.int64)), done
 
     def first(self, row: int) -> int:
         """The first row whose target waits; ``row`` if there is none."""
@@ -201,7 +201,7 @@ class LateTargets(_Clock):
         self.targets[:] = state["targets"]
 
 
-class NamedRows(_Clock):
+class NamedRows(_LastTime):
     """Rows with ids: a row without a target waits, and a later row of its id brings the target.
 
     A row is scored when its target comes, by the prediction that was made when it came itself. The
@@ -230,14 +230,14 @@ class NamedRows(_Clock):
     def __len__(self) -> int:
         return len(self.waiting)
 
-    def sorted_out(self, batch: Batch) -> Events:
+    def sorted_out(self, batch: Batch) -> BatchEvents:
         """Which rows of a batch are to be predicted, and which bring targets."""
         assert batch.ids is not None
         there = known(batch.targets).tolist()
         unusable: Array = np.asarray(np.isnan(batch.rows).all(axis=1))
         if batch.times is not None:
             unusable = unusable | np.isnan(batch.times)
-        events = Events([], [], [])
+        events = BatchEvents([], [], [])
         keys = [key for key in batch.ids.tolist() if key is not None]
         ids = {key for key, status in zip(keys, self.status_of(keys), strict=True) if status}
         for i, (key, has_target, empty) in enumerate(
@@ -268,7 +268,7 @@ class NamedRows(_Clock):
         return events
 
     def scored(
-        self, batch: Batch, answer: Answer, events: Events, tracker: Tracker, n_asked: int
+        self, batch: Batch, answer: Answer, events: BatchEvents, tracker: Tracker, n_asked: int
     ) -> tuple[Scored | None, dict[int, Place]]:
         """Take in what the learner did with a batch, after it was asked for n_asked rows in all.
 
@@ -332,7 +332,7 @@ class NamedRows(_Clock):
 
 
 @dataclass(slots=True)
-class Events:
+class BatchEvents:
     """What the rows of a batch are.
 
     Attributes
@@ -349,8 +349,8 @@ class Events:
     again: int = 0
     unknown: int = 0
 
-    def as_told(self, batch: Batch) -> Told:
+    def as_told(self, batch: Batch) -> DueTargets:
         """The targets, as a learner is told them."""
         places = np.array([before for _, _, before in self.told], np.int64)
         rows = [i for _, i, _ in self.told]
-        return Told([key for key, _, _ in self.told], batch.targets[rows], places)
+        return DueTargets([key for key, _, _ in self.told], batch.targets[rows], places)

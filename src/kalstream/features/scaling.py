@@ -11,7 +11,7 @@ from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from kalstream.core import checks as check
-from kalstream.core.policy import gamma_of
+from kalstream.core.half_lives import gamma_of
 from kalstream.features.rows import read_rows
 
 Array = NDArray[np.float64]

@@ -60,13 +60,13 @@ HalfLife = Annotated[float, AllowInfNan(True), Field(gt=0.0), BeforeValidator(_s
 Metrics = dict[str, Number | None]
 
 
-class _Part(BaseModel):
+class _Line(BaseModel):
     """Fields of a line; further ones are kept, so that later versions may add some."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
 
-class HalfLives(_Part):
+class HalfLives(_Line):
     """Weights of half-lives, on average over a window.
 
     Attributes
@@ -94,7 +94,7 @@ class HalfLives(_Part):
         return self.half_lives[0] if math.isnan(self.median) else self.median
 
 
-class Alarm(_Part):
+class Alarm(_Line):
     """A drift alarm: the row whose target raised it, when it was raised, and its confidence.
 
     ``raised`` is None if that is ``row``, and in earlier files. An unknown confidence is NaN.
@@ -110,7 +110,7 @@ class Alarm(_Part):
         return self.row if self.raised is None else self.raised
 
 
-class NewClass(_Part):
+class NewClass(_Line):
     """First appearance of a label: its code, its text and its row."""
 
     code: Count
@@ -118,7 +118,7 @@ class NewClass(_Part):
     row: Count
 
 
-class _Reliability(_Part):
+class _Reliability(_Line):
     count: Weights
     confidence: Weights
     right: Weights
@@ -130,23 +130,23 @@ class _Reliability(_Part):
         return self
 
 
-class _Pit(_Part):
+class _Pit(_Line):
     count: Weights
 
 
-class _Clock(_Part):
+class _Speed(_Line):
     seconds: Number | None = None
     rows_per_second: Number | None = None
     memory_mb: Number | None = None
     wall_seconds: Number | None = None
 
 
-class _Baseline(_Part):
+class _Baseline(_Line):
     window: Metrics = {}
     total: Metrics = {}
 
 
-class Window(_Part):
+class Window(_Line):
     """The line of a window; docs/files.md lists its fields."""
 
     kind: Literal["window"]
@@ -165,7 +165,7 @@ class Window(_Part):
     )
     reliability: _Reliability | None = None
     pit: _Pit | None = None
-    clock: _Clock = _Clock()
+    clock: _Speed = _Speed()
 
     @cached_property
     def scores(self) -> dict[str, float]:
@@ -174,7 +174,7 @@ class Window(_Part):
         Numbers that are not defined are left out.
         """
         parts: dict[str, Mapping[str, float | None]] = {"window": self.window, "total": self.total}
-        parts["clock"] = {name: getattr(self.clock, name) for name in _Clock.model_fields}
+        parts["clock"] = {name: getattr(self.clock, name) for name in _Speed.model_fields}
         for name, baseline in self.baselines.items():
             parts[f"{name.replace('.', '_')}.window"] = baseline.window
             parts[f"{name.replace('.', '_')}.total"] = baseline.total
@@ -197,7 +197,7 @@ class Window(_Part):
         return None if self.pit is None else np.array(self.pit.count, float)
 
 
-class End(_Part):
+class End(_Line):
     """The last line of a run; docs/files.md lists its fields."""
 
     kind: Literal["end"]
@@ -206,7 +206,7 @@ class End(_Part):
     total: Metrics = {}
     baselines: dict[str, Metrics] = {}
     classes: list[Any] = []
-    clock: _Clock = _Clock()
+    clock: _Speed = _Speed()
     reason: str | None = None
     message: str | None = None
     skipped: Count | None = None

@@ -16,7 +16,7 @@ from kalstream.runs.setup import describe_error
 Watch = Callable[[Evaluation, Record], None]
 
 
-class Outcome(NamedTuple):
+class Ending(NamedTuple):
     """Why a loop ended: "end", "limit", "interrupted" or "error", and the message of the error."""
 
     reason: str
@@ -50,7 +50,7 @@ class Loop:
     def _repeatable(self) -> bool:
         return self.evaluation.stream.repeatable
 
-    def run(self) -> Outcome:
+    def run(self) -> Ending:
         """Predict and learn to the end, and save the last checkpoint."""
         outcome = self._to_the_end()
         if not self.evaluation.settled:  # an interrupt in the middle of a chunk
@@ -61,25 +61,25 @@ class Loop:
             else:
                 self._save()
         except RunError as error:  # the learner cannot be saved
-            return Outcome("error", outcome.message or str(error))
+            return Ending("error", outcome.message or str(error))
         return outcome
 
-    def _to_the_end(self) -> Outcome:
+    def _to_the_end(self) -> Ending:
         evaluation = self.evaluation
         try:
             if self._was_stopped():
-                return Outcome("interrupted")
+                return Ending("interrupted")
             at_limit = evaluation.limit is not None and evaluation.n_rows >= evaluation.limit
             if at_limit:
                 self._save_final()  # a run that resumes does not learn late labels here
             evaluation.finish()
         except KeyboardInterrupt:  # while it waited for rows, or a second one
-            return Outcome("interrupted")
+            return Ending("interrupted")
         except Exception as error:  # bad data or a bad learner: keep what was learned
             if isinstance(error, OSError) and not isinstance(error, KalstreamError):
                 raise
-            return Outcome("error", self._message(error))
-        return Outcome("limit" if at_limit else "end")
+            return Ending("error", self._message(error))
+        return Ending("limit" if at_limit else "end")
 
     def _was_stopped(self) -> bool:
         """Predict and learn all rows, or until a stop is requested."""

@@ -44,7 +44,7 @@ from kalstream.runs.files import (
     remedy_for,
     write_config,
 )
-from kalstream.runs.loop import Loop, Outcome, Watch
+from kalstream.runs.loop import Ending, Loop, Watch
 from kalstream.runs.options import CHECKPOINT_EVERY, Options
 from kalstream.runs.origin import Origin, check_fits, check_is_table
 from kalstream.runs.results import ResultFiles, memory_mb, with_clock
@@ -479,7 +479,7 @@ class Run:
 
     # ---- the end --------------------------------------------------------------------------
 
-    def _end_line(self, outcome: Outcome, wall_seconds: float) -> dict[str, Any]:
+    def _end_line(self, outcome: Ending, wall_seconds: float) -> dict[str, Any]:
         line = with_clock(self.evaluation.end_line())
         line["clock"] |= {"wall_seconds": wall_seconds, "memory_mb": memory_mb(peak=True)}
         n_parts = 1 + len(self.config["extensions"])

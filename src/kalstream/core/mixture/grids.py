@@ -1,4 +1,4 @@
-"""Settings of the filters of a mixture as arrays, and medians over them."""
+"""Settings of the filters of a mixture as arrays."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from kalstream.core import checks as check
+from kalstream.core.half_lives import gamma_of
 from kalstream.core.likelihoods import LIKELIHOODS, ONEHOT
-from kalstream.core.policy import gamma_of
 from kalstream.errors import InvalidInput
 
 Array = NDArray[Any]
@@ -63,20 +63,3 @@ def codes_of(likelihoods: tuple[str, ...], labels: bool) -> Array:
 def gammas_of(half_lives: Sequence[float]) -> Array:
     """Coefficients (J, 1) of half-lives; not to be changed."""
     return np.array([[gamma_of(value)] for value in half_lives])
-
-
-def weighted_median(values: ArrayLike, weights: ArrayLike) -> NDArray[np.float64]:
-    """Weighted median of values (J,), for each row of weights (..., J).
-
-    It is the smallest value v such that the weights of all values up to v sum to at least half of
-    the total weight.
-
-    Examples
-    --------
-    >>> float(weighted_median([10.0, float("inf"), 1.0], [0.2, 0.3, 0.5]))
-    1.0
-    """
-    order = np.argsort(values)
-    below = np.cumsum(np.asarray(weights)[..., order], axis=-1)
-    index = np.argmax(below >= 0.5 * below[..., -1:], axis=-1)
-    return np.asarray(values, dtype=np.float64)[order][index]

@@ -24,7 +24,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class LateChunk:
     """Rows (n, m) with their targets, weights and events: the arguments of `step_events`."""
 
     features: Array
@@ -47,7 +47,7 @@ class Told:
 
 
 def step_events(
-    policy: Mixture, state: MixtureState, told: Told
+    policy: Mixture, state: MixtureState, told: LateChunk
 ) -> tuple[MixtureState, MixtureStep, BankStep]:
     """`JudgingPolicy.step_events` of a mixture."""
     events, prior_var = told.events, told.prior_var
@@ -70,7 +70,9 @@ def step_events(
     return *policy._weighed(state, bank, near, rows), far
 
 
-def _moments(policy: Mixture, state: MixtureState, rows: Rows, told: Told) -> tuple[Any, BankStep]:
+def _moments(
+    policy: Mixture, state: MixtureState, rows: Rows, told: LateChunk
+) -> tuple[Any, BankStep]:
     """The filters after all events, and moments of rows before any time has passed."""
     n_told, made = int((~told.events.asked).sum()), None
     if DEFERRED_ROWS < n_told < len(told.events):
@@ -78,7 +80,9 @@ def _moments(policy: Mixture, state: MixtureState, rows: Rows, told: Told) -> tu
     return made or state.bank.run(rows, policy._how(state, rows), False)
 
 
-def _in_runs(policy: Mixture, state: MixtureState, told: Told) -> tuple[Any, BankStep, BankStep]:
+def _in_runs(
+    policy: Mixture, state: MixtureState, told: LateChunk
+) -> tuple[Any, BankStep, BankStep]:
     """As `_moments`, run by run: the filters after all events, and moments near and far."""
     after, near, far = state, [], []
     events, prior_var = told.events, told.prior_var
@@ -95,7 +99,9 @@ def _in_runs(policy: Mixture, state: MixtureState, told: Told) -> tuple[Any, Ban
     return after.bank, joined_steps(near), joined_steps(far)
 
 
-def _between(policy: Mixture, state: MixtureState, told: Told) -> tuple[Filters, BankStep] | None:
+def _between(
+    policy: Mixture, state: MixtureState, told: LateChunk
+) -> tuple[Filters, BankStep] | None:
     """Learn the rows that are told in blocks, and predict the others in between."""
     tells, asked = np.flatnonzero(~told.events.asked), np.flatnonzero(told.events.asked)
     rows = Rows.read(state, **told[tells])

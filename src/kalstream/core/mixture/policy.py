@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kalstream.core import checks as check
-from kalstream.core.bank import Ahead, Filters, How, joined_steps
+from kalstream.core.bank import Filters, How, Lookahead, joined_steps
 from kalstream.core.chunk import Rows
+from kalstream.core.half_lives import gamma_of
 from kalstream.core.judging import Case, Events, Judged, LateJudge, Sizes, n_answers
 from kalstream.core.likelihoods import check_likelihood
 from kalstream.core.mixture.grids import (
@@ -23,12 +24,12 @@ from kalstream.core.mixture.grids import (
     grid_of,
     prior_vars_of,
 )
-from kalstream.core.mixture.late import Told, judged, step_events
+from kalstream.core.mixture.late import LateChunk, judged, step_events
 from kalstream.core.mixture.state import MixtureState
 from kalstream.core.mixture.step import MixtureStep
 from kalstream.core.motion_reference import check_order
 from kalstream.core.orders import start_bank
-from kalstream.core.policy import JudgingPolicy, gamma_of
+from kalstream.core.policy import JudgingPolicy
 from kalstream.core.state import BankStep
 from kalstream.errors import InvalidInput
 
@@ -239,7 +240,7 @@ class Mixture(JudgingPolicy):
         prior_vars = prior_vars_of(state.prior_scales, prior_var, bank.dtype)
         keep_mean = check.flag("keep_mean", keep_mean)
         settings = prior_vars, keep_mean, self.share, state.log_weights
-        ahead = Ahead(gammas_of(self.half_lives), *settings)
+        ahead = Lookahead(gammas_of(self.half_lives), *settings)
         cuts = [slice(i, i + _PREDICTED_ROWS) for i in range(0, len(phi), _PREDICTED_ROWS)]
         parts = [bank.predict(phi[part], gap[part], ahead) for part in cuts]
         moments = joined_steps([step for step, _ in parts])
@@ -271,7 +272,7 @@ class Mixture(JudgingPolicy):
         prior_var: float,
     ) -> tuple[MixtureState, MixtureStep, BankStep]:
         """Predict rows, and learn those that are told; see `JudgingPolicy.step_events`."""
-        told = Told(features, targets, weight, events, noise_var, prior_var)
+        told = LateChunk(features, targets, weight, events, noise_var, prior_var)
         return step_events(self, state, told)
 
     def late_judge(self, state: MixtureState, sizes: Sizes) -> LateJudge:

@@ -11,15 +11,10 @@ from numpy.typing import NDArray
 
 from kalstream.core import checks as check
 from kalstream.core.bank import Filters
+from kalstream.core.half_lives import gamma_of, weighted_median
 from kalstream.core.likelihoods import check_likelihood
-from kalstream.core.mixture.grids import (
-    Calibrations,
-    check_calibrations,
-    grid_of,
-    prior_vars_of,
-    weighted_median,
-)
-from kalstream.core.policy import PolicyState, check_seen, gamma_of
+from kalstream.core.mixture.grids import Calibrations, check_calibrations, grid_of, prior_vars_of
+from kalstream.core.policy import PolicyState, check_seen
 from kalstream.core.state import Posterior
 from kalstream.errors import InvalidInput
 

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kalstream.core import checks as check
-from kalstream.core.mixture.grids import Calibrations, check_calibrations, grid_of, weighted_median
+from kalstream.core.half_lives import weighted_median
+from kalstream.core.mixture.grids import Calibrations, check_calibrations, grid_of
 from kalstream.core.predictive import METHODS, class_probabilities
 from kalstream.core.state import BankStep
 from kalstream.errors import InvalidInput

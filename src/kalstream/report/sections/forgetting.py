@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kalstream.core.mixture.grids import weighted_median
+from kalstream.core.half_lives import weighted_median
 from kalstream.report import format as fmt
 from kalstream.report.axes import Axis, rows_axis
 from kalstream.report.elements import Children, alarm_key, details, mark_alarms, prose, table

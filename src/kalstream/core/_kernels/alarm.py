@@ -1,4 +1,4 @@
-"""The running averages and the evidence of `_watch`, compiled. Imported on first use only."""
+"""The running averages and the evidence of `alarm`, compiled. Import it on first use."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from kalstream.core.jit import Flags, Floats, jit
-from kalstream.estimators._watch import (
+from kalstream.core.alarm import (
     AGE,
     ALARMS,
     BEGAN,
@@ -24,6 +23,7 @@ from kalstream.estimators._watch import (
     WARM_UP,
     N,
 )
+from kalstream.core.jit import Flags, Floats, jit
 
 
 @jit

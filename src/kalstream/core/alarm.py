@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kalstream.core.mixture.grids import weighted_median
+from kalstream.core.half_lives import weighted_median
 
 Array = NDArray[Any]
 
@@ -134,7 +134,7 @@ class Watch:
         Belief, variance and evidence are (b, W), as in `Policy`. Also returns whether an alarm
         began with each row (b,).
         """
-        from kalstream.estimators._watch_kernel import watch_rows
+        from kalstream.core._kernels.alarm import watch_rows
 
         kept = self
         if belief.shape[1] != len(self.usual):  # another policy, before anything was learned
