@@ -19,7 +19,7 @@ from sklearn.base import clone
 
 from kalstream import __version__
 from kalstream._files import Lock
-from kalstream.errors import InvalidInput, InvalidOption, KalstreamError
+from kalstream.errors import InUse, InvalidInput, InvalidOption, KalstreamError
 from kalstream.evaluate import Evaluation, prequential
 from kalstream.evaluate.prequential import TOGETHER
 from kalstream.runs.checkpoint import (
@@ -191,6 +191,8 @@ class Run:
         """
         folder = Path(folder)
         if why_done(folder, changes):
+            with contextlib.suppress(InUse, OSError), _lock_of(folder):
+                pass  # taken and released, the lock that a killed run left is gone
             return None
         return cls._reopened(folder, changes or {}, extends=False, **parameters)
 
