@@ -406,8 +406,6 @@ class Book:
         A row is predicted when half as many targets are known as rows came before it, so that
         filters are judged over growing distances.
         """
-        if n_targets < self.again or self.again >= self.blank:
-            return []
         numbers = range(self.again, min(self.blank, 2 * n_targets))
         return [number for number in numbers if self._waits(number, n_events)]
 
