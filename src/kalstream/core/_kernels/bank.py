@@ -165,7 +165,7 @@ def scan_bank(
     phi = features[learned]
     gram_eye, gram_cov = np.empty((n, n)), np.empty((n, n))
     products_with(features, features, gram_eye)
-    variances = np.empty(m)
+    variances, keep_mean = np.empty(m), n < 0  # a literal would compile the scan once more
     done, unsound = n, -1
     for j in range(n_filters):
         prior_var = prior_vars[j]
@@ -182,19 +182,25 @@ def scan_bank(
             n_seen,
             gammas[j],
             prior_var,
-            False,
+            keep_mean,
             likelihoods[j],
         )
         done = min(done, scan[0])
-        mean[j], var[j], noise[j], nis[j] = scan[2], scan[3], scan[4], scan[10]
         kept, lost, reach = scan[7], scan[8], scan[9]
+        # Loops: an assignment of slices brings code that formats messages of shapes.
+        for i in range(n):
+            var[j, i], noise[j, i], nis[j, i] = scan[3][i], scan[4][i], scan[10][i]
+            for k in range(n_outputs):
+                mean[j, i, k] = scan[2][i, k]
         for k in range(m):
             variances[k] = scales[j, 1] * cov[j, k, k] + scales[j, 2]
         if not rows_are_sound(var[j], noise[j], features, variances, epsilon, scales[j, 4], limits):
             unsound = j
         for a in range(learned.shape[0]):
-            gains[j, a] = times_cov[j, learned[a]]
-            innovations[j, a] = scan[6][learned[a]]
+            for k in range(m):
+                gains[j, a, k] = times_cov[j, learned[a], k]
+            for k in range(n_outputs):
+                innovations[j, a, k] = scan[6][learned[a], k]
             for b in range(learned.shape[0]):
                 system[a, b] = scan[5][learned[a], learned[b]]
         target_covariance(gains[j], phi, kept[learned], prior_var * lost[learned])

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from kalstream.core._kernels.chunk import calibrated_terms
+from kalstream.core._kernels.chunk import Integral, calibrated_terms
 from kalstream.core.jit import Floats, Labels, jit
 from kalstream.core.scale import KEEP_SCALE
 from kalstream.core.softmax_integral import LARGEST_LOGIT, probabilities
@@ -29,13 +29,10 @@ def mix(
     n_seen: Labels,
     switch: Floats,
     calibrations: Floats,
-    exact: bool,
+    exact: Floats,
     learn_scale: bool,
     log_weights: Floats,
     spread: Floats,
-    ell: Floats,
-    slope: Floats,
-    work: Floats,
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Bayes' rule with a fixed share of switching over J filters and C calibrations.
 
@@ -51,12 +48,12 @@ def mix(
     classes, n_seen : (K,), (b + 1,)
         Of `observing.arrivals`.
     calibrations : (J, C)
-    exact, learn_scale : bool
+    exact : (b, J, C) or (0, 0, 0)
+        Of `exact_log_probs`; without it, labels are judged by the probit approximation.
+    learn_scale : bool
         As in `mixture.Mixture`.
     log_weights, spread : (J, C), (J, 2), changed in place
         Spread holds degrees of freedom and sum of squares.
-    ell, slope, work
-        Of `softmax_integral`.
 
     Returns
     -------
@@ -70,12 +67,11 @@ def mix(
         Log of each filter's likelihood, to the power of the sample weight and averaged over the
         calibrations; NaN for the same rows.
     """
-    n_filters, n, n_outputs = means.shape
+    n_filters, n, _ = means.shape
     n_calibrations = calibrations.shape[1]
     weights, log_prob = np.empty((n, n_filters, n_calibrations)), np.full(n, np.nan)
     scale, evidence = np.ones((n, n_filters)), np.full((n, n_filters), np.nan)
     log_liks = np.empty((n_filters, n_calibrations))
-    scaled = np.empty(n_outputs)
     for i in range(n):
         switch_weights(log_weights, switch[i], weights[i])
         if learn_scale:
@@ -99,16 +95,8 @@ def mix(
                     log_lik = student_log_density(dense[i], mean, total, spread[j])
                 elif labels.shape[0] == 0:
                     log_lik = gaussian_log_density(dense[i], mean, total)
-                elif exact:
-                    log_lik = calibrated_terms(
-                        mean,
-                        var,
-                        calibrations[j, c],
-                        labels[i],
-                        active,
-                        scaled,
-                        (ell, slope, work),
-                    )[0]
+                elif exact.shape[0]:
+                    log_lik = exact[i, j, c]
                 else:
                     log_lik = probit_log_prob(mean, var, calibrations[j, c], labels[i], active)
                 log_liks[j, c] = max(log_lik, _LEAST_LOG)
@@ -118,6 +106,36 @@ def mix(
         weigh_filters(weights[i], weight[i], log_liks, evidence[i])
         learn_weights(log_weights, weight[i], log_liks)
     return weights, scale, log_prob, evidence
+
+
+@jit
+def exact_log_probs(
+    means: Floats,
+    variances: Floats,
+    labels: Labels,
+    noise_var: Floats,
+    classes: Labels,
+    n_seen: Labels,
+    calibrations: Floats,
+    integral: Integral,
+) -> Floats:
+    """Log predictive of each row's label, eq. (13), by each filter and calibration (b, J, C).
+
+    The arguments are those of `mix`. It is not part of it, since most mixtures use the probit
+    approximation, and this takes longer to compile than all of the rest.
+    """
+    n_filters, n, n_outputs = means.shape
+    out, scaled = np.zeros((n, *calibrations.shape)), np.empty(n_outputs)
+    for i in range(n):
+        if noise_var[i] == np.inf or n_seen[i + 1] > n_seen[i]:
+            continue
+        active = classes[: n_seen[i]]
+        for j in range(n_filters):
+            var = max(variances[j, i], 0.0)
+            for c in range(calibrations.shape[1]):
+                known = means[j, i], var, calibrations[j, c], labels[i], active, scaled
+                out[i, j, c] = calibrated_terms(*known, integral)[0]
+    return out
 
 
 @jit
@@ -256,64 +274,125 @@ def learn_spread(target: Floats, mean: Floats, unit: float, weight: float, sprea
 
 
 @jit
+def probit_probabilities(
+    means: Floats, variances: Floats, weights: Floats, calibrations: Floats
+) -> tuple[Floats, int]:
+    """Class probabilities (b, K) of a mixture with weights (b, J, C), and the first bad row.
+
+    Each component uses the probit approximation. A row is bad if its moments are NaN or too large
+    for the integral, or its weights are negative or sum to 0. -1 if no row is bad.
+    """
+    n_filters, n, n_outputs = means.shape
+    out, one = np.zeros((n, n_outputs)), np.empty(n_outputs)
+    for i in range(n):
+        if not row_is_sound(means[:, i], variances[:, i], weights[i], calibrations):
+            return out, i
+        for j in range(n_filters):
+            var = max(variances[j, i], 0.0)
+            for c in range(calibrations.shape[1]):
+                add_probit(means[j, i], var, calibrations[j, c], weights[i, j, c], one, out[i])
+        normalise_row(out[i])
+    return out, -1
+
+
+@jit
 def mixed_probabilities(
     means: Floats,
     variances: Floats,
     weights: Floats,
     calibrations: Floats,
     light: float,
-    ell: Floats,
-    slope: Floats,
-    work: Floats,
+    integral: Integral,
 ) -> tuple[Floats, int]:
-    """Class probabilities (b, K) of a mixture with weights (b, J, C), and the first bad row.
+    """As `probit_probabilities`, but with the integral where the weight is large.
 
-    The lightest components, up to a total weight of ``light``, use the probit approximation, the
-    others the integral. A row is bad if its moments are NaN or too large for the integral, or its
-    weights are negative or sum to 0. -1 if no row is bad.
+    The lightest components, up to a total weight of ``light``, use the probit approximation.
     """
     n_filters, n, n_outputs = means.shape
-    n_all = calibrations.size
+    ell, slope, work = integral
     out, one = np.zeros((n, n_outputs)), np.empty((1, n_outputs))
     mean, std = np.empty((1, n_outputs)), np.empty(1)
     for i in range(n):
-        flat = np.sort(weights[i].ravel())
-        whole = flat.sum()
-        held, least, most = 0.0, np.inf, light * whole
-        if not (flat[0] >= 0.0 and whole > 0.0 and whole < np.inf):
+        if not row_is_sound(means[:, i], variances[:, i], weights[i], calibrations):
             return out, i
-        for a in range(n_all):
-            held += flat[a]
-            if held > most:
-                least = flat[a]
-                break
+        least = least_exact(weights[i], light)
         for j in range(n_filters):
-            top, low = means[j, i, 0], means[j, i, 0]
-            if not variances[j, i] < np.inf:
-                return out, i
-            for k in range(n_outputs):
-                if not abs(means[j, i, k]) < LARGEST_LOGIT:
-                    return out, i
-                top, low = max(top, means[j, i, k]), min(low, means[j, i, k])
+            var = max(variances[j, i], 0.0)
             for c in range(calibrations.shape[1]):
                 weight, alpha = weights[i, j, c], calibrations[j, c]
-                spread = alpha * np.sqrt(max(variances[j, i], 0.0))
-                if not (spread < LARGEST_LOGIT and alpha * (top - low) < LARGEST_LOGIT):
-                    return out, i
-                exact = weight >= (1.0 - 1e-9) * least and n_outputs > 1  # ties are not split
-                if not exact:
-                    alpha = probit_factor(alpha, spread * spread)
+                if weight < (1.0 - 1e-9) * least or n_outputs == 1:  # ties are not split
+                    add_probit(means[j, i], var, alpha, weight, one[0], out[i])
+                    continue
+                top = means[j, i].max()
                 for k in range(n_outputs):
                     mean[0, k] = alpha * (means[j, i, k] - top)
-                    one[0, k] = np.exp(mean[0, k]) if not exact else 0.0
-                if exact:
-                    std[0] = spread
-                    probabilities(mean, std, ell, slope, work, one)
+                    one[0, k] = 0.0
+                std[0] = alpha * np.sqrt(var)
+                probabilities(mean, std, ell, slope, work, one)
                 share = weight / one.sum()
                 for k in range(n_outputs):
                     out[i, k] += share * one[0, k]
-        out[i] /= out[i].sum()
+        normalise_row(out[i])
     return out, -1
+
+
+@jit
+def normalise_row(out: Floats) -> None:
+    """Divide probabilities (K,), in place, by their sum."""
+    total = 0.0
+    for k in range(out.shape[0]):
+        total += out[k]
+    for k in range(out.shape[0]):
+        out[k] /= total
+
+
+@jit
+def least_exact(weights: Floats, light: float) -> float:
+    """The smallest weight (J, C) behind the lightest ones, which hold a share of ``light``."""
+    flat = np.sort(weights.ravel())
+    held, most = 0.0, light * flat.sum()
+    for a in range(flat.shape[0]):
+        held += flat[a]
+        if held > most:
+            return flat[a]
+    return np.inf
+
+
+@jit
+def row_is_sound(means: Floats, variances: Floats, weights: Floats, calibrations: Floats) -> bool:
+    """Whether a row has probabilities: means (J, K), variances (J,), weights (J, C)."""
+    whole, least = 0.0, np.inf
+    for j in range(means.shape[0]):
+        top, low = means[j, 0], means[j, 0]
+        if not variances[j] < np.inf:
+            return False
+        for k in range(means.shape[1]):
+            if not abs(means[j, k]) < LARGEST_LOGIT:
+                return False
+            top, low = max(top, means[j, k]), min(low, means[j, k])
+        for c in range(calibrations.shape[1]):
+            alpha = calibrations[j, c]
+            spread = alpha * np.sqrt(max(variances[j], 0.0))
+            if not (spread < LARGEST_LOGIT and alpha * (top - low) < LARGEST_LOGIT):
+                return False
+            whole += weights[j, c]
+            least = min(least, weights[j, c])
+    return bool(least >= 0.0 and whole > 0.0 and whole < np.inf)
+
+
+@jit
+def add_probit(
+    mean: Floats, var: float, alpha: float, weight: float, one: Floats, out: Floats
+) -> None:
+    """Add the probabilities of one component, times its weight, to out (K,); one (K,) is used."""
+    factor, top, total = probit_factor(alpha, alpha * alpha * var), mean[0], 0.0
+    for k in range(mean.shape[0]):
+        top = max(top, mean[k])
+    for k in range(mean.shape[0]):
+        one[k] = np.exp(factor * (mean[k] - top))
+        total += one[k]
+    for k in range(mean.shape[0]):
+        out[k] += weight / total * one[k]
 
 
 @jit

@@ -37,6 +37,7 @@ Array = NDArray[Any]
 
 # Rows predicted at a time, so that memory stays bounded.
 _PREDICTED_ROWS: Final = 256
+_NOT_EXACT: Final = np.empty((0, 0, 0))
 
 
 @final
@@ -197,22 +198,21 @@ class Mixture(JudgingPolicy):
         self, state: MixtureState, bank: Filters, moments: BankStep, rows: Rows
     ) -> tuple[MixtureState, MixtureStep]:
         """The state after rows, from the filters after them and the moments before each."""
-        from kalstream.core._kernels.mixture import mix
+        from kalstream.core._kernels.mixture import exact_log_probs, mix
         from kalstream.core.softmax_integral import table, workspace
 
         log_weights, spread = state.log_weights.copy(), state.spread.copy()
+        labels, dense, noise_var, weight, classes, n_seen = rows.observed()
+        grid, exact = grid_of(state.calibrations, len(state.half_lives)), _NOT_EXACT
+        seen = moments.logit_mean, moments.logit_var
+        if self.predictive == "exact" and rows.targets.labels is not None:
+            known, integral = (labels, noise_var, classes, n_seen), (*table(), workspace())
+            exact = exact_log_probs(*seen, *known, grid, integral)
         weights, scale, log_prob, evidence = mix(
-            moments.logit_mean,
-            moments.logit_var,
-            *rows.observed(),
+            *(*seen, labels, dense, noise_var, weight, classes, n_seen),
             1.0 - (1.0 - self.share) ** rows.gap,
-            grid_of(state.calibrations, len(state.half_lives)),
-            self.predictive == "exact",
-            self.learn_scale and rows.targets.labels is None,
-            log_weights,
-            spread,
-            *table(),
-            workspace(),
+            *(grid, exact, self.learn_scale and rows.targets.labels is None),
+            *(log_weights, spread),
         )
         grids, scales = (state.half_lives, state.calibrations), state.prior_scales
         report = moments, weights, log_prob, scale, *grids, scales
@@ -326,7 +326,7 @@ class Mixture(JudgingPolicy):
             raise InvalidInput(
                 "the step is of a prediction, without evidence; pass one that learned"
             )
-        return step.evidence[:, _order_of(step.half_lives)]
+        return np.take(step.evidence, _order_of(step.half_lives), axis=1)
 
 
 def _tuple(name: str, value: Any) -> tuple[Any, ...]:

@@ -202,11 +202,14 @@ def mixture_probabilities(
     means, variances, weights, calibrations = moments
     check.choice("method", method, METHODS)
     if method in ("exact", "probit"):
-        from kalstream.core._kernels.mixture import mixed_probabilities
+        from kalstream.core._kernels import mixture as kernels
         from kalstream.core.softmax_integral import table, workspace
 
-        light = check.unit_interval("light", light) if method == "exact" else math.inf
-        out, bad = mixed_probabilities(*moments, light, *table(), workspace())
+        if method == "probit":
+            out, bad = kernels.probit_probabilities(*moments)
+        else:
+            light, integral = check.unit_interval("light", light), (*table(), workspace())
+            out, bad = kernels.mixed_probabilities(*moments, light, integral)
         if bad >= 0:
             _refuse_row(bad, moments)
         return out
