@@ -239,6 +239,18 @@ def test_every_type_of_text(text):
     assert not bad
 
 
+def test_learning_and_encoding_leave_the_columns_as_they_were():
+    table = pa.record_batch({"c": ["p", "q"], "y": [0, 1]})
+    columns, _ = Columns.of_table(table, "y")
+    before = columns.to_json()
+    learned = columns.learn(table)
+    assert columns.encode(table)[0].tolist() == [[0.0] * 4] * 2  # nothing has a slot yet
+    assert learned.encode(table)[0].tolist() == [[1, 0, 0, 0], [0, 1, 0, 0]]
+    assert columns.to_json() == before != learned.to_json()
+    assert learned.learn(table) == learned
+    assert learned.frozen().learn(pa.record_batch({"c": ["r"], "y": [0]})) == learned.frozen()
+
+
 def test_infinities_can_count_as_missing(tmp_path):
     path = csv(tmp_path, "x,y\nInfinity,1.5\n-inf,2\nnan,inf\n3,1\n")
     stream = TableStream(path, "y", task="regression")
