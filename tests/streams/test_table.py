@@ -7,6 +7,7 @@ import io
 import json
 import os
 import threading
+from dataclasses import replace
 from decimal import Decimal
 from zlib import crc32
 
@@ -232,10 +233,22 @@ def test_every_type_of_text(text):
         {"c": pa.array(["p", None, "q"], text), "x": pa.array(["1", "NA", "2"], text)}
     )
     columns, _ = Columns.of_table(table, "c", as_written=True)
-    rows, targets, _, bad = columns.encode(table)
+    rows, targets, _, bad = columns.learn(table).encode(table)
     np.testing.assert_array_equal(rows[:, 0], [1, np.nan, 2])
     assert targets.tolist() == ["p", None, "q"]
     assert not bad
+
+
+def test_learning_and_encoding_leave_the_columns_as_they_were():
+    table = pa.record_batch({"c": ["p", "q"], "y": [0, 1]})
+    columns, _ = Columns.of_table(table, "y")
+    before = columns.to_json()
+    learned = columns.learn(table)
+    assert columns.encode(table)[0].tolist() == [[0.0] * 4] * 2  # nothing has a slot yet
+    assert learned.encode(table)[0].tolist() == [[1, 0, 0, 0], [0, 1, 0, 0]]
+    assert columns.to_json() == before != learned.to_json()
+    assert learned.learn(table) == learned
+    assert learned.frozen().learn(pa.record_batch({"c": ["r"], "y": [0]})) == learned.frozen()
 
 
 def test_infinities_can_count_as_missing(tmp_path):
@@ -351,8 +364,8 @@ def test_frozen_for_prediction(tmp_path):
         TableStream(csv(tmp_path, "x,y\n1,2\n", "q.csv"), columns=frozen)
     with pytest.raises(InvalidInput, match="target is 'x', but the given columns have target 'y'"):
         TableStream(path, "x", columns=frozen)
-    for column in frozen.features:  # a full table of categories uses hashes
-        column.n_slots = len(column.slots) or 1
+    full = [replace(column, n_slots=len(column.slots) or 1) for column in frozen.features]
+    frozen = replace(frozen, features=tuple(full))  # all slots are used: a hash decides
     (batch,) = TableStream(path, columns=frozen).batches()
     assert batch.rows[1, crc32(b"green") % 2] == 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, Self, TypeVar
@@ -103,13 +103,13 @@ class RunModel:
         """The current encoder."""
         return self._current[1]
 
-    def _publish(self, change: Callable[[Any, Columns | None], R]) -> R:
-        """Change a copy of model and encoder, and publish it; an error leaves the old pair."""
+    def _publish(self, change: Callable[[Any, Columns | None], tuple[R, Columns | None]]) -> R:
+        """Change a copy of the model and publish it with its encoder; an error leaves both."""
         with self._turn:
             model, encoder = self._current
-            pair = model.snapshot(), deepcopy(encoder)
-            result = change(*pair)
-            self._current = pair
+            model = model.snapshot()
+            result, encoder = change(model, encoder)
+            self._current = model, encoder
         return result
 
     @property
@@ -148,9 +148,10 @@ class RunModel:
             By default the column of the target in ``rows``.
         """
 
-        def learn(model: Any, encoder: Columns | None) -> None:
-            batch = _encoded(rows, encoder, y, learns=True)
+        def learn(model: Any, encoder: Columns | None) -> tuple[None, Columns | None]:
+            batch, encoder = _encoded(rows, encoder, y, learns=True)
             model.partial_fit(batch.rows, batch.targets, **_times(batch))
+            return None, encoder
 
         self._publish(learn)
         return self
@@ -174,15 +175,14 @@ class RunModel:
             Probabilities, or means and standard deviations: see `KalmanClassifier.ask`.
         """
 
-        def ask(model: Any, encoder: Columns | None) -> Any:
-            batch = _encoded(rows, encoder, asks=True)
+        def ask(model: Any, encoder: Columns | None) -> tuple[Any, Columns | None]:
+            batch, encoder = _encoded(rows, encoder, asks=True)
             names = batch.ids if ids is None else ids
-            return model.ask(batch.rows, names, **_times(batch), keep=keep)
+            return model.ask(batch.rows, names, **_times(batch), keep=keep), encoder
 
         if keep:
             return self._publish(ask)
-        model, encoder = self._current
-        return ask(model, deepcopy(encoder))
+        return ask(*self._current)[0]
 
     def tell(self, ids: Any, y: Any, *, unknown: str = "raise") -> Self:
         """Learn the targets of rows that were asked for; see `KalmanClassifier.tell`.
@@ -190,7 +190,7 @@ class RunModel:
         Rows that waited at the end of a run have the ids of the run, or the numbers of their rows.
         """
 
-        def tell(model: Any, encoder: Columns | None) -> None:
+        def tell(model: Any, encoder: Columns | None) -> tuple[None, Columns | None]:
             targets = y
             if encoder is not None and encoder.target is not None:
                 bad: dict[int, tuple[str, Any, str]] = {}
@@ -198,6 +198,7 @@ class RunModel:
                 targets = encoder.encode_targets(table, bad)
                 _refuse(bad)
             model.tell(ids, targets, unknown=unknown)
+            return None, encoder
 
         self._publish(tell)
         return self
@@ -239,7 +240,7 @@ class RunModel:
     def _to_predict(self, rows: Any) -> tuple[Any, Batch]:
         """The current model, and rows as it takes them."""
         model, encoder = self._current
-        return model, _encoded(rows, None if encoder is None else encoder.frozen())
+        return model, _encoded(rows, None if encoder is None else encoder.frozen())[0]
 
 
 def _encoded(
@@ -249,26 +250,29 @@ def _encoded(
     *,
     learns: bool = False,
     asks: bool = False,
-) -> Batch:
-    """Rows as numbers; a value that cannot be read is an error that names it."""
+) -> tuple[Batch, Columns | None]:
+    """Rows as numbers, and the encoder that has learned their categories.
+
+    A value that cannot be read is an error that names it.
+    """
     if encoder is None:
         if learns and y is None:
             raise InvalidInput("rows are numbers without names; give their targets as y")
-        return Batch(0, rows, y)
-    features, target = encoder.features, encoder.target
+        return Batch(0, rows, y), None
+    target = encoder.target
     # Rows to learn have their targets; rows to ask for may have ids.
-    encoder = encoder.with_late(None, encoder.id.name if asks and encoder.id else None)
-    encoder.features = features  # which learn new categories
+    reader = encoder.with_late(None, encoder.id.name if asks and encoder.id else None)
     columns = {} if y is None or target is None else {target.name: y}
     table = as_table(rows, columns)
     names = table.schema.names
-    needs = encoder.frozen() if asks else encoder  # rows without targets, or without ids
+    needs = reader.frozen() if asks else reader  # rows without targets, or without ids
     table = table.select(needs.wanted(names, "rows"))
-    numbers, targets, times, bad = encoder.encode(table)
-    ids = encoder.encode_more(table, None, bad)[1] if asks else None
+    reader = reader.learn(table)
+    numbers, targets, times, bad = reader.encode(table)
+    ids = reader.encode_more(table, None, bad)[1] if asks else None
     _refuse(bad)
     batch = Batch(0, numbers, np.asarray(targets), times, ids=ids)
-    return batch.without_infinities()[0]
+    return batch.without_infinities()[0], replace(encoder, features=reader.features)
 
 
 def _refuse(bad: dict[int, tuple[str, Any, str]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,7 +59,7 @@ class Origin:
                 f"--from {path}: its model has learned nothing yet; run without --from"
             )
         if columns is not None:
-            columns.seen = 0  # rows of the new data
+            columns = replace(columns, seen=0)  # rows of the new data
         return cls(path, model, columns, progress, _config_of(Path(path), progress))
 
     @property
@@ -165,7 +165,7 @@ def _use_columns(model: Any, stream: Stream, encoder: Columns, source: str) -> N
                 f"{source} has no column {quoted(missing[0])}, which the model has learned; add "
                 "the column, or rename one"
             )
-        encoder.features[:] = [by_name[name] for name in names]
+        encoder = replace(encoder, features=tuple(by_name[name] for name in names))
         model.drop_column_names()  # from here on the encoder knows them
     for column in encoder.features:
         if column.kind == "category":
@@ -179,7 +179,8 @@ def _use_columns(model: Any, stream: Stream, encoder: Columns, source: str) -> N
     kinds = {"str": "text label", "int": "whole label", "bool": "boolean label"}
     types = {type(label).__name__ for label in classes}
     if encoder.target is not None and len(types) == 1 and types <= set(kinds):
-        encoder.target.kind = kinds[types.pop()]
+        encoder = replace(encoder, target=replace(encoder.target, kind=kinds[types.pop()]))
+    stream.encoder = encoder
 
 
 def check_is_table(source: str, learned: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -347,7 +348,9 @@ class Run:
             return stream
         latest = config["extensions"][-1]
         if stream.encoder is not None and n_rows == latest["row"]:
-            stream.encoder.seen = 0  # the rows before were those of other data
+            stream.encoder = replace(
+                stream.encoder, seen=0
+            )  # the rows before were those of other data
         return LaterRows(stream, latest["row"], latest["skipped"], latest["skipped_why"])
 
     def _progress_of(self, checkpoint: Path, config: dict[str, Any]) -> dict[str, Any] | None:

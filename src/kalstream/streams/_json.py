@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kalstream.streams._columns import text_of
+from kalstream.features.values import text_of
 from kalstream.streams._rows import Problem
 
 # Numbers that may be too large for float64: large exponents, and many digits.

@@ -337,9 +337,14 @@ class LaterRows(Stream):
         self.classes, self.attribution = stream.classes, stream.attribution
         self.repeatable, self.timed, self.guess = stream.repeatable, stream.timed, stream.guess
         self.label_timed, self.named = stream.label_timed, stream.named
-        self.files, self.encoder = stream.files, stream.encoder
+        self.files = stream.files
         self._before = skipped, list(skipped_why)
         self._count()
+
+    @property
+    def encoder(self) -> Columns | None:  # type: ignore[override]
+        """The encoder of the stream, as it is now."""
+        return self.stream.encoder
 
     @property
     def approximate_rows(self) -> int | None:

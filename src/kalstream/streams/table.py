@@ -6,8 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -18,13 +17,11 @@ import pyarrow as pa
 
 from kalstream._printable import quoted
 from kalstream.errors import InvalidInput, InvalidType, MissingFile
+from kalstream.features.values import Bad, as_text
 from kalstream.streams._columns import (
-    Bad,
-    Column,
     Columns,
-    as_text,
+    Role,
     check_known,
-    convert,
     listed,
 )
 from kalstream.streams._json import column_of
@@ -153,7 +150,8 @@ class TableStream(Stream):
             columns, self.guess = self._decide(target, task, time, label_time, id)
         else:
             self._expect_known(columns)
-        self.encoder: Columns = _copy(columns, target, task, time, label_time, id)
+        _check_fit(columns, target, task, time, label_time, id)
+        self.encoder: Columns = columns
         self.timed = self.encoder.time is not None
         self.label_timed = self.encoder.label_time is not None
         self.named = self.encoder.id is not None and not self.encoder.is_frozen
@@ -294,7 +292,7 @@ class TableStream(Stream):
             return super().first_times()
         times = np.empty(0)
         for _, _, block in self._blocks([time.name]):
-            values, _ = convert(block.batch.column(0), time.kind)
+            values, _ = time.reading.convert(block.batch.column(0))
             times = np.concatenate((times, values[np.isfinite(values)]))
             if len(times) >= _FIRST_TIMES:
                 break
@@ -358,6 +356,7 @@ class TableStream(Stream):
         place.row += passed
         for at in range(rows.start + passed, rows.stop, self._most):
             table = block.batch.slice(at, min(self._most, rows.stop - at))
+            self.encoder = self.encoder.learn(table)
             numbers, targets, times, bad = self.encoder.encode(table)
             came, ids = self.encoder.encode_more(table, times, bad)
             self._check_order(table, times, bad, place)
@@ -374,7 +373,7 @@ class TableStream(Stream):
             place.row = batch.stop
             if batch.times is not None and len(batch):
                 place.time = float(np.fmax.reduce(batch.times, initial=place.time))
-            self.encoder.seen = max(self.encoder.seen, batch.stop)
+            self.encoder = replace(self.encoder, seen=max(self.encoder.seen, batch.stop))
             yield batch
             if bad and self.bad_rows == STOP:
                 column, value, why = bad[len(batch)]
@@ -566,18 +565,18 @@ def _joined(arrays: list[pa.Array]) -> pa.Array:
         return pa.concat_arrays([as_text(array) for array in arrays])
 
 
-def _late_columns(columns: Columns) -> dict[str, Column]:
+def _late_columns(columns: Columns) -> dict[str, Role]:
     """Columns that say when targets come, by their options, if there are any."""
     named = {"label_time": columns.label_time, "id": columns.id}
     return {name: column for name, column in named.items() if column is not None}
 
 
-def _name(column: Column | None) -> str | None:
+def _name(column: Role | None) -> str | None:
     return None if column is None else column.name
 
 
-def _copy(columns: Columns, target: str | None, task: str | None, *more: str | None) -> Columns:
-    """A copy of the columns, or an error if they do not fit the parameters."""
+def _check_fit(columns: Columns, target: str | None, task: str | None, *more: str | None) -> None:
+    """Refuse columns that do not fit the parameters."""
     options = "target", "task", "time", "label_time", "id"
     special = columns.time, columns.label_time, columns.id
     known = (_name(columns.target), columns.task, *map(_name, special))
@@ -587,4 +586,3 @@ def _copy(columns: Columns, target: str | None, task: str | None, *more: str | N
                 f"{name} is {quoted(value)}, but the given columns have {name} "
                 f"{quoted(column)}; give the same"
             )
-    return deepcopy(columns)

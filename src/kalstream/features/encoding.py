@@ -1,0 +1,262 @@
+"""Kinds of the columns of a table, and how each becomes a fixed number of columns of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+
+from kalstream._printable import printable, quoted
+from kalstream.errors import InvalidInput
+from kalstream.features.values import (
+    Array,
+    Bad,
+    Reading,
+    boolean_of,
+    booleans_at_once,
+    dates_at_once,
+    distinct,
+    is_date,
+    is_string,
+    number_of,
+    numbers_at_once,
+    seconds_of,
+    text_of,
+)
+
+NUMBER, BOOLEAN, CATEGORY, DATE = "number", "boolean", "category", "date"
+MOST_SLOTS = 64
+# A column of text is a number, boolean or date if at most one value in 20 is not.
+TYPOS = 20
+_NUMERIC = ("integer", "floating", "decimal", "null")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table. Learning returns a new one.
+
+    Attributes
+    ----------
+    name, kind : str
+    n_slots : int
+        Number of columns of numbers that it becomes.
+    slots : mapping
+        For a category, the slot of each value seen; None is a missing value.
+    """
+
+    name: str
+    kind: str
+    n_slots: int = 1
+    slots: Mapping[str | None, int] = field(default_factory=dict)
+
+    @property
+    def full(self) -> bool:
+        """Whether no later row can change the encoding."""
+        return KINDS[self.kind].is_full(self)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns of numbers."""
+        return KINDS[self.kind].names(self)
+
+    def learn(self, array: pa.Array) -> Column:
+        """The column after these values: new categories have their slots."""
+        return self if self.full else KINDS[self.kind].learn(self, array)
+
+    def encode(self, array: pa.Array, bad: Bad) -> Array:
+        """Values as numbers, (n, n_slots); adds to the bad rows."""
+        return KINDS[self.kind].encode(self, array, bad)
+
+    def to_json(self) -> dict[str, Any]:
+        """The state as JSON; "rooms" is the name of the slots in all formats of files."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "rooms": self.n_slots,
+            "categories": list(self.slots),
+        }
+
+    @classmethod
+    def from_json(cls, state: dict[str, Any]) -> Column:
+        """Restore what `to_json` returned."""
+        slots = {category: slot for slot, category in enumerate(state["categories"])}
+        return cls(state["name"], state["kind"], state["rooms"], slots)
+
+
+class Kind(Protocol):
+    """What a kind of columns must offer; `KINDS` has one entry for each.
+
+    No method changes its arguments. The state of a column is its `Column`, whose slots are saved.
+    """
+
+    @property
+    def plural(self) -> str:
+        """What such a column holds, for messages."""
+
+    def has_type(self, t: Any) -> bool:
+        """Whether values of this type of Arrow, which is no text, are of this kind."""
+
+    def holds(self, array: pa.Array, as_written: bool) -> bool:
+        """Whether text is of this kind by its content.
+
+        Parameters
+        ----------
+        array : (n,) of text
+        as_written : bool
+            Whether the file has no types, as CSV.
+        """
+
+    def start(self, name: str, array: pa.Array, n_slots: int | None) -> Column:
+        """A column that has learned nothing, for values like these."""
+
+    def is_full(self, column: Column) -> bool:
+        """Whether no later row can change the encoding."""
+
+    def names(self, column: Column) -> list[str]:
+        """Names of the columns of numbers, n_slots of them."""
+
+    def learn(self, column: Column, array: pa.Array) -> Column:
+        """The column after these values."""
+
+    def encode(self, column: Column, array: pa.Array, bad: Bad) -> Array:
+        """Values as numbers, (n, n_slots); adds to the bad rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneNumber:
+    """Values that become one column of numbers each, NaN where missing."""
+
+    kind: str
+    plural: str
+    has_type: Callable[[Any], bool]
+    in_typed_text: bool = False  # whether text of a file with types may be of this kind
+
+    def holds(self, array: pa.Array, as_written: bool) -> bool:
+        """At most one value in 20 cannot be read."""
+        if not (as_written or self.in_typed_text):
+            return False
+        numbers, bad = READINGS[self.kind].convert(array)
+        present = len(bad) + int(np.count_nonzero(~np.isnan(numbers)))
+        return len(bad) <= present // TYPOS and (present > 0 or as_written)
+
+    def start(self, name: str, array: pa.Array, n_slots: int | None) -> Column:
+        """A column without a state."""
+        return Column(name, self.kind)
+
+    def is_full(self, column: Column) -> bool:
+        """Nothing is learned."""
+        return True
+
+    def names(self, column: Column) -> list[str]:
+        """The name of the column itself."""
+        return [column.name]
+
+    def learn(self, column: Column, array: pa.Array) -> Column:
+        """Nothing is learned."""
+        return column
+
+    def encode(self, column: Column, array: pa.Array, bad: Bad) -> Array:
+        """Values (n, 1)."""
+        hint = f" (if these are codes, give categorical=[{quoted(column.name)}])"
+        return READINGS[self.kind].checked(column.name, array, bad, hint)[:, None]
+
+
+class Categories:
+    """One column of 0 and 1 for each category, in the order of first appearance.
+
+    Once all slots are in use, a hash decides which of them a new category shares.
+    """
+
+    plural = "text"
+
+    def has_type(self, t: Any) -> bool:
+        """Only text is taken for categories."""
+        return False
+
+    def holds(self, array: pa.Array, as_written: bool) -> bool:
+        """Any text."""
+        return True
+
+    def start(self, name: str, array: pa.Array, n_slots: int | None) -> Column:
+        """A quarter more slots than there are categories, unless their number is given."""
+        n = len({text_of(value) for value in distinct(array)[1]})
+        return Column(name, CATEGORY, n_slots or min(n + max(2, n // 4), MOST_SLOTS))
+
+    def is_full(self, column: Column) -> bool:
+        """Whether all slots are used."""
+        return len(column.slots) >= column.n_slots
+
+    def names(self, column: Column) -> list[str]:
+        """The name of the column with the number of each slot."""
+        return [f"{column.name}[{k}]" for k in range(column.n_slots)]
+
+    def learn(self, column: Column, array: pa.Array) -> Column:
+        """The column with slots for new categories, as long as some are free."""
+        slots = dict(column.slots)
+        for category in map(text_of, distinct(array)[1]):
+            if len(slots) < column.n_slots:
+                slots.setdefault(category, len(slots))
+        return column if len(slots) == len(column.slots) else replace(column, slots=slots)
+
+    def encode(self, column: Column, array: pa.Array, bad: Bad) -> Array:
+        """Rows (n, n_slots); zeros for a category without a slot."""
+        codes, values = distinct(array)
+        slots = np.array([self._slot(column, text_of(v)) for v in values], np.intp)[codes]  # (n,)
+        rows = np.zeros((len(slots), column.n_slots))
+        known = np.flatnonzero(slots >= 0)
+        rows[known, slots[known]] = 1.0
+        return rows
+
+    def _slot(self, column: Column, category: str | None) -> int:
+        if category in column.slots:
+            return column.slots[category]
+        if self.is_full(column):
+            return crc32((category or "").encode()) % column.n_slots
+        return -1
+
+
+def _is_number(t: Any) -> bool:
+    return any(getattr(pa.types, f"is_{type_}")(t) for type_ in _NUMERIC)
+
+
+# How the values of the kinds of one number are read.
+READINGS: Mapping[str, Reading] = {
+    NUMBER: Reading(number_of, "a number", at_once=numbers_at_once),
+    BOOLEAN: Reading(boolean_of, "a boolean (true or false)", at_once=booleans_at_once),
+    DATE: Reading(
+        seconds_of, "an ISO date (2024-01-31, 2024-01-31T12:00:00Z)", at_once=dates_at_once
+    ),
+}
+# The first kind that recognises a column has it; a column of text that is empty holds numbers.
+KINDS: Mapping[str, Kind] = {
+    NUMBER: OneNumber(NUMBER, "numbers", _is_number),
+    BOOLEAN: OneNumber(BOOLEAN, "booleans", pa.types.is_boolean),
+    DATE: OneNumber(DATE, "dates", is_date, in_typed_text=True),
+    CATEGORY: Categories(),
+}
+
+
+def kind_of(name: str, array: pa.Array, as_written: bool) -> str:
+    """The kind of a column: by its type, or by its content if that is text."""
+    t = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    if is_string(t):
+        return next(name for name, kind in KINDS.items() if kind.holds(array, as_written))
+    for kind_name, kind in KINDS.items():
+        if kind.has_type(t):
+            return kind_name
+    raise InvalidInput(
+        f"column {quoted(name)} has the type {printable(t)}, which cannot be learned; leave it "
+        f"out with ignore=[{quoted(name)}], or write it as plain columns"
+    )
+
+
+def start(
+    name: str, array: pa.Array, kind: str | None, as_written: bool, n_slots: int | None
+) -> Column:
+    """A new column for values like these, of a kind that is given or recognised."""
+    kind = kind or kind_of(name, array, as_written)
+    return KINDS[kind].start(name, array, n_slots)

@@ -1,0 +1,240 @@
+"""How the values of one column are read: what is missing, and texts as numbers, booleans, dates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+from numpy.typing import NDArray
+
+from kalstream.core.checks import LARGEST_FLOAT64 as LARGEST
+
+Array = NDArray[Any]
+MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
+_MISSING_TEXTS = pa.array([*MISSING, *(text.upper() for text in MISSING)])
+_TOO_LARGE = "the largest number that can be learned"
+NO_VALUE = (ValueError, TypeError, OverflowError, KeyError)
+
+# Bad row -> its column, the value there, and why it is bad.
+Bad = dict[int, tuple[str, Any, str]]
+
+
+def one_by_one(array: pa.Array) -> Array | None:
+    """None: pyarrow cannot read such values."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How values are read.
+
+    Attributes
+    ----------
+    parse : callable
+        A Python value -> the value read, None if missing; an error if it is no such value.
+    noun : str
+        What a value is, for messages.
+    dtype : type
+        float64 with NaN where missing, or object with None.
+    at_once : callable
+        Reads all values of a column by pyarrow; None if it cannot.
+    """
+
+    parse: Callable[[Any], Any]
+    noun: str
+    dtype: Any = np.float64
+    at_once: Callable[[pa.Array], Array | None] = one_by_one
+
+    def convert(self, array: pa.Array) -> tuple[Array, dict[int, Any]]:
+        """Read the values of a column.
+
+        Returns
+        -------
+        values : (n,)
+            float64, NaN where missing; for labels objects, None where missing.
+        bad : dict
+            Row -> its value, for values that cannot be read.
+        """
+        if (fast := self.at_once(array)) is not None:
+            return fast, {}
+        codes, values = distinct(array)
+        parsed, wrong = np.empty(len(values), self.dtype), []
+        for k, value in enumerate(values):
+            try:
+                parsed[k] = self.parse(value)
+            except NO_VALUE:
+                parsed[k] = None
+                wrong.append(k)
+        rows = np.flatnonzero(np.isin(codes, wrong)) if wrong else ()
+        return parsed[codes], {int(row): values[codes[row]] for row in rows}
+
+    def checked(self, name: str, array: pa.Array, bad: Bad, hint: str = "") -> Array:
+        """Read the values (n,) of a column; those that cannot be learned become bad rows."""
+        values, wrong = self.convert(array)
+        for row, value in wrong.items():
+            bad.setdefault(row, (name, value, f"is not {self.noun}{hint}"))
+        if values.dtype == np.float64:
+            for row in np.flatnonzero(np.abs(values) > LARGEST).tolist():
+                value = array[row].as_py()
+                if np.isfinite(values[row]) or not _is_infinity(value):
+                    bad.setdefault(row, (name, value, f"is beyond {LARGEST:g}, {_TOO_LARGE}"))
+        return values
+
+
+def numbers_at_once(array: pa.Array) -> Array | None:
+    """Numbers, or texts that all are numbers."""
+    t = array.type
+    if pa.types.is_boolean(t):
+        return None
+    numbers = _cast(array, pa.float64())
+    if numbers is None and pa.types.is_string(t):
+        array = pa.compute.if_else(pa.compute.is_in(array, _MISSING_TEXTS), None, array)
+        numbers = _cast(array, pa.float64())
+    return numbers
+
+
+def booleans_at_once(array: pa.Array) -> Array | None:
+    """Booleans that are no text."""
+    return _cast(array, pa.float64()) if pa.types.is_boolean(array.type) else None
+
+
+def dates_at_once(array: pa.Array) -> Array | None:
+    """Seconds since 1970 of dates, or of texts that all are dates."""
+    t = array.type
+    if is_string(t):
+        zones: tuple[str | None, ...] = (None, "UTC")
+    else:
+        zones = (getattr(t, "tz", None),) if is_date(t) else ()
+    for zone in zones:
+        seconds = _cast(array, pa.timestamp("us", zone), pa.int64(), pa.float64())
+        if seconds is not None:
+            return seconds / 1e6
+    return None
+
+
+def is_string(t: Any) -> bool:
+    """Whether values of this type of Arrow are text."""
+    return pa.types.is_string(t) or pa.types.is_large_string(t) or pa.types.is_string_view(t)
+
+
+def is_date(t: Any) -> bool:
+    """Whether values of this type of Arrow are dates."""
+    return pa.types.is_timestamp(t) or pa.types.is_date(t)
+
+
+def as_text(array: pa.Array) -> pa.Array:
+    """Values of any type as text."""
+    return pa.array([text_of(value) for value in array.to_pylist()], pa.string())
+
+
+def distinct(array: pa.Array) -> tuple[Array, list[Any]]:
+    """The distinct values in order of first appearance, and which of them each row has.
+
+    Returns
+    -------
+    codes : (n,) int64
+    values : list
+        Python objects, None if missing.
+    """
+    if pa.types.is_string_view(array.type):
+        array = array.cast(pa.string())  # take does not work on views
+    if not pa.types.is_dictionary(array.type):
+        try:
+            array = array.dictionary_encode()
+        except pa.ArrowNotImplementedError:  # a nested type
+            array = as_text(array).dictionary_encode()
+    n, missing = len(array), len(array.dictionary)
+    codes = array.indices.cast(pa.int64()).fill_null(missing).to_numpy(zero_copy_only=False)
+    # A dictionary of Parquet has any order, and may hold values that no row has.
+    first = np.full(missing + 1, n)
+    first[codes[::-1]] = np.arange(n)[::-1]  # the last assignment is the first row
+    used = np.flatnonzero(first < n)
+    used = used[np.argsort(first[used])]
+    place = np.zeros(missing + 1, np.int64)
+    place[used] = np.arange(len(used))
+    values = array.dictionary.take(pa.array(used, mask=used == missing))
+    return place[codes], values.to_pylist()
+
+
+def is_missing(array: pa.Array) -> Array:
+    """Whether each value (n,) of a column is missing."""
+    codes, values = distinct(array)
+    missing = np.array([(text_of(value) or "").lower() in MISSING for value in values], bool)
+    return missing[codes] if len(values) else np.zeros(0, bool)
+
+
+def _cast(array: pa.Array, *types: Any) -> Array | None:
+    try:
+        for t in types:
+            array = array.cast(t, safe=False)
+    except pa.ArrowException:
+        return None
+    return array.to_numpy(zero_copy_only=False, writable=True)
+
+
+def _is_infinity(value: Any) -> bool:
+    """Whether a value is written as infinity; 1e400 is not, it is a number that is too large."""
+    return not any(letter.isdigit() for letter in str(value))
+
+
+def text_of(value: Any) -> str | None:
+    """A category or label as text; None if it is missing."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # whole numbers among fractions are 5.0, otherwise 5
+    return str(value).strip() or None
+
+
+def number_of(value: Any) -> float | None:
+    """A number; None if it is missing."""
+    if isinstance(value, str):
+        value = value.strip()
+        if value.lower() in MISSING:
+            return None
+        if "_" in value:
+            raise ValueError
+    if isinstance(value, bool):
+        raise TypeError
+    return None if value is None else float(value)
+
+
+def boolean_of(value: Any) -> bool | None:
+    """A boolean; None if it is missing."""
+    text = (text_of(value) or "").lower()
+    if text in MISSING:
+        return None
+    return {"true": True, "1": True, "false": False, "0": False}[text]
+
+
+def seconds_of(value: Any) -> float | None:
+    """Seconds since 1970 of a date, UTC where it has no zone; None if it is missing."""
+    if isinstance(value, str):
+        value = value.strip()
+        if value.lower() in MISSING:
+            return None
+        value = datetime.fromisoformat(value)
+    if value is None:
+        return None
+    if not isinstance(value, datetime):
+        if not isinstance(value, date):
+            raise TypeError
+        value = datetime(value.year, value.month, value.day)
+    return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+
+
+def fails(parse: Callable[[Any], Any], value: Any) -> bool:
+    """Whether a value cannot be read."""
+    try:
+        parse(value)
+    except NO_VALUE:
+        return True
+    return False
