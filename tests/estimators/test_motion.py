@@ -70,7 +70,7 @@ def test_a_mixture_of_orders_extrapolates() -> None:
     assert [each.order for each in model.filters_] == [1] * 4 + [2] * 4 + [3] * 4 + [1]
     offset = model._model.targets.offset
     moments = plain(model, (VALUES - offset)[:, None], 5.0)
-    weights = model._ahead(model._model, ROWS, TIMES[-1] + 5.0)[0].half_life_weights
+    weights = model._ahead(model._model, ROWS, TIMES[-1] + 5.0).step.half_life_weights
     expected = sum(weights[:, j, None] * mean for j, (mean, _) in enumerate(moments))
     actual = model.predict(ROWS, time=TIMES[-1] + 5.0)
     assert_close(actual, expected[:, 0] + offset, 1e-8, 1e-8)
