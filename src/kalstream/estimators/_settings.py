@@ -294,3 +294,8 @@ def variance_of(name: str, value: Any, auto: float) -> float:
             raise InvalidInput(f"{name} must be 'auto' or a number above 0, got {value!r}")
         return auto
     return check.positive(name, value)
+
+
+def store(arguments: dict[str, Any]) -> None:
+    """Keep the arguments of a constructor, its ``locals()``, as attributes of the estimator."""
+    vars(arguments.pop("self")).update(arguments)

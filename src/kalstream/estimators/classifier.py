@@ -22,7 +22,7 @@ from kalstream.estimators._base import KalmanEstimator
 from kalstream.estimators._chunk import Ahead
 from kalstream.estimators._classification import Classification, declared, without_class
 from kalstream.estimators._model import Model
-from kalstream.estimators._settings import policy_of
+from kalstream.estimators._settings import policy_of, store
 from kalstream.estimators._sharing import interruptible
 from kalstream.estimators.inputs import read_weights
 from kalstream.estimators.labels import read_labels
@@ -182,26 +182,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         max_waiting: int = 100_000,
         max_age: float | None = None,
     ) -> None:
-        self.forgetting = forgetting
-        self.features = features
-        self.n_components = n_components
-        self.transition = transition
-        self.likelihood = likelihood
-        self.order = order
-        self.noise_var = noise_var
-        self.prior_var = prior_var
-        self.predictive = predictive
-        self.calibration = calibration
-        self.class_weight = class_weight
-        self.stacking = stacking
-        self.recent_labels = recent_labels
-        self.experts = experts
-        self.intercept = intercept
-        self.time_unit = time_unit
-        self.dtype = dtype
-        self.random_state = random_state
-        self.max_waiting = max_waiting
-        self.max_age = max_age
+        store(locals())
 
     def _policy(self) -> Policy:
         return policy_of(self.forgetting, self.calibration, self.likelihood, self.order)
