@@ -64,8 +64,8 @@ class _Adapter:
 
     A row is predicted by a copy of the estimator, with recent labels. If it is learned next, both
     are one step of `predict_then_learn`. If a row is learned that was predicted before others,
-    targets are late: from then on the estimator is asked for rows, keeps them, and is told their
-    targets.
+    targets are late: from then on the estimator is asked for rows, keeps them, and gets
+    their targets later.
     """
 
     _known: tuple[Columns, Any]
@@ -169,8 +169,8 @@ class _Adapter:
         if not rows:
             del self._places[key]
 
-    def _is_told(self, key: bytes, y: Any, weight: Any, estimator: Any) -> bool:
-        """Tell the estimator the target of a row that it keeps; whether it does."""
+    def _learn_kept(self, key: bytes, y: Any, weight: Any, estimator: Any) -> bool:
+        """Learn the target of a row that the estimator keeps; whether it does."""
         rows = (self._places or {}).get(key)
         if not rows:
             return False
@@ -202,7 +202,7 @@ class _Adapter:
         fresh: list[Hashable] = []
         row = _row(x, columns, fresh)
         key = row.tobytes()
-        if not fresh and self._is_told(key, y, weight, estimator):
+        if not fresh and self._learn_kept(key, y, weight, estimator):
             return
         learn = "partial_fit"
         last = self._last
@@ -338,7 +338,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
     A row that is learned next after it was predicted has been predicted with recent labels, as by
     `kalstream.KalmanClassifier.predict_then_learn`. Once a row is learned that was predicted before
     others, labels are late: from then on up to 10,000 rows that were predicted are kept until they
-    are learned, and filters are judged by what was said then. Equal rows are the same row.
+    are learned, and filters are judged by their earlier predictions. Equal rows are the same row.
 
     With ``transition="example"``, `learn_many` gives the same model as `learn_one` row by row.
     Other threads may predict while one learns.

@@ -108,7 +108,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         All filters, and the posterior over half-lives.
     gamma_, half_life_, calibration_ : float
     n_seen_, n_rows_ : int
-        Number of rows seen, and of those that came: rows of `ask` are seen when they are told.
+        Number of rows seen, and of those that came: rows of `ask` are seen when their labels come.
     health_ : Health
         Of the heaviest filter. For a one-hot filter ``nis`` is usually above 1, since noise_var is
         small; calibration corrects for it. A softmax filter that is sure of its labels learns
@@ -346,7 +346,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
     ) -> Self:
         """Learn the labels of rows that were asked for, in any order.
 
-        A label that is told again counts once. Another label for the same row is a correction,
+        A label that comes again counts once. Another label for the same row is a correction,
         which is learned as well: a filter cannot unlearn. `waiting_` counts both.
 
         Parameters
@@ -390,7 +390,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         told, y, sample_weight, unknown
             As in `tell`.
         before : one whole number for each label
-            How many rows of X are asked for before it is told.
+            How many rows of X are asked for before it comes.
 
         Examples
         --------
@@ -403,8 +403,8 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
                [0., 0.],
                [0., 1.]])
         """
-        told_now = told, read_labels(y), sample_weight, before
-        return self._exchange(X, ids, time, told_now, unknown)
+        new = told, read_labels(y), sample_weight, before
+        return self._exchange(X, ids, time, new, unknown)
 
     def _no_targets(self) -> list[Any]:
         return []

@@ -227,8 +227,8 @@ dtype, random_state, max_waiting, max_age
         >>> mean.round(2)
         array([nan,  2.,  2.])
         """
-        told_now = told, read_values(y), sample_weight, before
-        return self._exchange(X, ids, time, told_now, unknown)
+        new = told, read_values(y), sample_weight, before
+        return self._exchange(X, ids, time, new, unknown)
 
     def _no_targets(self) -> Array:
         return np.empty(0)

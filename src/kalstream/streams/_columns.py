@@ -24,10 +24,10 @@ from kalstream.streams.base import CLASSIFICATION, REGRESSION, Array, check_task
 NUMBER, BOOLEAN, CATEGORY, DATE = "number", "boolean", "category", "date"
 WHOLE, TRUTH, TEXT = "whole label", "boolean label", "text label"
 
-MOST_SLOTS = 64
-MOST_CLASSES = 100  # a target with more distinct whole numbers is taken for regression
+_MOST_SLOTS = 64
+_MOST_CLASSES = 100  # a target with more distinct whole numbers is taken for regression
 # A column of text is a number, boolean or date if at most one value in 20 is not.
-TYPOS = 20
+_TYPOS = 20
 _LONG = 100  # characters; no similar name is suggested for longer ones
 _NUMERIC = ("integer", "floating", "decimal", "null")
 _MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
@@ -430,7 +430,7 @@ def kind_of(name: str, array: pa.Array, as_written: bool) -> str:
         present = len(bad) + np.count_nonzero(~np.isnan(numbers))
         if present == 0:
             return NUMBER if as_written else CATEGORY
-        if len(bad) <= present // TYPOS:
+        if len(bad) <= present // _TYPOS:
             return kind
     return CATEGORY
 
@@ -441,7 +441,7 @@ def _target(name: str, array: pa.Array, as_written: bool, task: str | None) -> t
     values = [value for value in distinct(array)[1] if text_of(value) is not None]
     if kind == NUMBER and any(_fails(_number, value) for value in values):
         # A label among whole numbers, or a typo among many amounts.
-        kind = CATEGORY if len(values) <= MOST_CLASSES or task == CLASSIFICATION else NUMBER
+        kind = CATEGORY if len(values) <= _MOST_CLASSES or task == CLASSIFICATION else NUMBER
     whole = kind == NUMBER and not any(_fails(_whole, value) for value in values)
     if task is None:
         if not values:
@@ -450,7 +450,7 @@ def _target(name: str, array: pa.Array, as_written: bool, task: str | None) -> t
                 f'give task="{CLASSIFICATION}" or task="{REGRESSION}"'
             )
         task, other = CLASSIFICATION, REGRESSION
-        if kind == NUMBER and not (whole and len(values) <= MOST_CLASSES):
+        if kind == NUMBER and not (whole and len(values) <= _MOST_CLASSES):
             task, other = other, task
         what = f"{len(values)} different whole numbers" if whole else _PLURAL[kind]
         guess = (
@@ -473,7 +473,7 @@ _PLURAL = {NUMBER: "numbers", BOOLEAN: "booleans", CATEGORY: "text", DATE: "date
 
 
 def _n_slots(categories: int) -> int:
-    return min(categories + max(2, categories // 4), MOST_SLOTS)
+    return min(categories + max(2, categories // 4), _MOST_SLOTS)
 
 
 def _is_string(t: Any) -> bool:
