@@ -23,6 +23,7 @@ import write_page
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import delays
+import motion
 
 
 def labelled(n: int, seed: int) -> tuple[Any, Any]:
@@ -303,3 +304,21 @@ def test_the_pages_of_delays_agree_with_the_result_file() -> None:
     ):
         kept = page.read_text(encoding="utf-8").split("<!-- delays: begin -->")[1]
         assert kept.split("<!-- delays: end -->")[0].strip() == delays.wrapped(text).strip()
+
+
+def test_the_page_of_motion_agrees_with_its_results() -> None:
+    motion.main(["--check"])
+
+
+def test_motion_in_its_quick_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(motion, "GRID", {**motion.GRID, "ahead": [1, 5], "period": [50]})
+    monkeypatch.setattr(motion, "STREAMS", {"elec2": (2,)})
+    motion.main(["--quick", "--out", str(tmp_path)])
+    before = (tmp_path / "motion.json").read_bytes()
+    motion.main(["--quick", "--out", str(tmp_path)])
+    assert (tmp_path / "motion.json").read_bytes() == before
+    assert (tmp_path / "motion.png").stat().st_size > 1000
+    motion.main(["--check", "--out", str(tmp_path)])
+    (tmp_path / "motion.md").write_text("another page")
+    with pytest.raises(SystemExit, match="does not match"):
+        motion.main(["--check", "--out", str(tmp_path)])

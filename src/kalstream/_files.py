@@ -108,7 +108,7 @@ def replacing(path: FilePath) -> Iterator[BinaryIO]:
         raise
     finally:
         _ours.discard(name)
-    sync_folder(folder)
+    _sync_folder(folder)
 
 
 def sha256_of(path: FilePath) -> str:
@@ -120,7 +120,7 @@ def sha256_of(path: FilePath) -> str:
     return digest.hexdigest()
 
 
-def sync_folder(folder: FilePath) -> None:
+def _sync_folder(folder: FilePath) -> None:
     """Flush the entries of a folder to the disk, on platforms that can."""
     with suppress(OSError):
         opened = os.open(folder, os.O_RDONLY)

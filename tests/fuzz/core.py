@@ -19,8 +19,8 @@ import numpy as np
 
 from kalstream import core
 from kalstream.core.bank import Bank
+from kalstream.core.fixed import MovingState
 from kalstream.core.motion import MotionBank
-from kalstream.core.moving import MovingState
 from kalstream.core.orders import MixedBank
 from kalstream.errors import KalstreamError
 

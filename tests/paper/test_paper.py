@@ -452,6 +452,6 @@ def test_the_page_agrees_with_the_result_files() -> None:
         assert table in (docs / f"paper/{name}.md").read_text(encoding="utf-8")
     for name in tables:
         assert paper.shown(name, docs / "paper").strip() in page
-    for name in ("motion", *(f"figure{number}" for number in range(1, 8))):
+    for name in (f"figure{number}" for number in range(1, 8)):
         paper.shown(name, docs / "paper")
         assert f"paper/{name}.png" in page

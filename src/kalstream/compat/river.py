@@ -6,6 +6,7 @@ Needs the extra ``river``. Without it, importing this module raises an error tha
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import sys
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -35,6 +36,8 @@ Columns = dict[Hashable, int]
 _NAN: Final = math.nan
 _LEAVE_OUT: Final = "leave the feature out where its value is unknown, or scale it"
 _TARGET: Final = "pass one finite number, or None where the target is unknown"
+# Parameters of the estimators that an adapter sets itself, or does without.
+_OWN: Final = ("recent_labels", "time_unit", "max_waiting", "max_age")
 _KEPT: Final = 10_000  # rows that wait for their targets, at most
 _NUMBERS: Final = (float, int, np.floating, np.integer, np.bool_, Decimal, Fraction)
 
@@ -61,8 +64,8 @@ class _Adapter:
 
     A row is predicted by a copy of the estimator, with recent labels. If it is learned next, both
     are one step of `predict_then_learn`. If a row is learned that was predicted before others,
-    targets are late: from then on the estimator is asked for rows, keeps them, and is told their
-    targets.
+    targets are late: from then on the estimator is asked for rows, keeps them, and gets
+    their targets later.
     """
 
     _known: tuple[Columns, Any]
@@ -166,8 +169,8 @@ class _Adapter:
         if not rows:
             del self._places[key]
 
-    def _is_told(self, key: bytes, y: Any, weight: Any, estimator: Any) -> bool:
-        """Tell the estimator the target of a row that it keeps; whether it does."""
+    def _learn_kept(self, key: bytes, y: Any, weight: Any, estimator: Any) -> bool:
+        """Learn the target of a row that the estimator keeps; whether it does."""
         rows = (self._places or {}).get(key)
         if not rows:
             return False
@@ -199,7 +202,7 @@ class _Adapter:
         fresh: list[Hashable] = []
         row = _row(x, columns, fresh)
         key = row.tobytes()
-        if not fresh and self._is_told(key, y, weight, estimator):
+        if not fresh and self._learn_kept(key, y, weight, estimator):
             return
         learn = "partial_fit"
         last = self._last
@@ -246,6 +249,24 @@ class _Adapter:
             )
         self._widen(len(columns) - n_columns)
         self._known = columns, estimator
+
+
+def _constructor(kind: type) -> Any:
+    """The ``__init__`` of an adapter; it has the parameters of its estimator, which it makes."""
+    declared = inspect.signature(kind.__init__).parameters.values()  # type: ignore[misc]
+    named = [p.replace(name="seed") if p.name == "random_state" else p for p in declared]
+    signature = inspect.Signature([p for p in named if p.name not in _OWN])
+
+    def __init__(self: Any, *args: Any, **options: Any) -> None:  # noqa: N807
+        given = signature.bind(self, *args, **options)
+        given.apply_defaults()
+        parameters = {name: given.arguments[name] for name in [*signature.parameters][1:]}
+        vars(self).update(parameters)
+        seed = parameters.pop("seed")
+        self._known = {}, kind(**parameters, random_state=seed, max_waiting=_KEPT)
+
+    __init__.__signature__ = signature  # type: ignore[attr-defined]
+    return __init__
 
 
 class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
@@ -317,7 +338,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
     A row that is learned next after it was predicted has been predicted with recent labels, as by
     `kalstream.KalmanClassifier.predict_then_learn`. Once a row is learned that was predicted before
     others, labels are late: from then on up to 10,000 rows that were predicted are kept until they
-    are learned, and filters are judged by what was said then. Equal rows are the same row.
+    are learned, and filters are judged by their earlier predictions. Equal rows are the same row.
 
     With ``transition="example"``, `learn_many` gives the same model as `learn_one` row by row.
     Other threads may predict while one learns.
@@ -343,43 +364,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
     'noon'
     """
 
-    def __init__(
-        self,
-        forgetting: Any = "mixture",
-        features: Any = "fourier",
-        *,
-        n_components: int = 200,
-        transition: str = "example",
-        likelihood: str = "auto",
-        order: Any = 1,
-        noise_var: float | str = "auto",
-        prior_var: float | str = "auto",
-        predictive: str = "auto",
-        calibration: Any = "auto",
-        class_weight: Mapping[Any, float] | str | None = None,
-        stacking: bool = True,
-        experts: Any = None,
-        intercept: bool = True,
-        dtype: Any = np.float64,
-        seed: int | None = None,
-    ) -> None:
-        self.forgetting = forgetting
-        self.features = features
-        self.n_components = n_components
-        self.transition = transition
-        self.likelihood = likelihood
-        self.order = order
-        self.noise_var = noise_var
-        self.prior_var = prior_var
-        self.predictive = predictive
-        self.calibration = calibration
-        self.class_weight = class_weight
-        self.stacking = stacking
-        self.experts = experts
-        self.intercept = intercept
-        self.dtype = dtype
-        self.seed = seed
-        self._known = {}, estimators.KalmanClassifier(**_parameters(self))
+    __init__ = _constructor(estimators.KalmanClassifier)
 
     def _next(self, estimator: Any, row: Array) -> tuple[Any, Any]:
         """The prediction of the next row, with recent labels."""
@@ -550,35 +535,7 @@ class KalmanRegressor(_Adapter, base.MiniBatchRegressor):
     True
     """
 
-    def __init__(
-        self,
-        forgetting: Any = "mixture",
-        features: Any = "fourier",
-        *,
-        n_components: int = 200,
-        transition: str = "example",
-        order: Any = 1,
-        noise_var: float | str = "auto",
-        prior_var: float | str = "auto",
-        predictive: str = "exact",
-        calibration: Any = "auto",
-        intercept: bool = True,
-        dtype: Any = np.float64,
-        seed: int | None = None,
-    ) -> None:
-        self.forgetting = forgetting
-        self.features = features
-        self.n_components = n_components
-        self.transition = transition
-        self.order = order
-        self.noise_var = noise_var
-        self.prior_var = prior_var
-        self.predictive = predictive
-        self.calibration = calibration
-        self.intercept = intercept
-        self.dtype = dtype
-        self.seed = seed
-        self._known = {}, estimators.KalmanRegressor(**_parameters(self))
+    __init__ = _constructor(estimators.KalmanRegressor)
 
     @classmethod
     def _unit_test_params(cls) -> Iterator[dict[str, Any]]:
@@ -659,13 +616,6 @@ class KalmanRegressor(_Adapter, base.MiniBatchRegressor):
             return pandas.Series(0.0, index=X.index)
         estimator, rows = ready
         return pandas.Series(estimator.predict(rows), index=X.index)
-
-
-def _parameters(adapter: Any) -> dict[str, Any]:
-    """Parameters of the estimator, from those of the adapter."""
-    parameters = dict(vars(adapter))
-    parameters["random_state"] = parameters.pop("seed")
-    return {**parameters, "max_waiting": _KEPT}
 
 
 def _version(estimator: Any) -> tuple[int, int]:

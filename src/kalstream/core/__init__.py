@@ -3,12 +3,11 @@
 from kalstream.core.calibration import Alpha, Calibration
 from kalstream.core.chunk import step_chunk
 from kalstream.core.experts import Expert, ExpertRows, ExpertState
-from kalstream.core.fixed import Fixed
+from kalstream.core.fixed import Fixed, MovingState
 from kalstream.core.guard import Health, health
 from kalstream.core.half_lives import gamma_of, half_life
 from kalstream.core.learned import Learned
 from kalstream.core.mixture import Mixture, MixtureState, MixtureStep, mixture_probabilities
-from kalstream.core.moving import MovingState
 from kalstream.core.policy import JudgingPolicy, Policy, PolicyState, PolicyStep
 from kalstream.core.predictive import (
     LabelLogProb,

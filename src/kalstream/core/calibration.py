@@ -19,8 +19,8 @@ from kalstream.errors import InvalidInput
 # log alpha stays within this many prior standard deviations of where it started.
 BOUND: Final = 3.0
 # exp(400) is 1e173, and its square is still finite.
-LARGEST_LOG: Final = 400.0
-# With BOUND and the largest init that the checks allow, log alpha stays below LARGEST_LOG.
+_LARGEST_LOG: Final = 400.0
+# With BOUND and the largest init that the checks allow, log alpha stays below _LARGEST_LOG.
 _LARGEST_SPREAD: Final = 50.0
 
 
@@ -35,10 +35,10 @@ class Alpha:
         for name in ("log_mean", "log_var"):
             if type(getattr(self, name)) is not float:
                 object.__setattr__(self, name, check.scalar(name, getattr(self, name)))
-        if not (abs(self.log_mean) <= LARGEST_LOG and 0.0 <= self.log_var < math.inf):
+        if not (abs(self.log_mean) <= _LARGEST_LOG and 0.0 <= self.log_var < math.inf):
             raise InvalidInput(
                 f"alpha has log_mean {self.log_mean!r} and log_var {self.log_var!r}; they must lie "
-                f"between -{LARGEST_LOG:g} and {LARGEST_LOG:g}, and be finite and at least 0"
+                f"between -{_LARGEST_LOG:g} and {_LARGEST_LOG:g}, and be finite and at least 0"
             )
 
     @property

@@ -22,7 +22,7 @@ LARGEST_FLOAT64: Final = 1e100
 LARGEST_FLOAT32: Final = 1e15
 LARGEST_VARIANCE: Final = 1e50
 # Larger counts of features, outputs or samples do not fit into memory.
-LARGEST_COUNT: Final = 10**9
+_LARGEST_COUNT: Final = 10**9
 
 _FLOAT64: Final = np.dtype(np.float64)
 _INT64: Final = np.dtype(np.int64)
@@ -118,8 +118,8 @@ def count(name: str, value: int) -> int:
     """An integer of at least one."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise InvalidInput(f"{name} must be an integer of at least 1, got {shown(value)}")
-    if value > LARGEST_COUNT:
-        raise InvalidInput(f"{name} must be at most {LARGEST_COUNT:,}, got {shown(value)}")
+    if value > _LARGEST_COUNT:
+        raise InvalidInput(f"{name} must be at most {_LARGEST_COUNT:,}, got {shown(value)}")
     return int(value)
 
 

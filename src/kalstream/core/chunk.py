@@ -393,7 +393,7 @@ class Aside:
 
 
 @dataclass(slots=True)
-class ChunkPlan:
+class _ChunkPlan:
     """The change that a block makes to a posterior. Planning may fail, carrying out may not.
 
     Attributes
@@ -425,7 +425,7 @@ def plan(
     own: bool,
     products: tuple[Array, Array, Array] | None = None,
     aside: Aside | None = None,
-) -> ChunkPlan:
+) -> _ChunkPlan:
     """Plan for as many rows of ``part`` as the scan covers; the length of the step says how many.
 
     ``products``, if given, are features times covariance, times mean and times features; the first
@@ -489,7 +489,7 @@ def plan(
     gains *= reach[:, None]
     moments = scanned.logit_mean, scanned.logit_var, scanned.gamma
     step = Step(*moments, scanned.noise_var, scanned.nis)
-    return ChunkPlan(
+    return _ChunkPlan(
         stored, gains.astype(dtype, copy=False), innovations.astype(dtype, copy=False), step
     )
 

@@ -2,23 +2,103 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from kalstream.core import checks as check
-from kalstream.core.calibration import Calibration
+from kalstream.core.bank import How, Lookahead
+from kalstream.core.calibration import Alpha, Calibration
 from kalstream.core.chunk import Rows
-from kalstream.core.half_lives import half_life
+from kalstream.core.half_lives import gamma_of, half_life
 from kalstream.core.likelihoods import check_likelihood
 from kalstream.core.motion import MotionBank
 from kalstream.core.motion_reference import check_order
-from kalstream.core.moving import MovingState, predict_moving, step_moving
-from kalstream.core.single import FilterState, SingleFilter, as_calibration
-from kalstream.core.state import Step
+from kalstream.core.policy import check_seen
+from kalstream.core.single import FilterState, OneFilterState, SingleFilter, as_calibration
+from kalstream.core.state import Posterior, Step
 from kalstream.errors import InvalidInput
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MovingState(OneFilterState):
+    """One filter of order 2 or 3, and its calibration.
+
+    Attributes
+    ----------
+    bank : MotionBank
+        It has one filter.
+    alpha : Alpha
+    seen : (K,) bool
+        Classes that have been learned at least once.
+    posterior : Posterior
+        Weights now, without their derivatives.
+    gamma, half_life, calibration : float
+    """
+
+    tag: ClassVar[str] = "MovingState"
+
+    bank: MotionBank
+    alpha: Alpha
+    seen: Array
+
+    def __post_init__(self) -> None:
+        check.instance("the bank of the state", self.bank, MotionBank)
+        check.instance("the alpha of the state", self.alpha, Alpha)
+        if self.bank.n_filters != 1:
+            raise InvalidInput(
+                f"the bank of the state must have one filter, got {self.bank.n_filters}"
+            )
+        check_seen(self.seen, self.bank.n_outputs)
+
+    @property
+    def posterior(self) -> Posterior:
+        """Weights now, without their derivatives."""
+        return self.bank.posterior(0)
+
+    @property
+    def half_life(self) -> float:
+        """Half-life in rows."""
+        return self.bank.half_lives[0]
+
+    @property
+    def gamma(self) -> float:
+        """Forgetting coefficient of the half-life."""
+        return gamma_of(self.half_life)
+
+    @property
+    def n_features(self) -> int:
+        """Number of features, m."""
+        return self.bank.n_features
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the features."""
+        return self.bank.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays that are kept from row to row."""
+        return self.bank.nbytes
+
+    def add_outputs(self, n_outputs: int) -> Self:
+        """Add classes that were never seen, as if they had been declared at the start."""
+        bank = self.bank.add_outputs(n_outputs)
+        return replace(self, bank=bank, seen=np.pad(self.seen, (0, n_outputs)))
+
+    def keep_outputs(self, columns: Array) -> Self:
+        """Keep only these outputs. They do not change, because outputs are independent."""
+        columns = check.columns("columns", columns, len(self.seen))
+        return replace(self, bank=self.bank.keep_outputs(columns), seen=self.seen[columns])
+
+    def add_features(self, n_features: int, prior_var: float) -> Self:
+        """Add features that were 0 in all rows so far, as if they had been there from the start."""
+        prior_vars = np.array([check.variance("prior_var", prior_var, self.dtype)])
+        return replace(self, bank=self.bank.add_features(n_features, prior_vars))
 
 
 @final
@@ -112,8 +192,32 @@ class Fixed(SingleFilter):
         """Advance over rows; `Step.calibration` is the alpha before each row."""
         if self.order == 1:
             return SingleFilter.step_rows(self, state, rows, donate)
+        likelihood = np.array([rows.likelihood(self.likelihood)])
+        how = How((state.gamma**rows.gap)[None], np.array([rows.prior_var]), likelihood)
+        bank, moments = state.bank.run(rows, how, donate)
+        alpha, alphas = self._alphas(state, rows, moments.logit_mean[0], moments.logit_var[0])
+        after = check.trusted(MovingState, bank, alpha, rows.seen(state.seen))
+        return after, replace(moments.filters()[0], calibration=alphas)
+
+    def _alpha(self, state: MovingState) -> Alpha:
+        """Alpha before the next row."""
         calibration = as_calibration(self.calibration)
-        return step_moving(state, rows, calibration, self.likelihood, donate)
+        return state.alpha if calibration.learns else calibration.start()
+
+    def _alphas(
+        self, state: MovingState, rows: Rows, mean: Array, var: Array
+    ) -> tuple[Alpha, Array]:
+        """Alpha after rows with these logits (b, K) and variances (b,), and before each (b,)."""
+        alpha, calibration = self._alpha(state), as_calibration(self.calibration)
+        if rows.targets.labels is None or not calibration.learns:
+            return alpha, np.full(len(rows.gap), alpha.value)
+        from kalstream.core._kernels.motion import learn_alphas
+        from kalstream.core.softmax_integral import table, workspace
+
+        labels, _, *rest = rows.observed()
+        known = alpha.log_mean, alpha.log_var, calibration.rule
+        alphas, *learned = learn_alphas(mean, var, labels, *rest, *known, *table(), workspace())
+        return Alpha(*learned), alphas
 
     def predict(
         self,
@@ -128,12 +232,22 @@ class Fixed(SingleFilter):
 
         ``time_gap`` is the time since the last row that was learned, one number or (b,).
         """
-        ahead: dict[str, Any] = {
-            "prior_var": prior_var,
-            "time_gap": time_gap,
-            "keep_mean": keep_mean,
-        }
         if self.order == 1:
-            return SingleFilter.predict(self, state, features, **ahead)
+            return SingleFilter.predict(
+                self,
+                state,
+                features,
+                prior_var=prior_var,
+                time_gap=time_gap,
+                keep_mean=keep_mean,
+            )
         self.check_state(state)
-        return predict_moving(state, features, as_calibration(self.calibration), **ahead)
+        bank = state.bank
+        phi = check.feature_rows(features, bank.n_features, bank.dtype)
+        prior = np.array([check.variance("prior_var", prior_var, bank.dtype)])
+        gap = check.non_negative_rows("time_gap", time_gap, len(phi))
+        keep = check.flag("keep_mean", keep_mean)
+        ahead = Lookahead(np.array([[state.gamma]]), prior, keep, 0.0, np.zeros((1, 1)))
+        step, _ = bank.predict(phi, gap, ahead)
+        alphas = np.full(len(phi), self._alpha(state).value)
+        return replace(step.filters()[0], calibration=alphas)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kalstream.core import checks as check
 from kalstream.errors import InvalidInput
+
+# Factor by which the unknown scale of a regression's noise forgets at each row, a half-life of
+# about 700 rows: core/README.md, "The unknown scale".
+KEEP_SCALE: Final = 0.999
 
 
 def half_life(gamma: float) -> float:

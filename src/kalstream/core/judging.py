@@ -1,8 +1,8 @@
-"""Judging filters and experts by what they said, when the target of a row comes late.
+"""Judging filters and experts by their predictions, when the target of a row comes late.
 
 Where every target is known before the next row, the prediction of a row one step ahead is the one
-that was made. Where targets are late it is not: it knows targets that nobody had. So what was said
-about a row is kept (`Kept`) until its target comes, and weights and a stack are judged by it
+that was made. Where targets are late it is not: it knows targets that nobody had. So the prediction
+of a row is kept (`Kept`) until its target comes, and weights and a stack are judged by it
 (`LateJudge`). Other weights and another stack are learned in the order of targets, one step ahead.
 The predictions of both are averaged (`choose`). core/README.md, "Late targets", has the rules.
 """
@@ -56,7 +56,7 @@ class Events:
 
 @dataclass(slots=True)
 class Kept:
-    """What was said about S rows; written when they are asked for, read when targets are told.
+    """Predictions of S rows: written when they are asked for, read when their targets come.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Kept:
     n_targets : (S,) int
         How many targets had been learned.
     said : (S,) bool
-        Whether anything was said: not if nothing was known.
+        Whether there is a prediction: there is none if nothing was known.
     described, counted : (S, K, D), (S, K) bool
         What a stack saw of the row, and the classes that it knew.
     answers : (S, A, K) or (S, A, 2 K)
@@ -91,7 +91,7 @@ class Kept:
 
     @classmethod
     def blank(cls, n: int, sizes: Sizes) -> Self:
-        """Nothing was said about n rows."""
+        """No predictions yet of n rows."""
         j, k, x, d, scales = sizes
         return cls(
             np.zeros((n, j, k)),
@@ -185,7 +185,7 @@ class Case:
         Weight 0 where nothing is told.
     events : Events
     kept : Kept
-        What was said about the rows.
+        Predictions of the rows.
     noise_var : float
     n_targets : int
         Targets that were learned before.

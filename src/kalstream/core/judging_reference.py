@@ -1,6 +1,6 @@
 """Late labels, event by event as the equations say: the reference of `judging`. It is slow.
 
-It keeps everything: all posteriors, every label, and what was said about each row.
+It keeps everything: all posteriors, every label, and the prediction of each row.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Learned(SingleFilter):
         if self.init < math.exp(-0.5 * LARGEST_DELTA):
             raise InvalidInput(
                 f"init must be at least {math.exp(-0.5 * LARGEST_DELTA):.3f}, got {self.init!r}: "
-                "from below, no gradient leads back"
+                "below it the gradient vanishes and gamma cannot recover"
             )
         object.__setattr__(self, "lr", check.positive("lr", self.lr))
         check.flag("calibrated", self.calibrated)

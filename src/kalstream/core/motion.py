@@ -70,7 +70,7 @@ class Pending:
         Residuals divided by their standard deviation.
     noise : (J, r, p)
         Covariance of the process noise since the base with its first entry, at each row.
-    room : MotionRoom or None
+    room : _MotionRoom or None
         The buffers that all but ages are the beginning of.
     """
 
@@ -80,7 +80,7 @@ class Pending:
     factor: Array
     innovations: Array
     noise: Array
-    room: MotionRoom | None = None
+    room: _MotionRoom | None = None
 
     def __len__(self) -> int:
         return len(self.ages)
@@ -101,7 +101,7 @@ class Pending:
         return Pending(self.ages, *rest, innovations, dense(self.noise))
 
 
-class MotionRoom(Claims):
+class _MotionRoom(Claims):
     """Buffers for pending rows.
 
     Attributes
@@ -458,13 +458,13 @@ class MotionBank(OneOrder):
         system = np.ascontiguousarray(factor[j, :n, :n])
         return blas.dtrsm(1.0, system.T, out.T, side=1, lower=0, overwrite_b=1).T
 
-    def room_for(self, n_rows: int) -> tuple[MotionRoom, Array]:
+    def room_for(self, n_rows: int) -> tuple[_MotionRoom, Array]:
         """Room behind the pending rows for ``n_rows`` more, and a copy of their ages."""
         start = 0 if self.pending is None else len(self.pending)
         room = None if self.pending is None else self.pending.room
         if room is None or room.capacity < start + n_rows or not room.claim(start):
             capacity = max(start + n_rows, _capacity(self))
-            room = MotionRoom(capacity, self.arrays.mean.shape, self.order)
+            room = _MotionRoom(capacity, self.arrays.mean.shape, self.order)
             if self.pending is not None:
                 old, here = self.pending, room.pending(self.pending.ages)
                 here.features[:], here.gains[:], here.factor[:] = (
@@ -631,7 +631,7 @@ def _capacity(bank: MotionBank) -> int:
 
 def _nothing(shape: tuple[int, ...], order: int) -> tuple[Array, ...]:
     """Buffers without rows."""
-    return MotionRoom(0, (shape[0], shape[1], shape[2]), order).buffers
+    return _MotionRoom(0, (shape[0], shape[1], shape[2]), order).buffers
 
 
 @lru_cache

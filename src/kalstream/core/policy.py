@@ -4,7 +4,7 @@ A policy is one file with three classes: settings (a frozen dataclass that exten
 state (a dataclass that extends `PolicyState`), and the report of a step (`PolicyStep`). `Mixture`
 is such a file; `Fixed` and `Learned` share the state and the step of `single`. To add a policy,
 write the file and pass an instance as ``KalmanClassifier(forgetting=...)``; nothing else changes.
-If it extends `JudgingPolicy`, its filters are judged by what they said where labels come late.
+If it extends `JudgingPolicy`, its filters are judged by their predictions where labels come late.
 A single filter is a bank of one. tests/estimators/test_new_policy.py has a complete policy.
 
 A checkpoint holds settings and state by their fields, under their ``tag``. A new field needs a
@@ -372,7 +372,7 @@ class Policy(Tagged):
 
 
 class JudgingPolicy(Policy):
-    """A policy that judges filters by what they said when the row came, where targets are late.
+    """A policy that judges filters by what they predicted when a row came, if targets are late.
 
     With any other policy, late rows are learned and judged one step ahead.
     """
@@ -391,7 +391,7 @@ class JudgingPolicy(Policy):
         noise_var: float,
         prior_var: float,
     ) -> tuple[Any, Any, BankStep]:
-        """Predict the rows that are asked for (n, m), and learn those whose targets are told.
+        """Predict the rows that are asked for (n, m), and learn those whose targets come.
 
         Returns the state, and the step of every row in the order of targets: rows are predicted
         one step ahead. Then the moments of the same rows, predicted as far ahead as they are.
@@ -403,10 +403,10 @@ class JudgingPolicy(Policy):
 
     @abstractmethod
     def judge(self, judge: LateJudge, case: Case) -> tuple[LateJudge, Any, Judged]:
-        """Weigh the filters by what they said about the rows whose targets are told.
+        """Weigh the filters by what they predicted of the rows whose targets come.
 
         Rows that are asked for are written into ``case.kept``. The step that is returned is of all
-        events: the weights are those at the time of the event, and evidence is by what was said.
+        events: the weights are those at the time of the event, evidence is by earlier predictions.
         """
 
     @abstractmethod

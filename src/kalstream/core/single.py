@@ -7,7 +7,7 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,8 +34,45 @@ _INFINITE_DELTA: Final = 2000.0
 _GRID: Final = np.array([3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0, math.inf])
 
 
+class OneFilterState(PolicyState):
+    """State of one filter: its weights, its forgetting, its calibration and the classes seen."""
+
+    __slots__ = ()
+
+    alpha: Alpha
+    if TYPE_CHECKING:  # a field or a property
+
+        @property
+        def posterior(self) -> Posterior: ...  # noqa: D102
+
+    @property
+    def half_lives(self) -> tuple[float, ...]:
+        """The half-life, of one filter."""
+        return (self.half_life,)
+
+    @property
+    def gammas(self) -> tuple[float, ...]:
+        """The forgetting coefficient, of one filter."""
+        return (self.gamma,)
+
+    @property
+    def half_life_weights(self) -> Array:
+        """All weight is on the one filter (1,)."""
+        return np.ones(1)
+
+    @property
+    def posteriors(self) -> tuple[Posterior, ...]:
+        """The posterior, of one filter."""
+        return (copy.copy(self.posterior),)
+
+    @property
+    def calibration(self) -> float:
+        """Current alpha."""
+        return self.alpha.value
+
+
 @dataclass(frozen=True, slots=True)
-class FilterState(PolicyState):
+class FilterState(OneFilterState):
     """One filter, its forgetting and its calibration.
 
     Attributes
@@ -81,31 +118,6 @@ class FilterState(PolicyState):
     def half_life(self) -> float:
         """Current half-life in rows."""
         return half_life(self.gamma)
-
-    @property
-    def calibration(self) -> float:
-        """Current alpha."""
-        return self.alpha.value
-
-    @property
-    def half_lives(self) -> tuple[float, ...]:
-        """The half-life, of one filter."""
-        return (self.half_life,)
-
-    @property
-    def gammas(self) -> tuple[float, ...]:
-        """The forgetting coefficient, of one filter."""
-        return (self.gamma,)
-
-    @property
-    def half_life_weights(self) -> Array:
-        """All weight is on the one filter (1,)."""
-        return np.ones(1)
-
-    @property
-    def posteriors(self) -> tuple[Posterior, ...]:
-        """The posterior, of one filter."""
-        return (copy.copy(self.posterior),)
 
     @property
     def n_features(self) -> int:

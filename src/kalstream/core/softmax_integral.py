@@ -46,21 +46,21 @@ LATTICE = 446  # up to u = 57.6, so that two classes 9 standard deviations apart
 # The error is 1e-8, and up to 2e-7 in the far tail at std ~ 4.
 STD_MAX = 100.0  # above, the shape at 100 is scaled; it is Gaussian up to 1% of a deviation
 STD_UNIT = 0.3
-STD_NODES = 128
-STD_STEP = math.asinh(STD_MAX / STD_UNIT) / (STD_NODES - 1)
+_STD_NODES = 128
+STD_STEP = math.asinh(STD_MAX / STD_UNIT) / (_STD_NODES - 1)
 
 # The mass left of the first node is at most exp(-36) = 2e-16, or 2e-8 of a probability of 1e-8.
-LOG_E_START = -36.0
-# The suffix sum approximates E in the tail to first order. Its error is of order LOG_E_STOP^2.
-LOG_E_STOP = -3e-4
+_LOG_E_START = -36.0
+# The suffix sum approximates E in the tail to first order. Its error is of order _LOG_E_STOP^2.
+_LOG_E_STOP = -3e-4
 # Number of nodes while log E goes from -36 to -1, if all K classes are level. No E is sharper. Many
 # classes far below the top one cut E off as sharply, and the probabilities of unlikely classes
 # depend on it. A Gumbel variable goes from -36 to -1 over log(36) = 3.6, which gives a step of 0.4
 # and an error of 2 |Gamma(1 + 2 pi i / 0.4)| = 4e-10.
-NODES_TO_BEND = 8.5
-MAX_STRIDE = 7  # 1.4 u, 3/8 of the standard deviation of a Gaussian
+_NODES_TO_BEND = 8.5
+_MAX_STRIDE = 7  # 1.4 u, 3/8 of the standard deviation of a Gaussian
 
-WORK_ROWS = 10
+_WORK_ROWS = 10
 # Squares of larger logits and deviations would overflow, and NaN would become a wrong index.
 LARGEST_LOGIT = 1e150
 # Least curvature of the softmax, before shrinkage: a row whose label was certain counts a little.
@@ -74,7 +74,7 @@ _WIDE_OF_TWO = 6.0
 def table() -> tuple[Floats, Floats]:
     """Return `(ell, slope)`, each (std nodes, lattice): log(-log F) and its derivative in u."""
     u = U_MIN + STEP * np.arange(LATTICE, dtype=np.float64)
-    nodes = STD_NODES + POINTS // 2  # so that the rule is centred up to STD_MAX
+    nodes = _STD_NODES + POINTS // 2  # so that the rule is centred up to STD_MAX
     rows = [_log_minus_log_cdf(STD_UNIT * math.sinh(STD_STEP * i), u) for i in range(nodes)]
     ell, slope = (np.ascontiguousarray(part) for part in zip(*rows, strict=True))
     for part in (ell, slope):
@@ -84,7 +84,7 @@ def table() -> tuple[Floats, Floats]:
 
 def workspace() -> Floats:
     """Return scratch space for one thread of kernel calls; its size does not depend on K."""
-    return np.empty((WORK_ROWS, LATTICE))
+    return np.empty((_WORK_ROWS, LATTICE))
 
 
 def _log_minus_log_cdf(std: float, u: Floats) -> tuple[Floats, Floats]:
@@ -276,10 +276,10 @@ def _setup(
     weights[LEFT] = active.size
     # Assume all classes level with the top one. Every other E is less sharp, and reaches 1 earlier.
     level, high = weights[:POINTS], LATTICE - POINTS
-    first = _first_above(LOG_E_START, level, log_cdf, LEFT, high)
+    first = _first_above(_LOG_E_START, level, log_cdf, LEFT, high)
     bend = _first_above(-1.0, level, log_cdf, first, high)
-    stride = min(max(int((bend - first) / NODES_TO_BEND), 1), MAX_STRIDE)
-    end = _first_above(LOG_E_STOP, level, log_cdf, bend, high) + MAX_STRIDE
+    stride = min(max(int((bend - first) / _NODES_TO_BEND), 1), _MAX_STRIDE)
+    end = _first_above(_LOG_E_STOP, level, log_cdf, bend, high) + _MAX_STRIDE
     limit = max(LATTICE - end - (POINTS - LEFT), 0)
     return top, 1.0 / (STEP * math.sqrt(1.0 + std * std / KAPPA)), limit, stride
 
@@ -290,8 +290,8 @@ def _nodes(
 ) -> tuple[int, int]:
     """Choose the first node and the number of nodes; sum rho from each lattice point onwards."""
     last = LATTICE - spread.size + LEFT
-    first = _first_above(LOG_E_START, spread, log_cdf, LEFT, last)
-    stop = _first_above(LOG_E_STOP, spread, log_cdf, first, last)
+    first = _first_above(_LOG_E_START, spread, log_cdf, LEFT, last)
+    stop = _first_above(_LOG_E_STOP, spread, log_cdf, first, last)
     count = (stop - first + stride - 1) // stride
     ratio = rho[LATTICE - 1] / rho[LATTICE - 1 - stride]
     for i in range(LATTICE - 1, LATTICE - 1 - stride, -1):

@@ -273,14 +273,14 @@ class Stack:
         ordered: bool = False,
         spoken: Array | None = None,
     ) -> tuple[Self, Array]:
-        """As `learn`, where labels come late: each is judged by what was said about its row.
+        """As `learn`, where labels come late: each is judged by the prediction made for its row.
 
         Parameters
         ----------
         step, events, judged
             As `Mixture.judge` takes and returns them.
         labels, weight : (n,)
-            Weight 0 where nothing is told.
+            Weight 0 where no target comes.
         kept : Kept
             Rows that are asked for are described here.
         plain : (n, K)

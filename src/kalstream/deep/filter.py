@@ -36,7 +36,7 @@ from kalstream.deep import predictive
 from kalstream.errors import NumericalError
 
 # A predicted variance may be negative by rounding, by this part of the noise variance at most.
-LEAST_VAR: Final = -ROUNDING_LIMITS[0]
+_LEAST_VAR: Final = -ROUNDING_LIMITS[0]
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def decay(gamma: Tensor) -> tuple[Tensor, Tensor]:
     return gamma.cumprod(0), ratios.triu()
 
 
-def joint_cov(chunk: Products, gamma: Tensor, prior_var: float) -> tuple[Tensor, Tensor]:
+def _joint_cov(chunk: Products, gamma: Tensor, prior_var: float) -> tuple[Tensor, Tensor]:
     """Prior covariance of the rows' outputs (b, b), and the products of gamma (b,)."""
     kept, ratios = decay(gamma)
     kept2 = (kept * kept)[:, None]
@@ -141,7 +141,7 @@ def run_chunk(
     kept : (b,)
         Products of gamma.
     """
-    joint, kept = joint_cov(chunk, gamma, prior_var)
+    joint, kept = _joint_cov(chunk, gamma, prior_var)
     total = joint + torch.diag(noise_var)
     factor, failed = torch.linalg.cholesky_ex(total)
     if not total.is_cuda and bool(failed):
@@ -161,7 +161,7 @@ def run_softmax(
 
     ``seen`` (b, K) are the classes seen before each row. All results are float64.
     """
-    joint, kept = joint_cov(chunk, gamma.double(), prior_var)
+    joint, kept = _joint_cov(chunk, gamma.double(), prior_var)
     scan = scan_softmax(joint, kept[:, None] * chunk.base_mean, labels, seen)
     return FilterStep(scan.mean, scan.var, gamma, scan.innovations), scan.factor, kept
 
@@ -226,7 +226,7 @@ def plain_scan_softmax(
     for i in range(len(labels)):
         own, var = slice(i, i + 1), rest[i, i]
         noise_var, residual = linearise(mean[own], var[None], labels[own], seen[own])
-        sound = var >= LEAST_VAR * noise_var
+        sound = var >= _LEAST_VAR * noise_var
         deviation = (var + noise_var).where(sound, math.nan).sqrt()
         # eq. (8): the row's innovation, then its part of the rows after it
         innovations[i] = residual[0] / deviation

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Not all: for the others there is no compiled scan. Saved heads have the places of these words.
 _WITH_SCAN: Final = tuple(word for word, each in LIKELIHOODS.items() if each.deep)
-PREDICTIVES: Final = ("exact", "monte-carlo")
+_PREDICTIVES: Final = ("exact", "monte-carlo")
 # Settings that the posterior depends on; they are not buffers. A state has them as numbers, in this
 # order. Add a new one at the end, with the value that older states had in _OLD.
 _MADE_WITH: Final = (
@@ -148,7 +148,7 @@ class KalmanHead(Head):
         check.unit_interval("gamma", gamma)
         check.choice("transition", transition, TRANSITIONS)
         check.choice("likelihood", likelihood, _WITH_SCAN)
-        check.choice("predictive", predictive, PREDICTIVES)
+        check.choice("predictive", predictive, _PREDICTIVES)
         check.positive("calibration", calibration)
         if dtype not in (torch.float64, torch.float32):
             raise InvalidInput(f"dtype must be torch.float64 or torch.float32, got {dtype}")

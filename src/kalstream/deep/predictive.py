@@ -80,7 +80,7 @@ def slopes(mean: Tensor, var: Tensor, labels: Tensor, known: Tensor) -> tuple[Te
         from kalstream.deep import _kernels
 
         return _kernels.slopes(mean, var, labels, known, there, _tables(mean.device))
-    return plain_slopes(mean, var, labels, known, there)
+    return _plain_slopes(mean, var, labels, known, there)
 
 
 @torch.no_grad()
@@ -123,7 +123,7 @@ def fused() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def plain_slopes(
+def _plain_slopes(
     mean: Tensor, var: Tensor, labels: Tensor, known: Tensor, there: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`slopes` by differentiating the lattice: reference of the fused kernels."""

@@ -15,7 +15,7 @@ from kalstream.deep.head import Head, Prediction, Reading
 from kalstream.deep.softmax import SoftmaxHead
 from kalstream.errors import InvalidInput
 
-DECAYS: Final = (0.9, 0.98, 0.998)
+_DECAYS: Final = (0.9, 0.98, 0.998)
 GAMMAS: Final = (1.0, 0.9999, 0.999)
 # The logits of an expert are multiplied by each of these factors, and the results are mixed.
 _FACTORS: Final = (0.5, 0.65, 0.8, 1.0, 1.25)
@@ -124,7 +124,7 @@ class Stack(Head):
         n_features: int,
         n_classes: int,
         *,
-        decays: float | Sequence[float] = DECAYS,
+        decays: float | Sequence[float] = _DECAYS,
         gammas: float | Sequence[float] = GAMMAS,
         layers: bool = True,
         prior_var: float = 100.0,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Optimizer = Callable[[list[Any]], torch.optim.Optimizer]
 
 #: AdamW, whose size of a step does not depend on that of the gradients
-ADAMW: Final = partial(torch.optim.AdamW, lr=0.001, weight_decay=0.05)
+_ADAMW: Final = partial(torch.optim.AdamW, lr=0.001, weight_decay=0.05)
 
 
 class Training(ABC):
@@ -219,7 +219,7 @@ class CrossEntropy(Training):
         self,
         *,
         lr: float | None = None,
-        optimizer: Optimizer = ADAMW,
+        optimizer: Optimizer = _ADAMW,
         n_steps: int = 3,
         replay: RecentMemory | ReplayStreams | str | None = "recent",
         flip: bool = False,

@@ -229,19 +229,19 @@ class Classification:
         asked = np.flatnonzero(events.asked)
         experts, spoken = dict[str, ExpertState](), None
         if self.experts:
-            passing = ExpertRows(rows.columns, _told(rows), weight, events.gap)
+            passing = ExpertRows(rows.columns, _learned_codes(rows), weight, events.gap)
             experts, spoken = advance(self.experts, before.targets.experts, passing, len(seen))
             kept.experts[events.slot[asked], 1:] = spoken[asked]
         if not len(asked):
             return experts, spoken
         counts = np.zeros(len(seen))
         counts[: len(before.targets.counts)] = before.targets.counts
-        told = np.zeros((len(events) + 1, len(seen)))
+        new_counts = np.zeros((len(events) + 1, len(seen)))
         learned = np.flatnonzero(weight > 0.0)
         assert targets.labels is not None
-        told[learned + 1, targets.labels[learned]] = 1.0
-        told = np.cumsum(told, axis=0)[asked]
-        active, counts = seen | (told > 0.0), counts + told + 0.5
+        new_counts[learned + 1, targets.labels[learned]] = 1.0
+        new_counts = np.cumsum(new_counts, axis=0)[asked]
+        active, counts = seen | (new_counts > 0.0), counts + new_counts + 0.5
         whole = np.sum(counts, axis=1, where=active, keepdims=True)
         slots = events.slot[asked]
         kept.active[slots] = active
@@ -268,7 +268,7 @@ class Classification:
             shares = np.where(active.any(axis=1, keepdims=True), judged.shares[asked], 0.0)
             late[asked] *= 1.0 - shares.sum(axis=1, keepdims=True)
             late[asked] += np.einsum("ax,axk->ak", shares, other)
-        codes = _told(rows)
+        codes = _learned_codes(rows)
         known, stack, ordered, made = model.targets, None, None, [late, in_order]
         if self.stacking and settings.policy.combines:
             stack = self._grown(known.stack, step)
@@ -358,7 +358,7 @@ def _learned_labels(chunk: Chunk) -> tuple[Array, Array]:
     return np.where(weight > 0.0, labels, -1), weight
 
 
-def _told(rows: LateRows) -> Array:
+def _learned_codes(rows: LateRows) -> Array:
     """Codes (n,) of the labels that have come and are learned; -1 at other events."""
     return np.where(rows.weight > 0.0, rows.targets.arrays()[0], -1)
 

@@ -1,7 +1,7 @@
 """Asking for predictions and telling targets later: pure functions, nothing published.
 
 `exchange` takes a sequence of events. It is cut into pieces, in which no class is new; each piece
-advances the filters in one call, and then judges them by what they said (`core.judging`).
+advances the filters in one call, and then judges them by earlier predictions (`core.judging`).
 """
 
 from __future__ import annotations
@@ -321,7 +321,7 @@ def _sizes(model: Model, chunk: Chunk, settings: Settings) -> Sizes:
 def _judged(
     before: Model, rows: Array, chunk: Chunk, events: Events, kept: Kept, settings: Settings
 ) -> tuple[Model, Any]:
-    """Advance the filters over the events; weigh them one step ahead, and by what they said."""
+    """Advance the filters over the events; weigh them one step ahead, and as they predicted."""
     policy, task = settings.judging, settings.task
     assert policy is not None
     n, tells = len(events), np.flatnonzero(~events.asked)

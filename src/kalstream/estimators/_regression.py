@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from kalstream.core import checks as check
 from kalstream.core.checks import Targets
+from kalstream.core.half_lives import KEEP_SCALE
 from kalstream.core.judging import choose
-from kalstream.core.scale import KEEP_SCALE
 from kalstream.errors import InvalidInput
 from kalstream.estimators._chunk import Ahead, Chunk, LateRows, LateSteps
 from kalstream.estimators._learning import predict_chunk, state_of
@@ -22,7 +22,7 @@ from kalstream.estimators._settings import Settings
 Array = NDArray[Any]
 
 # The first target is subtracted from all, so it shows nothing; two others are few enough.
-TARGETS_OF_SCALE: Final = 3
+_TARGETS_OF_SCALE: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +225,9 @@ class Regression:
             variance[np.isinf(variance)] = 0.0  # unknown; nothing is learned from it
             made[asked, a] = np.hstack([step.mean, variance])
         assert model.late is not None
-        told = rows.targets, rows.weight
-        late, out = choose(model.late, rows.events, steps.judged, rows.kept, *told, made)
+        late, out = choose(
+            model.late, rows.events, steps.judged, rows.kept, rows.targets, rows.weight, made
+        )
         if before.state is None:
             return model.but(late=late), self.nothing_known(len(asked))
         mean, variance = out[asked, :n_outputs], out[asked, n_outputs:]
@@ -258,7 +259,7 @@ class Regression:
         """
         if not self.learns_scale:
             return model.targets.offset is not None
-        return model.n_targets >= TARGETS_OF_SCALE and self._freedom(model, settings) > 0.0
+        return model.n_targets >= _TARGETS_OF_SCALE and self._freedom(model, settings) > 0.0
 
     def scale(self, model: Model) -> float:
         """What variances are multiples of, where the policy does not know it."""

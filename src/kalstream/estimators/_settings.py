@@ -1,4 +1,4 @@
-"""From the parameters of an estimator to the settings that learning and predicting go by."""
+"""Settings of an estimator, made from its parameters."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _BANKS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What learning and predicting go by.
+    """Settings for learning and predicting.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class Settings:
 
     @property
     def judging(self) -> JudgingPolicy | None:
-        """The policy, if it judges filters by what they said where targets are late."""
+        """The policy, if it judges filters by their earlier predictions where targets are late."""
         return self.policy if isinstance(self.policy, JudgingPolicy) else None
 
 
@@ -294,3 +294,8 @@ def variance_of(name: str, value: Any, auto: float) -> float:
             raise InvalidInput(f"{name} must be 'auto' or a number above 0, got {value!r}")
         return auto
     return check.positive(name, value)
+
+
+def store(arguments: dict[str, Any]) -> None:
+    """Keep the arguments of a constructor, its ``locals()``, as attributes of the estimator."""
+    vars(arguments.pop("self")).update(arguments)

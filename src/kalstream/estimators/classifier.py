@@ -22,7 +22,7 @@ from kalstream.estimators._base import KalmanEstimator
 from kalstream.estimators._chunk import Ahead
 from kalstream.estimators._classification import Classification, declared, without_class
 from kalstream.estimators._model import Model
-from kalstream.estimators._settings import policy_of
+from kalstream.estimators._settings import policy_of, store
 from kalstream.estimators._sharing import interruptible
 from kalstream.estimators.inputs import read_weights
 from kalstream.estimators.labels import read_labels
@@ -108,7 +108,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         All filters, and the posterior over half-lives.
     gamma_, half_life_, calibration_ : float
     n_seen_, n_rows_ : int
-        Number of rows seen, and of those that came: rows of `ask` are seen when they are told.
+        Number of rows seen, and of those that came: rows of `ask` are seen when their labels come.
     health_ : Health
         Of the heaviest filter. For a one-hot filter ``nis`` is usually above 1, since noise_var is
         small; calibration corrects for it. A softmax filter that is sure of its labels learns
@@ -182,26 +182,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         max_waiting: int = 100_000,
         max_age: float | None = None,
     ) -> None:
-        self.forgetting = forgetting
-        self.features = features
-        self.n_components = n_components
-        self.transition = transition
-        self.likelihood = likelihood
-        self.order = order
-        self.noise_var = noise_var
-        self.prior_var = prior_var
-        self.predictive = predictive
-        self.calibration = calibration
-        self.class_weight = class_weight
-        self.stacking = stacking
-        self.recent_labels = recent_labels
-        self.experts = experts
-        self.intercept = intercept
-        self.time_unit = time_unit
-        self.dtype = dtype
-        self.random_state = random_state
-        self.max_waiting = max_waiting
-        self.max_age = max_age
+        store(locals())
 
     def _policy(self) -> Policy:
         return policy_of(self.forgetting, self.calibration, self.likelihood, self.order)
@@ -365,7 +346,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
     ) -> Self:
         """Learn the labels of rows that were asked for, in any order.
 
-        A label that is told again counts once. Another label for the same row is a correction,
+        A label that comes again counts once. Another label for the same row is a correction,
         which is learned as well: a filter cannot unlearn. `waiting_` counts both.
 
         Parameters
@@ -409,7 +390,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         told, y, sample_weight, unknown
             As in `tell`.
         before : one whole number for each label
-            How many rows of X are asked for before it is told.
+            How many rows of X are asked for before it comes.
 
         Examples
         --------
@@ -422,8 +403,8 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
                [0., 0.],
                [0., 1.]])
         """
-        told_now = told, read_labels(y), sample_weight, before
-        return self._exchange(X, ids, time, told_now, unknown)
+        new = told, read_labels(y), sample_weight, before
+        return self._exchange(X, ids, time, new, unknown)
 
     def _no_targets(self) -> list[Any]:
         return []

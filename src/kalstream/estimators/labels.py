@@ -65,7 +65,7 @@ class Labels:
     @cached_property
     def classes(self) -> Array:
         """Labels (K,), sorted."""
-        return as_array([self.names[k] for k in self.order])
+        return _as_array([self.names[k] for k in self.order])
 
     def with_new(self, labels: Sequence[Any]) -> Labels:
         """These labels, followed by the new ones in ``labels``. None is skipped."""
@@ -91,7 +91,7 @@ class Labels:
         return np.array([-1 if name is None else column[name] for name in labels], np.int64)
 
 
-def as_array(names: Sequence[Any]) -> Array:
+def _as_array(names: Sequence[Any]) -> Array:
     """Labels as an array: of their own type if they share one, of objects otherwise."""
     kinds = {type(name) for name in names}
     if kinds <= {int, float, bool} or kinds in ({str}, {bytes}):

@@ -17,7 +17,7 @@ from kalstream.errors import InvalidInput
 from kalstream.estimators._base import KalmanEstimator
 from kalstream.estimators._model import Model
 from kalstream.estimators._regression import Regression, shaped
-from kalstream.estimators._settings import policy_of
+from kalstream.estimators._settings import policy_of, store
 from kalstream.estimators.inputs import read_values, read_weights
 
 Array = NDArray[Any]
@@ -81,21 +81,7 @@ dtype, random_state, max_waiting, max_age
         max_waiting: int = 100_000,
         max_age: float | None = None,
     ) -> None:
-        self.forgetting = forgetting
-        self.features = features
-        self.n_components = n_components
-        self.transition = transition
-        self.order = order
-        self.noise_var = noise_var
-        self.prior_var = prior_var
-        self.predictive = predictive
-        self.calibration = calibration
-        self.intercept = intercept
-        self.time_unit = time_unit
-        self.dtype = dtype
-        self.random_state = random_state
-        self.max_waiting = max_waiting
-        self.max_age = max_age
+        store(locals())
 
     def fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None, time: Any = None
@@ -241,8 +227,8 @@ dtype, random_state, max_waiting, max_age
         >>> mean.round(2)
         array([nan,  2.,  2.])
         """
-        told_now = told, read_values(y), sample_weight, before
-        return self._exchange(X, ids, time, told_now, unknown)
+        new = told, read_values(y), sample_weight, before
+        return self._exchange(X, ids, time, new, unknown)
 
     def _no_targets(self) -> Array:
         return np.empty(0)

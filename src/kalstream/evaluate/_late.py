@@ -19,7 +19,7 @@ from kalstream.errors import InvalidInput
 from kalstream.evaluate._forgetting import Place
 from kalstream.evaluate.adapters import Answer, known
 from kalstream.evaluate.metrics import Scored
-from kalstream.evaluate.trackers import Said, Tracker, said_of, saved
+from kalstream.evaluate.trackers import LatePrediction, Tracker, restored, saved
 from kalstream.streams import Batch
 
 Array = NDArray[Any]
@@ -214,7 +214,7 @@ class NamedRows(_LastTime):
 
     Attributes
     ----------
-    waiting : {id: Said}
+    waiting : {id: LatePrediction}
     repeated, again, unknown : int
         Rows that came again without a target, those of them that were predicted again, and targets
         of ids that nobody knows whose rows have nothing to predict from.
@@ -224,7 +224,7 @@ class NamedRows(_LastTime):
 
     def __init__(self, status_of: Callable[[list[Any]], list[str | None]]) -> None:
         self.status_of = status_of
-        self.waiting: dict[Any, Said] = {}
+        self.waiting: dict[Any, LatePrediction] = {}
         self.repeated = self.again = self.unknown = self.missing = 0
 
     def __len__(self) -> int:
@@ -264,7 +264,7 @@ class NamedRows(_LastTime):
                 # The target of a row without an id can only be beside it.
                 if not has_target and key != batch.start + i:
                     continue
-            events.told.append((key, i, len(events.asked)))
+            events.targets.append((key, i, len(events.asked)))
         return events
 
     def scored(
@@ -278,28 +278,30 @@ class NamedRows(_LastTime):
         places : {number among the rows asked: Place}
         """
         there = known(batch.targets)
-        judged: list[tuple[Said, Any]] = []
+        judged: list[tuple[LatePrediction, Any]] = []
         places: dict[int, Place] = {}
         first = n_asked - len(events.ids)
-        ids = [key for key, _, _ in events.told]
+        ids = [key for key, _, _ in events.targets]
         status = dict(zip(ids, self.status_of(ids), strict=True))
         rows = iter(enumerate(zip(events.ids, events.asked, strict=True)))
 
         def take(n_rows: int | None) -> None:
             for k, (new, i) in islice(rows, n_rows):
-                self.waiting[new] = tracker.said(answer, k, (first + k, batch.start + i))
+                self.waiting[new] = tracker.late_prediction(answer, k, (first + k, batch.start + i))
 
         n_taken = 0
-        for key, i, before in events.told:
+        for key, i, before in events.targets:
             take(before - n_taken)
             n_taken = before
-            said = self.waiting.pop(key, None)
-            if said is None or status[key] == "expired":  # told again, or too late
+            prediction = self.waiting.pop(key, None)
+            if (
+                prediction is None or status[key] == "expired"
+            ):  # its target came before, or comes too late
                 continue
-            number, row = said.place
+            number, row = prediction.place
             places[number] = Place(row, batch.start + i)
             if there[i]:
-                judged.append((said, tracker.reveal_one(batch, i, said)))
+                judged.append((prediction, tracker.reveal_one(batch, i, prediction)))
             elif batch.ids is None or batch.ids[i] is None:  # no row that came again
                 tracker.missing += 1
                 self.missing += 1
@@ -310,7 +312,7 @@ class NamedRows(_LastTime):
         # The oldest rows expire first.
         while self.waiting and self.status_of([key := next(iter(self.waiting))]) != ["waits"]:
             del self.waiting[key]
-        return tracker.score_said(judged), places
+        return tracker.score_late(judged), places
 
     def state(self) -> dict[str, Any]:
         """Everything that changes, as JSON."""
@@ -326,7 +328,7 @@ class NamedRows(_LastTime):
     def restore(self, state: dict[str, Any], tracker: Tracker) -> None:
         """Restore what `state` returned."""
         self.restore_time(state["time"])
-        self.waiting = said_of(state, tracker)
+        self.waiting = restored(state, tracker)
         self.repeated, self.unknown = state["repeated"], state["unknown"]
         self.again, self.missing = state.get("again", 0), state.get("missing", 0)
 
@@ -339,18 +341,18 @@ class BatchEvents:
     ----------
     asked, ids : lists
         Rows of the batch to predict, and their ids.
-    told : list of (id, row of the batch, rows asked for before)
+    targets : list of (id, row of the batch, rows asked for before)
     """
 
     asked: list[int]
     ids: list[Any]
-    told: list[tuple[Any, int, int]]
+    targets: list[tuple[Any, int, int]]
     repeated: int = 0
     again: int = 0
     unknown: int = 0
 
-    def as_told(self, batch: Batch) -> DueTargets:
-        """The targets, as a learner is told them."""
-        places = np.array([before for _, _, before in self.told], np.int64)
-        rows = [i for _, i, _ in self.told]
-        return DueTargets([key for key, _, _ in self.told], batch.targets[rows], places)
+    def due(self, batch: Batch) -> DueTargets:
+        """The targets, as `Adapter.tell` takes them."""
+        places = np.array([before for _, _, before in self.targets], np.int64)
+        rows = [i for _, i, _ in self.targets]
+        return DueTargets([key for key, _, _ in self.targets], batch.targets[rows], places)

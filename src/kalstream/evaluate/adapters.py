@@ -149,15 +149,15 @@ class Adapter(ABC):
         """`predict` and `learn` each row before the next one; only where `in_one_call`."""
         raise NotImplementedError
 
-    def ask_and_tell(self, batch: Batch, told: Any, ids: list[Any] | None = None) -> Answer:
+    def ask_and_tell(self, batch: Batch, due: Any, ids: list[Any] | None = None) -> Answer:
         """Predict rows, and learn targets in between; only where `keeps_rows`.
 
-        ``told`` has ids, targets, and how many of the rows come before each. Without ids rows have
+        ``due`` has ids, targets, and how many of the rows come before each. Without ids rows have
         the numbers of the stream.
         """
         raise NotImplementedError
 
-    def tell(self, told: Any, n_rows: int) -> None:
+    def tell(self, due: Any, n_rows: int) -> None:
         """Learn targets of rows that were asked for, of which there were n_rows."""
         raise NotImplementedError
 
@@ -252,23 +252,23 @@ class _PartialFit(Adapter):
         made = self.learner.predict_then_learn(batch.rows, batch.targets, **self._times(batch))
         return self._answer(made)
 
-    def ask_and_tell(self, batch: Batch, told: Any, ids: list[Any] | None = None) -> Answer:
+    def ask_and_tell(self, batch: Batch, due: Any, ids: list[Any] | None = None) -> Answer:
         """Predict rows, and learn targets in between."""
-        keys, more = told.ids, {"ids": ids, "unknown": "skip", **self._times(batch)}
+        keys, more = due.ids, {"ids": ids, "unknown": "skip", **self._times(batch)}
         if ids is None:
             keys = self._numbers(keys, batch.start)
         elif not len(batch):
             if keys:
-                self.learner.tell(keys, told.targets, unknown="skip")
+                self.learner.tell(keys, due.targets, unknown="skip")
             self.is_fitted = self._has_learned()
             return replace(self._nothing(0), std=np.empty(0))
-        made = self.learner.ask_and_tell(batch.rows, keys, told.targets, told.before, **more)
+        made = self.learner.ask_and_tell(batch.rows, keys, due.targets, due.before, **more)
         return self._answer(made)
 
-    def tell(self, told: Any, n_rows: int) -> None:
+    def tell(self, due: Any, n_rows: int) -> None:
         """Learn targets of rows that were asked for, of which there were n_rows."""
-        keys = self._numbers(told.ids, n_rows)
-        self.learner.tell(keys, told.targets, unknown="skip")
+        keys = self._numbers(due.ids, n_rows)
+        self.learner.tell(keys, due.targets, unknown="skip")
         self.is_fitted = self._has_learned()
 
     def _numbers(self, rows: list[int], n_rows: int) -> list[int]:

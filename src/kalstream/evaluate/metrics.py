@@ -23,8 +23,8 @@ Array = NDArray[Any]
 Values = dict[str, float | None]
 _Number = TypeVar("_Number", float, NDArray[np.float64])
 
-N_BINS: Final = 15  # of the reliability diagram
-N_PIT: Final = 20  # bins of the probability integral transform
+_N_BINS: Final = 15  # of the reliability diagram
+_N_PIT: Final = 20  # bins of the probability integral transform
 LEAST_PROBABILITY: Final = 1e-15  # one label with probability 0 must not make the sum infinite
 _Z90: Final = 1.6448536269514722  # half the width of a central 90% interval, in standard deviations
 _LOG_2: Final = math.log(2.0)
@@ -331,7 +331,7 @@ class LabelScore(Score):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bins = np.zeros((3, N_BINS))  # number, sum of confidences, number right
+        self.bins = np.zeros((3, _N_BINS))  # number, sum of confidences, number right
         self.classes = np.zeros((3, 0), np.int64)  # right, true, predicted
 
     def add(self, scored: Scored) -> None:
@@ -343,9 +343,9 @@ class LabelScore(Score):
         if not math.isnan(self.sums["log_loss"]):
             predicted = scored.predicted >= 0  # a row before any label has no confidence
             confidence = scored.confidence[predicted]
-            where = np.minimum((confidence * N_BINS).astype(np.int64), N_BINS - 1)
+            where = np.minimum((confidence * _N_BINS).astype(np.int64), _N_BINS - 1)
             for row, weights in zip(self.bins, (None, confidence, right[predicted]), strict=True):
-                row += np.bincount(where, weights, N_BINS)
+                row += np.bincount(where, weights, _N_BINS)
         self._count(scored.codes, scored.predicted, right)
 
     def _count(self, codes: Array, predicted: Array, right: Array) -> None:
@@ -410,7 +410,7 @@ class ValueScore(Score):
     def __init__(self) -> None:
         super().__init__()
         self.n_density = 0  # rows with a predicted standard deviation
-        self.pit = np.zeros(N_PIT, np.int64)
+        self.pit = np.zeros(_N_PIT, np.int64)
 
     def mean(self, metric: Metric) -> float:
         """Mean over the rows that count for a metric."""
@@ -431,7 +431,7 @@ class ValueScore(Score):
         self._add_rows(Errors(error, z, spread))
         below = 0.5 * (1.0 + np.array([math.erf(each / math.sqrt(2.0)) for each in z]))
         self.pit += np.bincount(
-            np.minimum((below * N_PIT).astype(np.int64), N_PIT - 1), minlength=N_PIT
+            np.minimum((below * _N_PIT).astype(np.int64), _N_PIT - 1), minlength=_N_PIT
         )
 
     def state(self) -> dict[str, Any]:
@@ -517,7 +517,7 @@ _BUILT_IN: Final = (
     Metric(
         "ece",
         "ECE",
-        f"expected calibration error: mean gap between confidence and accuracy in {N_BINS} bins",
+        f"expected calibration error: mean gap between confidence and accuracy in {_N_BINS} bins",
         CLASSIFICATION,
         "less",
         "share",

@@ -329,8 +329,8 @@ class Evaluation:
         elif self._in_one_call():
             answer = self._timed(self.adapter.predict_then_learn, batch)
             rows = range(batch.start, batch.stop)
-            told = batch.targets, np.arange(1, len(batch) + 1), rows
-            scored = self.tracker.score(batch, answer, told)
+            revealed = batch.targets, np.arange(1, len(batch) + 1), rows
+            scored = self.tracker.score(batch, answer, revealed)
             self.n_rows = self.n_learned = batch.stop
         else:
             answer, scored = joined(self._chunk_by_chunk(batch))
@@ -360,16 +360,16 @@ class Evaluation:
         The learner is called before anything else changes, here and below.
         """
         self._check_times(batch, late)
-        told, done = late.due(batch)
-        answer = self._timed(lambda batch: self.adapter.ask_and_tell(batch, told), batch)
-        reveals = told.targets, told.before, told.ids
+        due, done = late.due(batch)
+        answer = self._timed(lambda batch: self.adapter.ask_and_tell(batch, due), batch)
+        reveals = due.targets, due.before, due.ids
         scored: Scored | None = self.tracker.score(batch, answer, reveals)
         done()
         late.note_times(batch)
         self.n_rows, self.n_learned = batch.stop, late.first(batch.stop)
 
         def place(row: int) -> Place:
-            return told.place(row, batch.start) or Place(row, batch.stop - 1)
+            return due.place(row, batch.start) or Place(row, batch.stop - 1)
 
         return answer, scored, place
 
@@ -381,12 +381,12 @@ class Evaluation:
             raise
 
     def _tell_the_rest(self, late: LateTargets) -> None:
-        told, done = late.rest()
+        due, done = late.rest()
         self.settled = False
         begun = self.clock()
-        self.adapter.tell(told, self.n_rows)
+        self.adapter.tell(due, self.n_rows)
         self.seconds += self.clock() - begun
-        self.tracker.learn(told.targets, told.ids)
+        self.tracker.learn(due.targets, due.ids)
         done()
         self.n_learned, self.settled = self.n_rows, True
 
@@ -396,10 +396,10 @@ class Evaluation:
         """Predict those rows of a record that are new, and tell the targets that others bring."""
         self._check_times(batch, late)
         events = late.sorted_out(batch)
-        rows, told = batch.take(events.asked), events.as_told(batch)
+        rows, due = batch.take(events.asked), events.due(batch)
 
         def ask(rows: Batch) -> Answer:
-            return self.adapter.ask_and_tell(rows, told, events.ids)
+            return self.adapter.ask_and_tell(rows, due, events.ids)
 
         answer = self._timed(ask, rows)
         n_asked = self.adapter.learner.waiting_.asked
@@ -557,7 +557,7 @@ class Evaluation:
     def waiting_counts(self) -> dict[str, int]:
         """How many rows wait for their labels, and what became of the others (`Waiting`).
 
-        ``at_end``: labels that were told after the last row, because the stream ended;
+        ``at_end``: labels that came after the last row, because the stream ended;
         ``missing``: rows of ``told`` that have no label.
         """
         counts = asdict(self.adapter.learner.waiting_)

@@ -32,8 +32,8 @@ Reveals = tuple[Array, Array, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What was predicted of a row whose target comes later.
+class LatePrediction:
+    """The prediction of a row whose target comes later.
 
     Attributes
     ----------
@@ -98,8 +98,8 @@ class LabelTracker:
         self.new_classes: list[dict[str, Any]] = []
         self.missing = 0
 
-    def score(self, batch: Batch, answer: Answer, told: Reveals | None = None) -> Scored:
-        """Score an answer; told: targets that were learned before some of the rows were predicted.
+    def score(self, batch: Batch, answer: Answer, revealed: Reveals | None = None) -> Scored:
+        """Score an answer; revealed: targets learned before some of the rows were predicted.
 
         Rows before the first learned label are left out: no label was known then.
         """
@@ -107,7 +107,7 @@ class LabelTracker:
         self.missing += len(there) - int(there.sum())
         codes = self._codes(batch, there)
         n_seen, n_known = np.full((2, len(codes)), [[self.n_seen], [self.n_known]])
-        reveals = self._reveals(told)
+        reveals = self._reveals(revealed)
         due, before, own = next(reveals)
         for i, (row, code) in enumerate(
             zip(np.flatnonzero(there).tolist(), codes.tolist(), strict=True)
@@ -135,10 +135,12 @@ class LabelTracker:
             scored = score_labels(codes, p[there], np.array(self.ranks), n_seen, n_known)
         return self._added(scored)
 
-    def _reveals(self, told: Reveals | None) -> Iterator[tuple[int, int, int]]:
-        """Code of each label told, how many rows come before it, and its row; then no more."""
-        if told is not None:
-            for label, place, row in zip(told[0].tolist(), told[1].tolist(), told[2], strict=True):
+    def _reveals(self, revealed: Reveals | None) -> Iterator[tuple[int, int, int]]:
+        """Code of each revealed label, how many rows come before it, and its row; then no more."""
+        if revealed is not None:
+            for label, place, row in zip(
+                revealed[0].tolist(), revealed[1].tolist(), revealed[2], strict=True
+            ):
                 if label is not None:
                     yield self.codes[label], place, row
         yield -1, _MANY, -1
@@ -153,31 +155,33 @@ class LabelTracker:
 
     # ---- rows whose labels come later -----------------------------------------------------
 
-    def said(self, answer: Answer, row: int, place: tuple[int, int]) -> Said:
-        """What is predicted now of a row of an answer."""
+    def late_prediction(self, answer: Answer, row: int, place: tuple[int, int]) -> LatePrediction:
+        """The prediction of a row of an answer, to be scored later."""
         assert answer.probabilities is not None
         knowing = _snapshot(self)
         values = answer.probabilities[row]
-        return Said(answer.labels or [], values, self.n_seen, self.n_known, knowing, place)
+        return LatePrediction(
+            answer.labels or [], values, self.n_seen, self.n_known, knowing, place
+        )
 
-    def reveal_one(self, batch: Batch, row: int, said: Said) -> int:
-        """Take in a label, that of one row of a batch, after what was said; returns its code."""
+    def reveal_one(self, batch: Batch, row: int, prediction: LatePrediction) -> int:
+        """Take in a label, that of one row of a batch, after its prediction; returns its code."""
         (code,) = self._codes(batch[row : row + 1], np.array([True])).tolist()
-        self._learn(code, said.knowing.last)
+        self._learn(code, prediction.knowing.last)
         return code
 
-    def score_said(self, judged: list[tuple[Said, int]]) -> Scored:
+    def score_late(self, judged: list[tuple[LatePrediction, int]]) -> Scored:
         """Score predictions of rows whose labels have come: each with the code of its label."""
-        judged = [(said, code) for said, code in judged if said.n_seen]
+        judged = [(prediction, code) for prediction, code in judged if prediction.n_seen]
         p = np.zeros((len(judged), len(self.codes)))
-        for i, (said, code) in enumerate(judged):
-            self.naive.score(code, said.knowing)
-            for label, value in zip(said.labels, said.values.tolist(), strict=True):
+        for i, (prediction, code) in enumerate(judged):
+            self.naive.score(code, prediction.knowing)
+            for label, value in zip(prediction.labels, prediction.values.tolist(), strict=True):
                 if (column := self.codes.get(label, -1)) >= 0:
                     p[i, column] = value
         codes = np.array([code for _, code in judged], np.int64)
-        n_seen = np.array([said.n_seen for said, _ in judged], np.int64)
-        n_known = np.array([said.n_known for said, _ in judged], np.int64)
+        n_seen = np.array([prediction.n_seen for prediction, _ in judged], np.int64)
+        n_known = np.array([prediction.n_known for prediction, _ in judged], np.int64)
         return self._added(score_labels(codes, p, np.array(self.ranks), n_seen, n_known))
 
     def begin_with(self, state: dict[str, Any] | None, classes: list[Any]) -> None:
@@ -312,12 +316,14 @@ class ValueTracker:
         self.naive_before = sums_of(self.naive)
         self.missing = 0
 
-    def score(self, batch: Batch, answer: Answer, told: Reveals | None = None) -> None:
-        """Score an answer; told: targets that were learned before some rows were predicted."""
+    def score(self, batch: Batch, answer: Answer, revealed: Reveals | None = None) -> None:
+        """Score an answer; revealed: targets learned before some rows were predicted."""
         there = known(batch.targets)
         self.missing += len(there) - int(there.sum())
         targets, mean = batch.targets[there], answer.point_predictions()[there]
-        learned, before = ([], []) if told is None else (told[0].tolist(), told[1].tolist())
+        learned, before = (
+            ([], []) if revealed is None else (revealed[0].tolist(), revealed[1].tolist())
+        )
         k = 0
         for row, value in zip(np.flatnonzero(there).tolist(), targets.tolist(), strict=True):
             while k < len(before) and before[k] <= row:
@@ -341,25 +347,25 @@ class ValueTracker:
 
     # ---- rows whose targets come later ----------------------------------------------------
 
-    def said(self, answer: Answer, row: int, place: tuple[int, int]) -> Said:
-        """What is predicted now of a row of an answer."""
+    def late_prediction(self, answer: Answer, row: int, place: tuple[int, int]) -> LatePrediction:
+        """The prediction of a row of an answer, to be scored later."""
         assert answer.predictions is not None
         assert answer.std is not None
         values = np.array([answer.predictions[row], answer.std[row]])
-        return Said([], values, 0, 0, _snapshot(self), place)
+        return LatePrediction([], values, 0, 0, _snapshot(self), place)
 
-    def reveal_one(self, batch: Batch, row: int, said: Said) -> float:
+    def reveal_one(self, batch: Batch, row: int, prediction: LatePrediction) -> float:
         """Take in the target of one row of a batch, and return it."""
         value = float(batch.targets[row])
         self.naive.learn(value)
         return value
 
-    def score_said(self, judged: list[tuple[Said, float]]) -> None:
+    def score_late(self, judged: list[tuple[LatePrediction, float]]) -> None:
         """Score predictions of rows whose targets have come."""
-        for said, value in judged:
-            self.naive.score(value, said.knowing)
+        for prediction, value in judged:
+            self.naive.score(value, prediction.knowing)
         targets = np.array([value for _, value in judged])
-        values = np.array([said.values for said, _ in judged]).reshape(-1, 2)
+        values = np.array([prediction.values for prediction, _ in judged]).reshape(-1, 2)
         self.total.add(targets, values[:, 0], values[:, 1])
         self.recent.add(targets, values[:, 0], values[:, 1])
 
@@ -418,17 +424,19 @@ def _snapshot(tracker: Tracker) -> Any:
     return last
 
 
-def saved(waiting: Mapping[Any, Said]) -> dict[str, Any]:
+def saved(waiting: Mapping[Any, LatePrediction]) -> dict[str, Any]:
     """Predictions of rows that wait, by id, as JSON; what they share is written once."""
     labels: dict[tuple[Any, ...], int] = {}
     knowing: dict[int, tuple[int, Any]] = {}
     rows = []
-    for key, said in waiting.items():
-        names = labels.setdefault(tuple(said.labels), len(labels))
-        naive, _ = knowing.setdefault(id(said.knowing), (len(knowing), said.knowing))
-        values = [None if value != value else value for value in said.values.tolist()]
+    for key, prediction in waiting.items():
+        names = labels.setdefault(tuple(prediction.labels), len(labels))
+        naive, _ = knowing.setdefault(id(prediction.knowing), (len(knowing), prediction.knowing))
+        values = [None if value != value else value for value in prediction.values.tolist()]
         values = ["inf" if value == math.inf else value for value in values]
-        rows.append([key, names, values, said.n_seen, said.n_known, naive, *said.place])
+        rows.append(
+            [key, names, values, prediction.n_seen, prediction.n_known, naive, *prediction.place]
+        )
     return {
         "waiting": rows,
         "labels": list(map(list, labels)),
@@ -436,7 +444,7 @@ def saved(waiting: Mapping[Any, Said]) -> dict[str, Any]:
     }
 
 
-def said_of(state: dict[str, Any], tracker: Tracker) -> dict[Any, Said]:
+def restored(state: dict[str, Any], tracker: Tracker) -> dict[Any, LatePrediction]:
     """Restore what `saved` returned."""
     knowing = []
     for attributes in state["knowing"]:
@@ -448,7 +456,7 @@ def said_of(state: dict[str, Any], tracker: Tracker) -> dict[Any, Said]:
         numbers = np.array([math.nan if value is None else float(value) for value in values])
         number, row = place or (-1, -1)  # not in earlier files
         about = state["labels"][names], numbers, n_seen, n_known, knowing[naive]
-        waiting[key] = Said(*about, (number, row))
+        waiting[key] = LatePrediction(*about, (number, row))
     if knowing:
         tracker.snapshot = knowing[-1]
     return waiting

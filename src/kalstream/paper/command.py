@@ -7,18 +7,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
 
 from kalstream._files import write_whole
 from kalstream._optional import require
 from kalstream.errors import InvalidInput, MissingExtra, MissingFile
-from kalstream.paper import figures, motion, series, tables
+from kalstream.paper import figures, series, tables
 from kalstream.paper.plan import Method, Plan
 from kalstream.paper.results import ResultsFile, check
 
 _DATA_NAMES = {"cifar100": "CIFAR-100", "cloc": "CLOC"}
-# Experiments without images, which have tables and figures of their own.
-_COMPUTED: Final = {"series": series, "motion": motion}
 
 
 def reproduce(
@@ -74,9 +71,7 @@ def reproduce(
                     f"{name} needs {needed}.json in {folder}; run: kalstream paper {needed}"
                 )
             reproduce(needed, folder, data=data, quick=quick, device=device, jobs=jobs, say=say)
-    if plan.kind == "motion":
-        motion.run(plan, folder / f"{name}.json", say)
-    elif plan.kind == "series" and not plan.of:
+    if plan.kind == "series" and not plan.of:
         write_whole(folder / f"{name}.json", json.dumps(series.run(plan)) + "\n")
     elif plan.kind == "images":
         _run_images(plan, folder, data, weights, device, only, jobs, say)
@@ -89,7 +84,7 @@ def shown(name: str, folder: Path) -> str:
     path = folder / f"{plan.of or name}.json"
     if not path.exists():
         raise MissingFile(f"no result file {path}; run: kalstream paper {name}")
-    if plan.kind not in _COMPUTED:
+    if plan.kind != "series":
         check(Plan.read(plan.of or name), ResultsFile(path))
     table, _ = _read_results(plan, folder)
     page = folder / f"{name}.md"
@@ -175,11 +170,10 @@ def _with_weights(method: Method, weights: Path | None) -> Method:
 def _read_results(plan: Plan, folder: Path) -> tuple[str, Callable[[Path], None]]:
     """The table of a result file, and a function that draws its figure into a file."""
     path = folder / f"{plan.of or plan.name}.json"
-    if plan.kind in _COMPUTED:
-        shows: Any = _COMPUTED[plan.kind]
+    if plan.kind == "series":
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            return shows.table(content), partial(shows.draw, plan, content)
+            return series.table(content), partial(series.draw, plan, content)
         except (ValueError, KeyError) as error:
             raise InvalidInput(f"{path} is damaged ({error}); move it away") from error
     results = ResultsFile(path)

@@ -26,7 +26,7 @@ Pixels = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
 
 ORDERS: Final = ("stationary", "tasks", "drift", "time")
-N_TASKS: Final = 10
+_N_TASKS: Final = 10
 # Of the substitute for CLOC: how uneven class frequencies, colours and brightness become.
 _UNEVEN, _COLOUR, _BRIGHT = 2.0, 0.4, 0.5
 
@@ -88,7 +88,7 @@ class Images:
         """Row numbers (n,) in an order, and where its tasks begin."""
         if order not in ORDERS:
             raise InvalidInput(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
-        rows, boundaries = tasks(self.classes, N_TASKS if order == "tasks" else 1, seed)
+        rows, boundaries = tasks(self.classes, _N_TASKS if order == "tasks" else 1, seed)
         if order == "drift":
             rows = drifting(self.classes, seed)
         elif order == "time":

@@ -37,12 +37,12 @@ class Axis:
         return (np.asarray(values, dtype=float) - self.lo) / (self.hi - self.lo)
 
 
-def nice_step(span: float, steps: int) -> float:
+def _nice_step(span: float, steps: int) -> float:
     """Round distance (1, 2, 2.5 or 5 times a power of ten) of marks, for about ``steps`` of them.
 
     Examples
     --------
-    >>> nice_step(45312, 5), nice_step(0.12, 5)
+    >>> _nice_step(45312, 5), _nice_step(0.12, 5)
     (10000.0, 0.025)
     """
     raw = span / steps
@@ -83,7 +83,7 @@ def linear(
     if not hi - lo > max(1e-9 * size, 1e-200):
         room = 0.1 * size if size > 1e-200 else 1.0
         lo, hi = lo - room, hi + room
-    step = nice_step(hi - lo, steps)
+    step = _nice_step(hi - lo, steps)
     first = math.ceil(lo / step - 1e-9) if snug else math.floor(lo / step + 1e-9)
     last = math.floor(hi / step + 1e-9) if snug else math.ceil(hi / step - 1e-9)
     # rounding keeps 3 * 0.1 from being 0.30000000000000004 on the page

@@ -101,14 +101,14 @@ def setting_text(value: object) -> str:
     return fmt.shortened(json.dumps(value, ensure_ascii=False, default=str), 300)
 
 
-def alarm_rows(run: Run) -> list[int]:
+def _alarm_rows(run: Run) -> list[int]:
     """Rows at which the drift alarms were raised."""
     return [alarm.at for window in run.windows for alarm in window.drift]
 
 
 def alarm_key(run: Run) -> str:
     """Explanation of the marks of `mark_alarms`; empty if there are none."""
-    n_alarms = len(alarm_rows(run))
+    n_alarms = len(_alarm_rows(run))
     dashed = "A dashed vertical line marks where new data begin." if run.extensions else ""
     if not n_alarms:
         return dashed
@@ -121,7 +121,7 @@ def alarm_key(run: Run) -> str:
 def mark_alarms(figure: Figure, run: Run) -> None:
     """Mark the rows of the drift alarms, and those at which new data begin."""
     figure.moments([row for row, _ in run.extensions], "extension")
-    rows = alarm_rows(run)
+    rows = _alarm_rows(run)
     if len(rows) <= _MANY_ALARMS:
         figure.moments(rows, "alarm")
         figure.flags(rows, "alarm")

@@ -1,8 +1,8 @@
-"""The page of a report: one file without links to other files. `SECTIONS` lists its sections.
+"""The page of a report: one file without links to other files. `_SECTIONS` lists its sections.
 
 To add a section, write sections/NAME.py with a function from a `Run` (read.py) to `Children`, made
 of the parts in elements.py (sections/cost.py is a short example), and add a `Section` to
-`SECTIONS`. headline.py and cards.py are the first screen, not sections.
+`_SECTIONS`. headline.py and cards.py are the first screen, not sections.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Section:
 
 
 #: the sections of a report, after the first screen, in their order
-SECTIONS = (
+_SECTIONS = (
     Section("scores", "Scores over time", scores),
     Section("forgetting", "Forgetting and drift", forgetting),
     Section("calibration", "Calibration", calibration),
@@ -81,7 +81,7 @@ def make_report(run: Path) -> str:
         If the files are missing or damaged; the message names the file and the line.
     """
     read = read_run(run)
-    sections = [each for each in SECTIONS if each.task in (None, read.task)]
+    sections = [each for each in _SECTIONS if each.task in (None, read.task)]
     body = [section(each.anchor, each.title, *each.content(read)) for each in sections]
     top = join([_header(read), _links(sections)])
     return page(f"{read.name}: {read.learner}", top, join([headline(read), *body]))

@@ -18,7 +18,7 @@ from kalstream.report.axes import Axis
 from kalstream.report.markup import Markup, tag
 from kalstream.report.read import FloatArray
 
-UNITS = 1000
+_UNITS = 1000
 LEVELS = 12  # shades of a heat map: about as many as the eye distinguishes
 _FEW_POINTS = 40  # curves of at most this many points get dots too
 _LABEL_GAP = 15  # pixels between two labels at the ends of curves
@@ -27,7 +27,7 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 def coordinates(shares: FloatArray) -> list[str]:
     """Positions in units of the inner SVG, with one decimal."""
-    return [f"{value:g}" for value in np.round(UNITS * np.clip(shares, -50, 50), 1)]
+    return [f"{value:g}" for value in np.round(_UNITS * np.clip(shares, -50, 50), 1)]
 
 
 def curve(xs: FloatArray, ys: FloatArray) -> str:
@@ -156,18 +156,18 @@ class Figure:
     def across(self, value: float, css: str) -> None:
         """Draw a line at one value of the vertical axis."""
         y = coordinates(1 - self.y.share(np.array([value])))[0]
-        self.path(f"M0 {y}H{UNITS}", f"line {css}")
+        self.path(f"M0 {y}H{_UNITS}", f"line {css}")
 
     def moments(self, rows: Sequence[float], css: str) -> None:
         """Draw thin vertical lines; several at the same position are drawn once."""
         places = sorted(set(coordinates(np.round(self.x.share(np.array(rows, dtype=float)), 3))))
-        self.path("".join(f"M{place} 0V{UNITS}" for place in places), css)
+        self.path("".join(f"M{place} 0V{_UNITS}" for place in places), css)
 
     def rug(self, rows: Sequence[float], css: str) -> None:
         """Draw short marks above the figure, for rows too many for `moments`."""
         places = sorted(set(coordinates(np.round(self.x.share(np.array(rows, dtype=float)), 3))))
         path = tag("path", d="".join(f"M{place} 0v1" for place in places), class_=css)
-        box = {"viewBox": f"0 0 {UNITS} 1", "preserveAspectRatio": "none"}
+        box = {"viewBox": f"0 0 {_UNITS} 1", "preserveAspectRatio": "none"}
         self._over.append(tag("svg", path, **box, x=0, y=-9, width="100%", height=7))
 
     def flags(self, rows: Sequence[float], css: str) -> None:
@@ -183,7 +183,7 @@ class Figure:
         down = 1 - self.y.share(heights)
         foot = float(1 - self.y.share(np.array([base]))[0])
         parts = [
-            f"M{x0} {UNITS * foot:g}V{top}H{x1}V{UNITS * foot:g}z"
+            f"M{x0} {_UNITS * foot:g}V{top}H{x1}V{_UNITS * foot:g}z"
             for x0, x1, top, height in zip(
                 coordinates(lefts + gap),
                 coordinates(rights - gap),
@@ -209,12 +209,12 @@ class Figure:
         css : str
             Class that gives the colour; the opacity is the value.
         """
-        columns = np.round(UNITS * self.x.share(edges), 1)
-        tall = UNITS / len(table)
+        columns = np.round(_UNITS * self.x.share(edges), 1)
+        tall = _UNITS / len(table)
         shades: dict[int, list[str]] = {}
         for i, values in enumerate(table):
-            top = UNITS - (i + 1) * tall
-            for level, first, last in runs_of_levels(values):
+            top = _UNITS - (i + 1) * tall
+            for level, first, last in _runs_of_levels(values):
                 left, width = columns[first], columns[last + 1] - columns[first]
                 box = f"M{left:g} {top:.5g}h{width:.5g}v{tall:.5g}h-{width:.5g}z"
                 shades.setdefault(level, []).append(box)
@@ -246,7 +246,7 @@ class Figure:
         inner = tag(
             "svg",
             *self._inside,
-            viewBox=f"0 0 {UNITS} {UNITS}",
+            viewBox=f"0 0 {_UNITS} {_UNITS}",
             preserveAspectRatio="none",
             width="100%",
             height="100%",
@@ -314,12 +314,12 @@ def _lines(label: str) -> list[object]:
     return [tag("tspan", first, x=-8, dy="-0.2em"), tag("tspan", second, x=-8, dy="1.05em")]
 
 
-def runs_of_levels(values: FloatArray) -> Iterable[tuple[int, int, int]]:
+def _runs_of_levels(values: FloatArray) -> Iterable[tuple[int, int, int]]:
     """Stretches of equal shade: the shade, the first and the last index; NaN has no shade.
 
     Examples
     --------
-    >>> list(runs_of_levels(np.array([0.0, 0.01, np.nan, 1.0])))
+    >>> list(_runs_of_levels(np.array([0.0, 0.01, np.nan, 1.0])))
     [(0, 0, 1), (12, 3, 3)]
     """
     levels = np.where(np.isnan(values), -1, np.rint(LEVELS * np.clip(np.nan_to_num(values), 0, 1)))

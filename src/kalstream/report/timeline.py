@@ -10,7 +10,7 @@ import numpy as np
 from kalstream.evaluate.metrics import Metric
 from kalstream.report.read import FloatArray, IntArray, Run, Window
 
-CURVE = 600  # points of a curve: more than a wide screen has room for
+_CURVE = 600  # points of a curve: more than a wide screen has room for
 HEAT = 200  # columns of a heat map: cells of about four pixels on a desktop
 _TREND = 60  # independent points that a smoothed curve keeps, approximately
 
@@ -33,7 +33,7 @@ class Timeline:
         Rows scored in each group.
     """
 
-    def __init__(self, run: Run, limit: int = CURVE) -> None:
+    def __init__(self, run: Run, limit: int = _CURVE) -> None:
         windows = run.windows
         step = math.ceil(len(windows) / limit)
         self._starts = np.arange(0, len(windows), step)

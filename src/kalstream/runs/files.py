@@ -38,7 +38,7 @@ Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 Positive = Annotated[int, Field(ge=1, lt=1 << 53)]
 Seconds = Annotated[float, Field(ge=0.0)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-ModelName = Annotated[str, Field(pattern=r"^model-[0-9-]+\.(safetensors|pt)$")]  # never a path
+_ModelName = Annotated[str, Field(pattern=r"^model-[0-9-]+\.(safetensors|pt)$")]  # never a path
 
 
 class _Part(BaseModel):
@@ -150,7 +150,7 @@ class _Skipped(_Part):
 
 
 class _Result(_Part):
-    model: ModelName
+    model: _ModelName
     sha256: Digest | None
     row: Count
 
@@ -179,7 +179,7 @@ class Progress(_Part):
     columns: dict[str, Any] | None
     skipped: _Skipped
     sizes: _Sizes
-    model: ModelName | None
+    model: _ModelName | None
     model_sha256: Digest | None
     evaluation: _Evaluation | None
     result: _Result | None

@@ -55,8 +55,8 @@ def _confusion(value: object) -> IntArray:
 
 Number = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]
 Weights = Annotated[list[Annotated[float, Field(ge=0.0, le=_LARGEST)]], Field(min_length=1)]
-NumberOrNan = Annotated[float, AllowInfNan(True), BeforeValidator(_special)]
-HalfLife = Annotated[float, AllowInfNan(True), Field(gt=0.0), BeforeValidator(_special)]
+_NumberOrNan = Annotated[float, AllowInfNan(True), BeforeValidator(_special)]
+_HalfLife = Annotated[float, AllowInfNan(True), Field(gt=0.0), BeforeValidator(_special)]
 Metrics = dict[str, Number | None]
 
 
@@ -66,7 +66,7 @@ class _Line(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
 
-class HalfLives(_Line):
+class _HalfLives(_Line):
     """Weights of half-lives, on average over a window.
 
     Attributes
@@ -77,9 +77,9 @@ class HalfLives(_Line):
         NaN if the file has none.
     """
 
-    half_lives: Annotated[list[HalfLife], Field(min_length=1)]
+    half_lives: Annotated[list[_HalfLife], Field(min_length=1)]
     weights: Weights
-    median: NumberOrNan = math.nan
+    median: _NumberOrNan = math.nan
 
     @model_validator(mode="after")
     def _same_length(self) -> Self:
@@ -102,7 +102,7 @@ class Alarm(_Line):
 
     row: Count
     raised: Count | None = None
-    confidence: NumberOrNan = math.nan
+    confidence: _NumberOrNan = math.nan
 
     @property
     def at(self) -> int:
@@ -110,7 +110,7 @@ class Alarm(_Line):
         return self.row if self.raised is None else self.raised
 
 
-class NewClass(_Line):
+class _NewClass(_Line):
     """First appearance of a label: its code, its text and its row."""
 
     code: Count
@@ -157,9 +157,9 @@ class Window(_Line):
     window: Metrics
     total: Metrics
     baselines: dict[str, _Baseline] = {}
-    half_life: HalfLives | None = None
+    half_life: _HalfLives | None = None
     drift: list[Alarm] = []
-    new_classes: list[NewClass] = []
+    new_classes: list[_NewClass] = []
     confusion: Annotated[Any, PlainValidator(_confusion)] = Field(
         default_factory=lambda: _confusion([])
     )

@@ -26,8 +26,8 @@ def why_done(folder: str | Path, changes: Mapping[str, Any] | None = None) -> st
     folder = Path(folder)
     config, _, options = resumed_options(folder, changes or {})
     last = last_line(folder)
-    ended = has_ended(config, last)
-    if ended and last.get("reason") == "end" and not reads_pipe(config):
+    ended = _has_ended(config, last)
+    if ended and last.get("reason") == "end" and not _reads_pipe(config):
         warning = _size_warning(config)
         return f"{folder} has already ended, at row {last['row']:,}; nothing to do{warning}"
     if options.limit is None:
@@ -44,7 +44,7 @@ def why_done(folder: str | Path, changes: Mapping[str, Any] | None = None) -> st
     return ""
 
 
-def has_ended(config: dict[str, Any], last: dict[str, Any]) -> bool:
+def _has_ended(config: dict[str, Any], last: dict[str, Any]) -> bool:
     """Whether the last line of metrics.jsonl ends the run, with all data that were added to it."""
     n_parts = 1 + len(config["extensions"])
     return last.get("kind") == "end" and last.get("parts", 1) == n_parts
@@ -56,7 +56,7 @@ def current_stream(config: dict[str, Any]) -> dict[str, Any]:
     return latest["stream"]
 
 
-def reads_pipe(config: dict[str, Any]) -> bool:
+def _reads_pipe(config: dict[str, Any]) -> bool:
     """Whether a run reads data that cannot be read again; it continues with what comes next."""
     return current_stream(config)["fingerprint"] is None
 
@@ -76,8 +76,8 @@ def _size_warning(config: dict[str, Any]) -> str:
 def check_extendable(folder: Path, config: dict[str, Any], limit: int | None) -> None:
     """Refuse to add data to a run that has not read all the data that it has."""
     last = last_line(folder)
-    if not reads_pipe(config) and not (has_ended(config, last) and last.get("reason") == "end"):
-        reason = last.get("reason") if has_ended(config, last) else None
+    if not _reads_pipe(config) and not (_has_ended(config, last) and last.get("reason") == "end"):
+        reason = last.get("reason") if _has_ended(config, last) else None
         why = {
             "limit": f"it has stopped at its limit, row {last.get('row', 0):,}",
             "interrupted": "it was interrupted",

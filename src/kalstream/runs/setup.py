@@ -70,13 +70,13 @@ def _check_late(options: Options, stream: Stream) -> None:
         raise InvalidOption(f"{' and '.join(given)} each say when labels come; give one of them")
     for name, usual in (("chunk", 1), ("cost", 1.0)):
         value = getattr(options, name)
-        if value != usual and (options.id or (name == "cost" and late_in_time(options))):
+        if value != usual and (options.id or (name == "cost" and _late_in_time(options))):
             raise InvalidOption(
                 f"--{name} is {value}, but must be {usual:g} with {given[0]}; leave it out"
             )
 
 
-def late_in_time(options: Options) -> bool:
+def _late_in_time(options: Options) -> bool:
     """Whether labels come at a time, not after a number of rows."""
     return bool(options.label_time) or isinstance(delay_of(options.delay), timedelta)
 

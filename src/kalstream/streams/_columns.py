@@ -40,7 +40,7 @@ from kalstream.streams.base import CLASSIFICATION, REGRESSION, Array, check_task
 # Kinds of labels; a target for regression is a number.
 WHOLE, TRUTH, TEXT = "whole label", "boolean label", "text label"
 
-MOST_CLASSES = 100  # a target with more distinct whole numbers is taken for regression
+_MOST_CLASSES = 100  # a target with more distinct whole numbers is taken for regression
 _LONG = 100  # characters; no similar name is suggested for longer ones
 _NO_LABELS = f' (regression needs numbers; for labels give task="{CLASSIFICATION}")'
 
@@ -387,7 +387,7 @@ def _target(name: str, array: pa.Array, as_written: bool, task: str | None) -> t
     values = [value for value in distinct(array)[1] if text_of(value) is not None]
     if kind == NUMBER and any(fails(number_of, value) for value in values):
         # A label among whole numbers, or a typo among many amounts.
-        kind = CATEGORY if len(values) <= MOST_CLASSES or task == CLASSIFICATION else NUMBER
+        kind = CATEGORY if len(values) <= _MOST_CLASSES or task == CLASSIFICATION else NUMBER
     whole = kind == NUMBER and not any(fails(_whole, value) for value in values)
     if task is None:
         if not values:
@@ -396,7 +396,7 @@ def _target(name: str, array: pa.Array, as_written: bool, task: str | None) -> t
                 f'give task="{CLASSIFICATION}" or task="{REGRESSION}"'
             )
         task, other = CLASSIFICATION, REGRESSION
-        if kind == NUMBER and not (whole and len(values) <= MOST_CLASSES):
+        if kind == NUMBER and not (whole and len(values) <= _MOST_CLASSES):
             task, other = other, task
         what = f"{len(values)} different whole numbers" if whole else KINDS[kind].plural
         guess = (

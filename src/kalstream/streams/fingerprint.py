@@ -28,7 +28,7 @@ def of_arrays(*arrays: NDArray[Any] | None) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def of_file(path: Path) -> str:
+def _of_file(path: Path) -> str:
     """Digest of a file's bytes."""
     return f"sha256:{sha256_of(path)}"
 
@@ -36,8 +36,8 @@ def of_file(path: Path) -> str:
 def of_files(paths: Sequence[Path]) -> str:
     """Digest of the names and contents of several files; for one file, of its content."""
     if len(paths) == 1:
-        return of_file(paths[0])
+        return _of_file(paths[0])
     digest = sha256()
     for path in paths:
-        digest.update(f"{path.name} {of_file(path)}\n".encode())
+        digest.update(f"{path.name} {_of_file(path)}\n".encode())
     return f"sha256:{digest.hexdigest()}"

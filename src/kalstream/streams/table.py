@@ -42,10 +42,10 @@ from kalstream.streams.fingerprint import of_files
 __all__ = ["BadRow", "Columns", "TableStream", "as_table"]
 
 STOP, SKIP = "stop", "skip"
-STANDARD_INPUT = "-"
-FIRST_ROWS = 10_000  # from which the kinds of columns are decided, if they take less than
-FIRST_BYTES = 1 << 26
-LIVE_SLOTS = 16  # columns of each category of standard input
+_STANDARD_INPUT = "-"
+_FIRST_ROWS = 10_000  # from which the kinds of columns are decided, if they take less than
+_FIRST_BYTES = 1 << 26
+_LIVE_SLOTS = 16  # columns of each category of standard input
 _BATCH_ROWS = 8192
 _BATCH_NUMBERS = 1 << 20
 _EXAMPLES = 5  # skipped rows whose reason is kept
@@ -131,7 +131,7 @@ class TableStream(Stream):
             raise InvalidInput(f'bad_rows must be "{STOP}" or "{SKIP}", got {bad_rows!r}')
         self.bad_rows, self.delimiter = bad_rows, delimiter
         self.ignore, self.categorical = _names(ignore), _names(categorical)
-        self.source = str(source) if isinstance(source, str | Path) else STANDARD_INPUT
+        self.source = str(source) if isinstance(source, str | Path) else _STANDARD_INPUT
         self._arriving = _arriving(source)
         if self._arriving is None:
             self.files = _files(Path(self.source))
@@ -234,7 +234,7 @@ class TableStream(Stream):
             id=id,
             categorical=self.categorical,
             as_written=any(part.as_written for part in self._parts),
-            n_slots=LIVE_SLOTS if self._arriving else None,
+            n_slots=_LIVE_SLOTS if self._arriving else None,
         )
 
     def _first(self, wanted: list[str], features: list[str]) -> pa.RecordBatch:
@@ -243,7 +243,7 @@ class TableStream(Stream):
         The first row of a pipe must have one of the features, if some are given.
         """
         pieces: list[pa.RecordBatch] = []
-        rows, size, most = 0, 0, 1 if self._arriving else FIRST_ROWS
+        rows, size, most = 0, 0, 1 if self._arriving else _FIRST_ROWS
         error: InvalidInput | None = None
         try:
             for part, _, block in self._blocks(wanted):
@@ -252,7 +252,7 @@ class TableStream(Stream):
                 start = self._labels_before(block.batch, features)
                 pieces.append(block.batch.slice(start, most - rows))
                 rows, size = rows + pieces[-1].num_rows, size + pieces[-1].nbytes
-                if rows == most or size > FIRST_BYTES:
+                if rows == most or size > _FIRST_BYTES:
                     break
         except InvalidInput as damage:  # raised again after the rows before it
             error = error or damage
@@ -484,7 +484,7 @@ def _arriving(source: str | Path | IO[bytes] | IO[str]) -> Arriving | None:
     """A source that is read as it arrives: standard input, an open file or a named pipe."""
     if not isinstance(source, str | Path):
         return Arriving(pieces_as_they_come(source))
-    if str(source) == STANDARD_INPUT:
+    if str(source) == _STANDARD_INPUT:
         return Arriving(pieces_as_they_come(sys.stdin))
     try:
         if Path(source).is_fifo():

@@ -1,4 +1,4 @@
-"""Judging by what was said: weights and stacks over a sequence of events. Import on first use.
+"""Judging by past predictions: weights and stacks over a sequence of events. Import on first use.
 
 An event asks for a prediction, which is kept, or tells the target of one that was kept.
 """
@@ -71,12 +71,12 @@ def judge_rows(
     gap, lag : (n,)
         Time since the last row that was learned; rows that came since then, but this one.
     labels, dense, weight : (n,), (n, K), (n,)
-        Targets that are told, as in `mixture.mix`; weight 0 where there is none.
+        Targets that come, as in `mixture.mix`; weight 0 where there is none.
     moments : (J, n, K), (J, n)
-        Of the rows that are told, one step ahead; they learn the scale where nothing was said.
+        Of the rows whose targets come, one step ahead; they learn the scale without a prediction.
     kept : (S, J, K), (S, J), (S, K), (S, X, K), (S, J, 2), (S,), (S,)
         Means, variances, classes known, log-probabilities of the experts, spread, number of
-        targets known, and whether anything was said.
+        targets known, and whether there is a prediction.
     calibrations, gammas : (J, C), (J,)
     n_targets : int
         Targets learned so far.
@@ -93,7 +93,7 @@ def judge_rows(
     # over 80 lines: one pass, in which every event changes what the next one reads
     n_filters, n_calibrations = log_weights.shape
     n, n_beside = asked.shape[0], beside.shape[0]
-    means, variances, active, experts, spreads, known_then, said = kept
+    means, variances, active, experts, spreads, known_then, predicted = kept
     weights, shares = np.empty((n, n_filters, n_calibrations)), np.zeros((n, n_beside))
     scale, log_prob = np.ones((n, n_filters)), np.full(n, np.nan)
     evidence, rates = np.full((n, n_filters), np.nan), np.ones(n)
@@ -109,7 +109,7 @@ def judge_rows(
             late = gap[i] * lag[i] / (1.0 + lag[i])
             look_ahead(weights[i], gammas, late, lag[i], switch, beside, shares[i])
         else:
-            if said[s]:
+            if predicted[s]:
                 rates[i] = (1.0 + (n_targets - known_then[s])) ** LATE
             switch = 1.0 - (1.0 - share) ** (gap[i] * rates[i])
             switch_weights(log_weights, switch, weights[i])
@@ -126,11 +126,11 @@ def judge_rows(
         if not weight[i] > 0.0:
             continue
         n_targets += 1
-        if learn_scale and not said[s]:
+        if learn_scale and not predicted[s]:
             for j in range(n_filters):
                 unit = max(moments[1][j, i], 0.0) + noise_var
                 learn_spread(dense[i], moments[0][j, i], unit, weight[i], spread[j])
-        if not said[s] or (labels.shape[0] and not active[s, labels[i]]):
+        if not predicted[s] or (labels.shape[0] and not active[s, labels[i]]):
             continue
         unknown = learn_scale and not spreads[s, :, 1].min() > 0.0
         classes = np.flatnonzero(active[s])

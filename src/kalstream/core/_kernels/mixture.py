@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from kalstream.core._kernels.chunk import Integral, calibrated_terms
+from kalstream.core.half_lives import KEEP_SCALE
 from kalstream.core.jit import Floats, Labels, jit
-from kalstream.core.scale import KEEP_SCALE
 from kalstream.core.softmax_integral import LARGEST_LOGIT, probabilities
 
 # Least log-likelihood: a target that every filter rules out must not give -inf minus -inf.

@@ -148,16 +148,16 @@ def advance(
             state = expert.start(rows.columns.shape[1], n_classes)
         elif state.n_classes < n_classes:
             state = state.add_classes(n_classes)
-        after[expert.name], said = expert.advance(state, rows)
+        after[expert.name], made = expert.advance(state, rows)
         name = f"the log-probabilities of the expert {expert.name!r}"
-        said = check.block(name, said, (len(rows), n_classes))
-        if not said.max(initial=-np.inf) < np.inf:  # NaN, too
-            row = int(np.argmin(said.max(axis=1) < np.inf))
+        made = check.block(name, made, (len(rows), n_classes))
+        if not made.max(initial=-np.inf) < np.inf:  # NaN, too
+            row = int(np.argmin(made.max(axis=1) < np.inf))
             raise InvalidInput(
-                f"the expert {expert.name!r} gave {said[row].tolist()} for row {row}; return "
+                f"the expert {expert.name!r} gave {made[row].tolist()} for row {row}; return "
                 "log-probabilities, at most 0"
             )
-        np.maximum(said, _LEAST, out=spoken[:, x])
+        np.maximum(made, _LEAST, out=spoken[:, x])
     return after, spoken
 
 

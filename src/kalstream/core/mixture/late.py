@@ -1,4 +1,4 @@
-"""A mixture whose targets are late: predict and learn in turn, and judge by what was said."""
+"""A mixture whose targets are late: predict and learn in turn, and judge by earlier predictions."""
 
 from __future__ import annotations
 
@@ -47,70 +47,70 @@ class LateChunk:
 
 
 def step_events(
-    policy: Mixture, state: MixtureState, told: LateChunk
+    policy: Mixture, state: MixtureState, chunk: LateChunk
 ) -> tuple[MixtureState, MixtureStep, BankStep]:
     """`JudgingPolicy.step_events` of a mixture."""
-    events, prior_var = told.events, told.prior_var
+    events, prior_var = chunk.events, chunk.prior_var
     decays = max(state.orders) == 1  # if it does, time moves moments in a closed form
     if decays and events.asked.all():
-        step = policy.predict(state, told.features, prior_var=prior_var, time_gap=0.0)
-        near, far = _ahead_of(policy, step.bank, told.features, events, state, prior_var)
+        step = policy.predict(state, chunk.features, prior_var=prior_var, time_gap=0.0)
+        near, far = _ahead_of(policy, step.bank, chunk.features, events, state, prior_var)
         grids = step.half_lives, step.calibrations, step.prior_scales
         report = near, step.weights, step.log_prob, step.scale, *grids, None
         return state, check.trusted(MixtureStep, *report), far
     # A row that is only asked for changes nothing if no time passes before it.
     gap = np.where(events.asked, 0.0, events.gap)
-    rows = Rows.read(state, **(told[:] | {"time_gap": gap}))
-    told = replace(told, features=rows.features)
+    rows = Rows.read(state, **(chunk[:] | {"time_gap": gap}))
+    chunk = replace(chunk, features=rows.features)
     if decays:
-        bank, moments = _moments(policy, state, rows, told)
+        bank, moments = _moments(policy, state, rows, chunk)
         near, far = _ahead_of(policy, moments, rows.features, events, state, prior_var)
     else:
-        bank, near, far = _in_runs(policy, state, told)
+        bank, near, far = _in_runs(policy, state, chunk)
     return *policy._weighed(state, bank, near, rows), far
 
 
 def _moments(
-    policy: Mixture, state: MixtureState, rows: Rows, told: LateChunk
+    policy: Mixture, state: MixtureState, rows: Rows, chunk: LateChunk
 ) -> tuple[Any, BankStep]:
     """The filters after all events, and moments of rows before any time has passed."""
-    n_told, made = int((~told.events.asked).sum()), None
-    if DEFERRED_ROWS < n_told < len(told.events):
-        made = _between(policy, state, told)
+    n_targets, made = int((~chunk.events.asked).sum()), None
+    if DEFERRED_ROWS < n_targets < len(chunk.events):
+        made = _between(policy, state, chunk)
     return made or state.bank.run(rows, policy._how(state, rows), False)
 
 
 def _in_runs(
-    policy: Mixture, state: MixtureState, told: LateChunk
+    policy: Mixture, state: MixtureState, chunk: LateChunk
 ) -> tuple[Any, BankStep, BankStep]:
     """As `_moments`, run by run: the filters after all events, and moments near and far."""
     after, near, far = state, [], []
-    events, prior_var = told.events, told.prior_var
+    events, prior_var = chunk.events, chunk.prior_var
     for part in runs(events.asked):
-        phi, gap = told.features[part], events.gap[part]
+        phi, gap = chunk.features[part], events.gap[part]
         if events.asked[part.start]:
             lag = events.step[part]
             near.append(policy.predict(after, phi, prior_var=prior_var, time_gap=lag).bank)
             far.append(policy.predict(after, phi, prior_var=prior_var, time_gap=gap).bank)
         else:
-            after, step = policy.step_chunk(after, **told[part])
+            after, step = policy.step_chunk(after, **chunk[part])
             near.append(step.bank)
             far.append(step.bank)
     return after.bank, joined_steps(near), joined_steps(far)
 
 
 def _between(
-    policy: Mixture, state: MixtureState, told: LateChunk
+    policy: Mixture, state: MixtureState, chunk: LateChunk
 ) -> tuple[Filters, BankStep] | None:
-    """Learn the rows that are told in blocks, and predict the others in between."""
-    tells, asked = np.flatnonzero(~told.events.asked), np.flatnonzero(told.events.asked)
-    rows = Rows.read(state, **told[tells])
+    """Learn the rows whose targets come in blocks, and predict the others in between."""
+    tells, asked = np.flatnonzero(~chunk.events.asked), np.flatnonzero(chunk.events.asked)
+    rows = Rows.read(state, **chunk[tells])
     how, places = policy._how(state, rows), np.searchsorted(tells, asked)
-    made = state.bank.between(rows, how, told.features[asked], places)
+    made = state.bank.between(rows, how, chunk.features[asked], places)
     if made is None:
         return None
     bank, step, mean, var = made
-    n_filters, n = len(mean), len(told.events)
+    n_filters, n = len(mean), len(chunk.events)
     moments = np.empty((n_filters, n, mean.shape[2])), np.empty((n_filters, n))
     moments[0][:, asked], moments[1][:, asked] = mean, var
     moments[0][:, tells], moments[1][:, tells] = step.logit_mean, step.logit_var

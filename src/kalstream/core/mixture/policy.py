@@ -282,7 +282,7 @@ class Mixture(JudgingPolicy):
         return LateJudge(state.log_weights, state.spread, *begun)
 
     def judge(self, judge: LateJudge, case: Case) -> tuple[LateJudge, MixtureStep, Judged]:
-        """Weigh the filters by what they said; see `JudgingPolicy.judge`."""
+        """Weigh the filters by their earlier predictions; see `JudgingPolicy.judge`."""
         return judged(self, judge, case)
 
     def judged_late(self, state: MixtureState, judge: LateJudge) -> MixtureState:

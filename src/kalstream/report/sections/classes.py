@@ -15,7 +15,7 @@ from kalstream.report.read import NOT_SCORED, FloatArray, IntArray, Run
 from kalstream.report.svg import LEVELS, Figure, scale
 from kalstream.report.timeline import HEAT, Timeline
 
-SHOWN = 12  # classes that get a row of their own
+_SHOWN = 12  # classes that get a row of their own
 _FREQUENT = 8  # of these: the most frequent ones; the others are those with the most mistakes
 _PHASES = 4
 _PAIRS = 10
@@ -41,7 +41,7 @@ class Choice:
     rest: int
 
 
-def confusions(run: Run) -> IntArray:
+def _confusions(run: Run) -> IntArray:
     """All confusions of a run (n, 4): window, true code, predicted code and number of rows."""
     sizes = [len(window.confusion) for window in run.windows]
     number = np.repeat(np.arange(len(sizes)), sizes)
@@ -66,12 +66,12 @@ def choose(run: Run, counted: IntArray) -> Choice:
     rows = _by_code(codes, counted[:, 1], counted[:, 3])
     wrong = counted[counted[:, 1] != counted[:, 2]]
     mistakes = _by_code(codes, wrong[:, 1], wrong[:, 3]) + _by_code(codes, wrong[:, 2], wrong[:, 3])
-    if len(codes) <= SHOWN:
+    if len(codes) <= _SHOWN:
         chosen = codes
     else:
         frequent = codes[np.argsort(-rows, kind="stable")[:_FREQUENT]]
         confused = [c for c in codes[np.argsort(-mistakes, kind="stable")] if c not in frequent]
-        chosen = np.sort(np.concatenate([frequent, confused[: SHOWN - _FREQUENT]]))
+        chosen = np.sort(np.concatenate([frequent, confused[: _SHOWN - _FREQUENT]]))
     names = [name_of(run, int(code)) for code in chosen]
     if len(set(names)) < len(names):  # the shortened labels are equal: add the codes
         names = [f"{name[:7]}… #{code}" for name, code in zip(names, chosen, strict=True)]
@@ -104,7 +104,7 @@ def classes(run: Run) -> Children:
     """Confusion matrices, recall over time, and first appearances of classes."""
     if not run.n:
         return [prose(NOT_SCORED)]
-    counted = confusions(run)
+    counted = _confusions(run)
     if not len(counted):
         return [prose("The files hold no confusion matrix.")]
     choice = choose(run, counted)
@@ -112,7 +112,7 @@ def classes(run: Run) -> Children:
     if choice.rest:
         text = prose(
             f"Of {fmt.count(len(choice.codes) + choice.rest)} classes, this section shows the "
-            f"{_FREQUENT} most frequent ones, and the {SHOWN - _FREQUENT} of the rest with the "
+            f"{_FREQUENT} most frequent ones, and the {_SHOWN - _FREQUENT} of the rest with the "
             "most mistakes, in the order of their first appearance. “others” is the rest."
         )
     return [
@@ -283,7 +283,7 @@ def _mark_new(figure: Figure, run: Run, choice: Choice) -> None:
 
 def _seen(run: Run) -> Markup | None:
     """Figure of the number of classes over time, if there are too many to mark each."""
-    if len(run.labels) <= SHOWN or not any(window.new_classes for window in run.windows[1:]):
+    if len(run.labels) <= _SHOWN or not any(window.new_classes for window in run.windows[1:]):
         return None
     time = Timeline(run)
     new = np.cumsum(time.sum(np.array([float(len(w.new_classes)) for w in run.windows])))

@@ -3,13 +3,20 @@
 The paper names "higher order Markov terms" as an open end. The experiment has four parts: how much
 of the way to the true weights each order goes, what intervals several steps ahead cover, what mixed
 orders cost where nothing turns, and on which real series they pay.
+
+    python benchmarks/motion.py [--out FOLDER] [--quick] [--check]
+
+It takes about ten minutes and writes motion.json, motion.md and motion.png. Results that are in
+motion.json are kept: after a stop, repeat the command. `--check` compares motion.md with them.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,13 +29,10 @@ from kalstream._files import write_whole
 from kalstream.core import Fixed, Mixture, class_probabilities, gamma_of, gaussian_log_density
 from kalstream.core.motion_reference import process_noise, rate_of, transition_matrix
 from kalstream.core.motion_reference import stationary_cov as stationary
-from kalstream.errors import InvalidInput
 from kalstream.estimators import KalmanClassifier, KalmanRegressor
 from kalstream.paper.figures import new_figure, save
-from kalstream.paper.plan import Plan
 
 Array = NDArray[Any]
-Say = Callable[[str], None]
 
 SHAPES: Final = ("rotation", "sinusoids", "chirp")
 TASKS: Final = ("regression", "classification")
@@ -41,6 +45,28 @@ _EVERY: Final = 20  # rows between two forecasts
 _SHORT: Final = (3.0, 10.0, 30.0, 100.0, 1000.0)  # half-lives, for series without columns
 _SMALL_SHARE: Final = 1e-5  # of switching between filters; the default is 1e-3
 _TWO_SIDED: Final = 1.6448536269514722  # standard deviations of a 90% interval
+
+
+TITLE: Final = "Motion: weights that turn smoothly, and weights that do not"
+FOLDER: Final = Path(__file__).parents[1] / "docs" / "benchmarks"
+GRID: Final = {
+    "half_life": [10, 30, 100, 300, 1000, 3000, 10000, 30000],
+    "prior_var": [1, 10],
+    "period": [500, 2000, 8000],
+    "ahead": [1, 5, 10, 20, 50, 200],
+}
+# Predicted with all defaults, and column by column as series. The other columns of elec2 do not
+# change in the first 17,000 rows, and feat_3 of weather has gaps.
+STREAMS: Final = {"elec2": (1, 2, 3), "weather": (1, 2, 4, 5, 6, 7, 8)}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many rows, over which seeds; real streams have all their rows unless it is quick."""
+
+    rows: int = 16_000
+    seeds: tuple[int, ...] = (0, 1, 2)
+    is_quick: bool = False
 
 
 def turning(shape: str, n: int, rng: np.random.Generator, period: float) -> Array:
@@ -94,29 +120,28 @@ def data_of(weights: Array, task: str, rng: np.random.Generator) -> tuple[Array,
 # ---- the parts ------------------------------------------------------------------------------
 
 
-def run(plan: Plan, path: Path, say: Say) -> None:
+def run(plan: Plan, path: Path) -> None:
     """Fill the result file with what is missing; it is written after each entry."""
-    about = {"format": 1, "experiment": plan.name, "rows": plan.rows, "seeds": list(plan.seeds)}
-    content: dict[str, Any] = {**about, "grid": dict(plan.grid), "parts": {}}
+    about = {"format": 1, "experiment": "motion", "rows": plan.rows, "seeds": list(plan.seeds)}
+    content: dict[str, Any] = {**about, "grid": GRID, "parts": {}}
     if path.exists():
-        before = _read(path)
-        same = all(before.get(name) == content[name] for name in (*about, "grid"))
-        if not same:
-            raise InvalidInput(f"{path} was made with other settings; give --out another folder")
+        before = json.loads(path.read_text(encoding="utf-8"))
+        if any(before.get(name) != content[name] for name in (*about, "grid")):
+            raise SystemExit(f"{path} was made with other settings; give --out another folder")
         content = before
     for part, name, compute in _jobs(plan):
         entries = content["parts"].setdefault(part, {})
         if name not in entries:
             entries[name] = compute()
             write_whole(path, json.dumps(content, indent=1) + "\n")
-            say(f"{part}: {name}")
+            print(f"{part}: {name}")
 
 
 def _jobs(plan: Plan) -> Iterator[tuple[str, str, Callable[[], Any]]]:
     """Part, name and function of each entry of the result file."""
     for task in TASKS:
         for shape in SHAPES:
-            for period in plan.grid["period"]:
+            for period in GRID["period"]:
                 job = partial(_following, plan, task, shape, period)
                 yield "following", f"{task}, {shape}, {period}", job
     for shape in SHAPES:
@@ -127,15 +152,12 @@ def _jobs(plan: Plan) -> Iterator[tuple[str, str, Callable[[], Any]]]:
     for task in TASKS:
         for shape in ("static", "abrupt"):
             yield "still", f"{task}, {shape}", partial(_still, plan, task, shape)
-    for name, about in plan.streams.items():
+    for name, columns in STREAMS.items():
         yield "still", name, partial(_real, plan, name)
-        for column in about["columns"]:
+        for column in (f"feat_{k}" for k in columns):
             for how in ("from others", "alone"):
-                yield (
-                    "series",
-                    f"{name}, {column}, {how}",
-                    partial(_series, plan, name, column, how),
-                )
+                job = partial(_series, plan, name, column, how)
+                yield "series", f"{name}, {column}, {how}", job
 
 
 def _following(plan: Plan, task: str, shape: str, period: float) -> dict[str, Any]:
@@ -157,8 +179,8 @@ def _following(plan: Plan, task: str, shape: str, period: float) -> dict[str, An
         i, j = np.unravel_index(mean.argmin(), mean.shape)
         best[str(order)] = {
             "loss": round(float(mean[i, j]), 5),
-            "half_life": plan.grid["half_life"][j],
-            "prior_var": plan.grid["prior_var"][i],
+            "half_life": GRID["half_life"][j],
+            "prior_var": GRID["prior_var"][i],
         }
     averages = {name: round(float(np.mean(values)), 5) for name, values in mixed.items()}
     return {"true": round(float(np.mean(true)), 5), "best": best, "mixed": averages}
@@ -166,13 +188,13 @@ def _following(plan: Plan, task: str, shape: str, period: float) -> dict[str, An
 
 def _of_filters(plan: Plan, order: int, task: str, X: Array, y: Array) -> Array:
     """Loss (P, J) for each prior variance and half-life of one order."""
-    lives, losses = tuple(map(float, plan.grid["half_life"])), []
+    lives, losses = tuple(map(float, GRID["half_life"])), []
     regresses = task == "regression"
     options: dict[str, Any] = {"likelihood": "softmax", "order": order}
     policy = Mixture(lives, calibrations=(1.0,), predictive="probit", **options)
     # As "raw" features: rows of length about 1.
     X = X / math.sqrt(_COLUMNS)
-    for prior_var in plan.grid["prior_var"]:
+    for prior_var in GRID["prior_var"]:
         scaled = float(prior_var) * _COLUMNS
         state = policy.start(_COLUMNS, 1 if regresses else 2, prior_var=scaled)
         _, step = policy.step_chunk(state, X, y, noise_var=_NOISE**2, prior_var=scaled)
@@ -239,7 +261,7 @@ def _ahead(
         hits = []
         for seed in range(2 * len(plan.seeds)):
             rng = np.random.default_rng(seed)
-            n = plan.rows + max(plan.grid["ahead"])
+            n = plan.rows + max(GRID["ahead"])
             X, y, _ = data_of(weights(n=n, rng=rng), "regression", rng)
             hits.append(_covered(plan, make(), X, y))
         covers[name] = [round(float(value), 4) for value in np.mean(hits, axis=0)]
@@ -264,7 +286,7 @@ class _Known:
 
 def _covered(plan: Plan, model: Any, X: Array, y: Array) -> Array:
     """Part of the targets inside their 90% intervals (A,), for each number of steps ahead."""
-    steps, hits = np.array(plan.grid["ahead"]), []
+    steps, hits = np.array(GRID["ahead"]), []
     for stop in range(_EVERY, len(y) - int(steps.max()), _EVERY):
         part = slice(stop - _EVERY, stop)
         model.partial_fit(X[part], y[part], time=np.arange(part.start, part.stop))
@@ -374,7 +396,7 @@ def _closed(true: float, before: float, after: float) -> float:
     return (before - after) / (before - true)
 
 
-def draw(plan: Plan, content: dict[str, Any], path: Path) -> None:
+def draw(content: dict[str, Any], path: Path) -> None:
     """Draw the part of the gap that is closed against the period, and what intervals cover."""
     figure, axes = new_figure(1, 3)
     colours = {"2": "tab:orange", "3": "tab:green", "mixed": "tab:blue"}
@@ -411,8 +433,29 @@ def draw(plan: Plan, content: dict[str, Any], path: Path) -> None:
     save(figure, path)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InvalidInput(f"{path} is damaged ({error}); move it away") from error
+def page(folder: Path) -> tuple[str, dict[str, Any]]:
+    """The page of a result file, and its content."""
+    content = json.loads((folder / "motion.json").read_text(encoding="utf-8"))
+    return f"# {TITLE}\n\n{table(content)}", content
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
+    parser.add_argument("--quick", action="store_true", help="few rows and one seed")
+    parser.add_argument("--check", action="store_true", help="only compare motion.md and .json")
+    options = parser.parse_args(arguments)
+    if not options.check:
+        run(Plan(600, (0,), True) if options.quick else Plan(), options.out / "motion.json")
+    text, content = page(options.out)
+    file = options.out / "motion.md"
+    if options.check:
+        if file.read_text(encoding="utf-8") != text:
+            raise SystemExit(f"{file} does not match motion.json; run benchmarks/motion.py")
+        return
+    write_whole(file, text)
+    draw(content, options.out / "motion.png")
+
+
+if __name__ == "__main__":
+    main()
