@@ -36,7 +36,7 @@ Array = NDArray[Any]
 
 _EPSILON: Final = {np.dtype(t): float(np.finfo(t).eps) for t in (np.float32, np.float64)}
 # Up to here compiled loops over a whole covariance are faster than BLAS over half of it.
-_FEW_FEATURES: Final = 320
+FEW_FEATURES: Final = 320
 # Products of up to this many predicted rows are kept, for when these rows are learned.
 _REMEMBERED_ROWS: Final = 16
 
@@ -350,7 +350,7 @@ class Bank(OneOrder):
                 rows, coefficients = self.room.rows, self.room.coefficients
             wide = features.astype(np.float64, copy=False)
             pending = rows, coefficients, n_rows, self.scales
-            if m <= _FEW_FEATURES and n_outputs <= _FEW_FEATURES:
+            if m <= FEW_FEATURES and n_outputs <= FEW_FEATURES:
                 return bank_products(wide, arrays.mirrored(), arrays.mean, *pending)
             times_cov = np.empty((n_filters, len(features), m))
             with OneThread(2.0 * features.size * m):

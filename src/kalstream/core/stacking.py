@@ -26,8 +26,8 @@ Array = NDArray[Any]
 # Half-lives, in labels, of the recent class frequencies.
 HALF_LIVES: Final = (1.0, 8.0, 64.0, 512.0)
 # Probability, at each row, that the corrected probabilities start or stop being the better ones.
-_SHARE: Final = 0.001
-_KEEP: Final = 0.5 ** (1.0 / np.array(HALF_LIVES))
+SHARE: Final = 0.001
+KEEP_RECENT: Final = 0.5 ** (1.0 / np.array(HALF_LIVES))
 _NOTHING: Final = np.empty((0, 0))
 
 
@@ -113,7 +113,7 @@ class Stack:
     @classmethod
     def start(cls, n_filters: int, n_classes: int, experts: tuple[str, ...] = ()) -> Self:
         """The stack before any data."""
-        prior = _prior(check.count("n_filters", n_filters), len(experts))
+        prior = prior_of(check.count("n_filters", n_filters), len(experts))
         n_classes = check.count("n_classes", n_classes)
         counts, recent = np.zeros(n_classes), np.zeros((len(HALF_LIVES), n_classes))
         coef = np.zeros(len(prior))
@@ -138,7 +138,7 @@ class Stack:
         own = self.n_terms(self.n_filters)
         places = [*range(own), *(own + self.experts.index(x) for x in names if x in self.experts)]
         new = [*range(own), *(own + i for i, x in enumerate(names) if x in self.experts)]
-        prior = _prior(self.n_filters, len(names))
+        prior = prior_of(self.n_filters, len(names))
         coef, precision = np.zeros(len(prior)), np.diag(prior)
         coef[new] = self.coef[places]
         precision[np.ix_(new, new)] = self.precision[np.ix_(places, places)]
@@ -198,7 +198,7 @@ class Stack:
 
         moments = self._moments(step)
         plain = self._plain(plain, moments[0])
-        belief = self.belief + _SHARE * (0.5 - self.belief)
+        belief = self.belief + SHARE * (0.5 - self.belief)
         known = plain, belief, self.last, self.counts, self.recent, self.stays, self.coef
         beside = self._spoken(spoken, moments[0])
         out, bad = predict_rows(*moments, beside, *known, check.flag("ordered", ordered))
@@ -248,8 +248,8 @@ class Stack:
         kept = self.counts, self.recent, self.stays, self.coef, self.precision
         counts, recent, stays, coef, precision = (part.copy() for part in kept)
         changing = counts, recent, stays, coef, precision
-        prior = _prior(self.n_filters, len(self.experts))
-        settings = check.flag("ordered", ordered), _SHARE, prior, _KEEP
+        prior = prior_of(self.n_filters, len(self.experts))
+        settings = check.flag("ordered", ordered), SHARE, prior, KEEP_RECENT
         now, beside = (self.belief, self.last), self._spoken(spoken, moments[0])
         out, belief, last, bad = learn_rows(
             *moments, beside, plain, labels, weight, *settings, *now, *changing
@@ -302,8 +302,8 @@ class Stack:
             (judged.shares, kept.experts),
             self._spoken(spoken, moments[0]),
             plain,
-            *(check.flag("ordered", ordered), _SHARE),
-            *(_prior(self.n_filters, len(self.experts)), _KEEP),
+            *(check.flag("ordered", ordered), SHARE),
+            *(prior_of(self.n_filters, len(self.experts)), KEEP_RECENT),
             *(kept.described, kept.counted, self.belief, self.last),
             *changing,
         )
@@ -374,7 +374,7 @@ class Stack:
 
 
 @lru_cache
-def _prior(n_filters: int, n_experts: int) -> Array:
+def prior_of(n_filters: int, n_experts: int) -> Array:
     """Prior precision (D,) of the coefficients; do not change the array."""
     from kalstream.core._kernels.stacking import FILTER_PRECISION, LABEL_PRECISION
 

@@ -487,7 +487,7 @@ def _no_room() -> None:
 
 def pending_capacity(n_features: int) -> int:
     """How many rows may be pending: many make folding cheap, few make products cheap."""
-    return min(64, max(8, n_features // 4))
+    return min(64, max(48, n_features // 4))
 
 
 def add_outputs(posterior: Posterior, n_outputs: int) -> Posterior:

@@ -33,6 +33,7 @@ from kalstream.estimators._learning import (
 )
 from kalstream.estimators._model import Filter, Model
 from kalstream.estimators._representation import Representation
+from kalstream.estimators._row import learn_row
 from kalstream.estimators._settings import Settings, Task, variance_of
 from kalstream.estimators._sharing import Shared, interruptible
 from kalstream.estimators._time import gaps_ahead, gaps_before, read_unit, times_of
@@ -111,8 +112,13 @@ class KalmanEstimator(BaseEstimator, ABC):
         the row was learned.
         """
         settings = self._settings
+        plain = sample_weight is None and time is None and prepared is None
 
         def change(model: Model | None) -> tuple[Model, Any]:
+            if model is not None and plain:
+                made = learn_row(model, X, targets, settings, predict)
+                if made is not None:
+                    return made
             rows, fitted = self._columns(X, model)
             if model is None:
                 model = self._new_model(fitted)
@@ -456,7 +462,7 @@ class KalmanEstimator(BaseEstimator, ABC):
         """Bytes of the filters' arrays, and of those of rows that wait.
 
         J filters of m features and K outputs take 8 J (m^2 + m K) bytes. A buffer of
-        r = min(64, max(8, m // 4)) pending rows takes 8 J r (m + K), and the scales of the filters
+        r = min(64, max(48, m // 4)) pending rows takes 8 J r (m + K), and the scales of the filters
         40 J. In float32 the first two are half as large. A filter of order p has p m weights and
         derivatives in place of m, and at least 32 pending rows, which take 8 bytes per number.
         Learning needs the first amount twice,

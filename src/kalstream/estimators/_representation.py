@@ -75,6 +75,11 @@ class Representation:
             )
         return cls(clone(features), 1.0, intercept)
 
+    @property
+    def is_own(self) -> bool:
+        """Whether features are always finite: no transformer of another library makes them."""
+        return self.transformer is None or type(self.transformer) in _OWN
+
     def transform(self, rows: Array) -> Array:
         """Features (b, m) of rows (b, d), with what is known now."""
         if self.transformer is None:
@@ -141,8 +146,7 @@ class Representation:
 
     def width(self, n_columns: int) -> int | None:
         """Columns of `scaled`; None if only a transformer of another library knows."""
-        own = self.transformer is None or type(self.transformer) in _OWN
-        return n_columns if own else None
+        return n_columns if self.is_own else None
 
     def features(self, scaled: Array) -> Array:
         """Features (b, m) of rows from `scaled`."""

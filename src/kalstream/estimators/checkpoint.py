@@ -134,7 +134,7 @@ _LEFT_OUT: Final = {
     *((Stored, "room"), (Base, "lent"), (Base, "spares")),
     *((Bank, "room"), (Bank, "memo"), (MotionBank, "memo"), (Pending, "room")),
     *((BankArrays, "lent"), (BankArrays, "full"), (BankArrays, "spares")),
-    (Model, "fitted"),
+    *((Model, "fitted"), (Model, "row")),
 }
 
 

@@ -22,6 +22,7 @@ from kalstream.estimators._base import KalmanEstimator
 from kalstream.estimators._chunk import Ahead
 from kalstream.estimators._classification import Classification, declared, without_class
 from kalstream.estimators._model import Model
+from kalstream.estimators._row import predict_row
 from kalstream.estimators._settings import policy_of, store
 from kalstream.estimators._sharing import interruptible
 from kalstream.estimators.inputs import read_weights
@@ -441,9 +442,16 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         'up'
         """
         model = self._model
+        made = self._predicted_row(model, X) if time is None else None
+        if made is not None:
+            return made
         probabilities = self._predicted(model, self._ahead(model, X, time))
         labels = model.targets.labels
         return probabilities[:, labels.order], labels.classes
+
+    @interruptible
+    def _predicted_row(self, model: Model, X: Any) -> tuple[Array, Array] | None:
+        return predict_row(model, X, self._settings)
 
     @interruptible
     def _predicted(self, model: Model, ahead: Ahead) -> Array:

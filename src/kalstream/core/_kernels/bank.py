@@ -103,12 +103,21 @@ def store_rows(
     rows (J, r, m) and coefficients (J, r, K) change; see `state.Posterior` for the equations.
     """
     for j in range(gains.shape[0]):
-        root = np.sqrt(scales[j, 1])
         for i in range(gains.shape[1]):
-            for k in range(gains.shape[2]):
-                rows[j, start + i, k] = gains[j, i, k] / root
-            for k in range(innovations.shape[2]):
-                coefficients[j, start + i, k] = innovations[j, i, k] * (root / scales[j, 0])
+            row, coefficient = rows[j, start + i], coefficients[j, start + i]
+            store_row(gains[j, i], innovations[j, i], scales[j], row, coefficient)
+
+
+@jit
+def store_row(
+    gain: Floats, innovation: Floats, scales: Floats, row: Floats, coefficients: Floats
+) -> None:
+    """Write the gain (m,) and the innovation (K,) of a filter with these scales (5,)."""
+    root = np.sqrt(scales[1])
+    for k in range(gain.shape[0]):
+        row[k] = gain[k] / root
+    for k in range(innovation.shape[0]):
+        coefficients[k] = innovation[k] * (root / scales[0])
 
 
 @jit

@@ -12,7 +12,7 @@ from kalstream.core.jit import Floats, Labels, jit
 from kalstream.core.softmax_integral import LARGEST_LOGIT, probabilities
 
 # Least log-likelihood: a target that every filter rules out must not give -inf minus -inf.
-_LEAST_LOG = -1e100
+LEAST_LOG = -1e100
 # From here on Stirling's series replaces the difference of two lgamma.
 _MUCH_FREEDOM = 1e6
 
@@ -99,7 +99,7 @@ def mix(
                     log_lik = exact[i, j, c]
                 else:
                     log_lik = probit_log_prob(mean, var, calibrations[j, c], labels[i], active)
-                log_liks[j, c] = max(log_lik, _LEAST_LOG)
+                log_liks[j, c] = max(log_lik, LEAST_LOG)
             if learn_scale:
                 learn_spread(dense[i], mean, total, weight[i], spread[j])
         log_prob[i] = log_sum_exp(log_weights + log_liks)

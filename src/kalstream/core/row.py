@@ -1,0 +1,240 @@
+"""The short way of a single row: a mixture, its stacks and its watch advance in one compiled call.
+
+`Mixture.step_chunk`, `Stack.learn` and `Watch.after` are the reference; tests/core/test_row.py
+compares. What a row changes is one array of numbers, so that a state is copied at once. Everything
+that is unusual, such as a new class, a row that is not sound, or pending rows that have to be
+folded, is left to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kalstream.core import checks as check
+from kalstream.core.alarm import Watch
+from kalstream.core.bank import FEW_FEATURES, Bank
+from kalstream.core.guard import ROUNDING_LIMITS
+from kalstream.core.mixture import Mixture, MixtureState
+from kalstream.core.mixture.grids import codes_of, gammas_of, grid_of, prior_vars_of
+from kalstream.core.stacking import KEEP_RECENT, SHARE, Stack, prior_of
+from kalstream.core.state import BankStep, Room, pending_capacity
+
+Array = NDArray[Any]
+
+_EPSILON: Final = float(np.finfo(np.float64).eps)
+# With more outputs the arithmetic of a row is larger than the way to it.
+_MOST_OUTPUTS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What rows do not change, until pending rows are folded.
+
+    Attributes
+    ----------
+    policy, state, watch, stacks
+        As they were when the frame was made: they have the parts that are no arrays.
+    shapes, at : P shapes, (P + 1,)
+        Of the parts of the numbers, and where each begins.
+    room : Room
+        Where pending rows are appended.
+    classes : (S,)
+        Those that have been seen.
+    arrays, filters, watched, stacked
+        As compiled code takes them.
+    noise_var : float
+    """
+
+    policy: Mixture
+    state: MixtureState
+    watch: Watch
+    stacks: tuple[Stack, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    at: Array
+    room: Room
+    classes: Array
+    arrays: tuple[Array, ...]
+    filters: tuple[Array, ...]
+    watched: tuple[Array, Array]
+    stacked: tuple[float, Array, Array]
+    noise_var: float
+
+
+@dataclass(frozen=True, slots=True)
+class RowState:
+    """A mixture, its stacks and its watch, ready for single rows. Never changed.
+
+    Attributes
+    ----------
+    frame : _Frame
+    numbers : (W,)
+        All that a row changes.
+    n_rows : int
+        How many rows are pending.
+    memo : list of at most one (features, times_cov, times_mean)
+        Products that a prediction left behind, as of `Bank`.
+    """
+
+    frame: _Frame
+    numbers: Array
+    n_rows: int
+    memo: list[tuple[Array, Array, Array]]
+
+    @classmethod
+    def of(
+        cls,
+        policy: Mixture,
+        state: MixtureState,
+        watch: Watch,
+        stacks: Sequence[Stack],
+        counts: Array,
+        *,
+        noise_var: float,
+        prior_var: float,
+    ) -> RowState | None:
+        """The same state; None if a row has to go the long way.
+
+        Parameters
+        ----------
+        stacks : at most two
+            The one of any row, and the one of rows whose labels are known in time.
+        counts : (K,)
+            How often each class came.
+        """
+        if not _is_usual(policy, state):
+            return None
+        bank: Any = state.bank
+        bank.lend()
+        arrays, room, n_rows = bank.arrays, bank.room, 0 if bank.rows is None else bank.rows.shape[1]
+        n_filters, m, n_outputs = arrays.mean.shape
+        if room is None:
+            room = Room((n_filters,), pending_capacity(m), (m, n_outputs), np.float64)
+            if n_rows:
+                room.rows[:, :n_rows], room.coefficients[:, :n_rows] = bank.rows, bank.coefficients
+        watched = (watch.now, watch.usual, watch.levels, watch.gains, watch.odds, watch.numbers)
+        each = np.zeros((n_filters, 1))
+        made = np.zeros((n_filters, 1, n_outputs)), each, each, each, counts, np.zeros(n_outputs)
+        parts = [state.log_weights, bank.scales, *watched, *made]
+        for stack in stacks:
+            own = np.array([stack.belief, stack.last])
+            parts += [stack.counts, stack.recent, stack.stays, stack.coef, stack.precision, own]
+        shapes = tuple(part.shape for part in parts)
+        frame = _Frame(
+            *(policy, state, watch, tuple(stacks), shapes),
+            np.array([0, *accumulate(map(prod, shapes))], np.int64),
+            room,
+            np.flatnonzero(state.seen),
+            (arrays.mean, arrays.mirrored(), room.rows, room.coefficients),
+            (
+                gammas_of(policy.half_lives),
+                prior_vars_of(state.prior_scales, prior_var, state.dtype),
+                np.array(state.prior_scales),
+                grid_of(state.calibrations, n_filters),
+                codes_of(state.likelihoods, True),
+            ),
+            (policy.watched, np.argsort(policy.half_lives, kind="stable")),
+            (SHARE, prior_of(n_filters, 0), KEEP_RECENT),
+            noise_var,
+        )
+        return cls(frame, np.concatenate([part.ravel() for part in parts]), n_rows, bank.memo)
+
+    def learn(self, phi: Array, label: int, came: int, answers: int) -> RowState | None:
+        """The state after a row (1, m) with a label that has come before; None: the long way.
+
+        ``came`` is the number of the row. For ``answers`` see `_kernels.row.learn_row`.
+        """
+        from kalstream.core._kernels.row import learn_row
+
+        frame, n_rows = self.frame, self.n_rows
+        room, policy = frame.room, frame.policy
+        if n_rows == room.rows.shape[1] or not room.claim(n_rows):
+            return None
+        products = self._products(phi)
+        if products is None:
+            return None
+        after, sound = learn_row(
+            *(self.numbers, frame.at, phi, label, came, answers),
+            *(frame.arrays, n_rows, products, frame.filters, frame.watched, frame.stacked),
+            *(frame.classes, frame.noise_var, 1.0 - (1.0 - policy.share) ** 1.0),
+            *(_EPSILON, ROUNDING_LIMITS),
+        )
+        return check.trusted(RowState, frame, after, n_rows + 1, []) if sound else None
+
+    def probabilities(self) -> Array:
+        """Those of the last row (1, K), if `learn` was asked for them."""
+        from kalstream.core._kernels.row import ANSWER
+
+        at = self.frame.at
+        return self.numbers[None, at[ANSWER] : at[ANSWER + 1]]
+
+    def predict(self, phi: Array) -> Array | None:
+        """Class probabilities (1, K) of a row (1, m), not of its place in the order of rows."""
+        from kalstream.core._kernels.row import predict_row
+
+        frame, products = self.frame, self._products(phi)
+        if products is None:
+            return None
+        self.memo[:] = [(phi, *products)]
+        known = self.numbers, frame.at, phi, products, frame.filters, frame.stacked
+        out, sound = predict_row(*known, frame.policy.share)
+        return out if sound else None
+
+    def _products(self, phi: Array) -> tuple[Array, Array] | None:
+        """Those of `Bank.products`, perhaps left by a prediction; None if digits are lost."""
+        try:
+            known, times_cov, times_mean = self.memo.pop()
+            if known.shape == phi.shape and (known == phi).all():
+                return times_cov, times_mean
+        except IndexError:
+            pass
+        from kalstream.core._kernels.bank import bank_products
+
+        mean, cov, rows, coefficients = self.frame.arrays
+        scales = self._part(1)
+        made = bank_products(phi, cov, mean, rows, coefficients, self.n_rows, scales)
+        return None if made[2] else made[:2]
+
+    def _part(self, k: int) -> Array:
+        at = self.frame.at
+        return self.numbers[at[k] : at[k + 1]].reshape(self.frame.shapes[k])
+
+    def parts(self) -> tuple[MixtureState, Watch, tuple[Stack, ...], Array, BankStep]:
+        """State, watch, stacks, counts of classes (K,) and step of the last row."""
+        frame, n_rows = self.frame, self.n_rows
+        log_weights, scales, *rest = (self._part(k) for k in range(len(frame.shapes)))
+        rows, coefficients = frame.room.rows[:, :n_rows], frame.room.coefficients[:, :n_rows]
+        own: Any = frame.state.bank
+        pending = (rows, coefficients) if n_rows else (None, None)
+        bank = Bank(own.stored, scales, *pending, frame.room, self.memo)
+        old = frame.state
+        fixed = (old.half_lives, old.calibrations), (old.seen, old.spread)
+        kinds = old.likelihoods, old.prior_scales
+        state = check.trusted(MixtureState, bank, *fixed[0], log_weights, *fixed[1], *kinds)
+        mean, var, noise, nis = rest[6:10]
+        step = BankStep(mean, var, gammas_of(frame.policy.half_lives).copy(), noise, nis)
+        stacks = []
+        for i, stack in enumerate(frame.stacks):
+            *learned, (belief, last) = rest[12 + 6 * i : 18 + 6 * i]
+            made = *learned[:3], int(last), *learned[3:], float(belief), stack.experts
+            stacks.append(check.trusted(Stack, *made))
+        return state, Watch(*rest[:6]), tuple(stacks), rest[10], step
+
+
+def _is_usual(policy: Any, state: Any) -> bool:
+    """Whether compiled code knows all that is set."""
+    return (
+        type(policy) is Mixture
+        and policy.predictive == "probit"
+        and not policy.learn_scale
+        and type(state.bank) is Bank
+        and state.dtype == np.float64
+        and state.n_features <= FEW_FEATURES
+        and state.n_outputs <= _MOST_OUTPUTS
+    )
