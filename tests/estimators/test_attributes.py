@@ -121,7 +121,7 @@ def test_memory(forgetting, d, n_classes, dtype):
     folded = size * many * (m * m + m * k) + scales
     assert model.nbytes_ == folded
     waiting = size * many * pending_capacity(m) * (m + k)
-    assert pending_capacity(m) == min(64, max(8, m // 4))
+    assert pending_capacity(m) == min(64, max(48, m // 4))
     for i in range(50):
         model.partial_fit(data[[i % 40]], labels[[i % 40]])
         assert model.nbytes_ <= folded + waiting

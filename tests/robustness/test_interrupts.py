@@ -138,7 +138,11 @@ def test_an_interrupt_that_numba_wraps_arrives_as_itself(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("kalstream.core.bank.run_bank", wrapped)
     with pytest.raises(KeyboardInterrupt):
-        model.partial_fit(X[:1], LABELS[:1])
+        model.partial_fit(X[:2], LABELS[:2])
     monkeypatch.setattr("kalstream.core.bank.Bank.foreseen", wrapped)
     with pytest.raises(KeyboardInterrupt):
-        model.predict(X[:1])
+        model.predict(X[:2])
+    monkeypatch.setattr("kalstream.core.row.RowState._products", wrapped)
+    for call in (lambda: model.partial_fit(X[:1], LABELS[:1]), lambda: model.predict(X[:1])):
+        with pytest.raises(KeyboardInterrupt):
+            call()

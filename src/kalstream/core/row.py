@@ -39,7 +39,7 @@ class _Frame:
 
     Attributes
     ----------
-    policy, state, watch, stacks
+    policy, state, stacks
         As they were when the frame was made: they have the parts that are no arrays.
     shapes, at : P shapes, (P + 1,)
         Of the parts of the numbers, and where each begins.
@@ -53,8 +53,7 @@ class _Frame:
     """
 
     policy: Mixture
-    state: MixtureState
-    watch: Watch
+    state: Any
     stacks: tuple[Stack, ...]
     shapes: tuple[tuple[int, ...], ...]
     at: Array
@@ -91,7 +90,7 @@ class RowState:
     def of(
         cls,
         policy: Mixture,
-        state: MixtureState,
+        state: Any,
         watch: Watch,
         stacks: Sequence[Stack],
         counts: Array,
@@ -112,7 +111,8 @@ class RowState:
             return None
         bank: Any = state.bank
         bank.lend()
-        arrays, room, n_rows = bank.arrays, bank.room, 0 if bank.rows is None else bank.rows.shape[1]
+        arrays, room = bank.arrays, bank.room
+        n_rows = 0 if bank.rows is None else bank.rows.shape[1]
         n_filters, m, n_outputs = arrays.mean.shape
         if room is None:
             room = Room((n_filters,), pending_capacity(m), (m, n_outputs), np.float64)
@@ -127,11 +127,11 @@ class RowState:
             parts += [stack.counts, stack.recent, stack.stays, stack.coef, stack.precision, own]
         shapes = tuple(part.shape for part in parts)
         frame = _Frame(
-            *(policy, state, watch, tuple(stacks), shapes),
+            *(policy, state, tuple(stacks), shapes),
             np.array([0, *accumulate(map(prod, shapes))], np.int64),
             room,
             np.flatnonzero(state.seen),
-            (arrays.mean, arrays.mirrored(), room.rows, room.coefficients),
+            (arrays.cov.diagonal(axis1=1, axis2=2).copy(), room.rows, room.coefficients),
             (
                 gammas_of(policy.half_lives),
                 prior_vars_of(state.prior_scales, prior_var, state.dtype),
@@ -196,9 +196,9 @@ class RowState:
             pass
         from kalstream.core._kernels.bank import bank_products
 
-        mean, cov, rows, coefficients = self.frame.arrays
-        scales = self._part(1)
-        made = bank_products(phi, cov, mean, rows, coefficients, self.n_rows, scales)
+        frame, own = self.frame, self.frame.state.bank.arrays
+        pending = *frame.arrays[1:], self.n_rows, self._part(1)
+        made = bank_products(phi, own.mirrored(), own.mean, *pending)
         return None if made[2] else made[:2]
 
     def _part(self, k: int) -> Array:
@@ -209,11 +209,11 @@ class RowState:
         """State, watch, stacks, counts of classes (K,) and step of the last row."""
         frame, n_rows = self.frame, self.n_rows
         log_weights, scales, *rest = (self._part(k) for k in range(len(frame.shapes)))
-        rows, coefficients = frame.room.rows[:, :n_rows], frame.room.coefficients[:, :n_rows]
-        own: Any = frame.state.bank
-        pending = (rows, coefficients) if n_rows else (None, None)
-        bank = Bank(own.stored, scales, *pending, frame.room, self.memo)
-        old = frame.state
+        old, room, pending = frame.state, frame.room, slice(n_rows)
+        rows, coefficients = None, None
+        if n_rows:
+            rows, coefficients = room.rows[:, pending], room.coefficients[:, pending]
+        bank = Bank(old.bank.stored, scales, rows, coefficients, room, self.memo)
         fixed = (old.half_lives, old.calibrations), (old.seen, old.spread)
         kinds = old.likelihoods, old.prior_scales
         state = check.trusted(MixtureState, bank, *fixed[0], log_weights, *fixed[1], *kinds)

@@ -57,7 +57,8 @@ def learn_row(
         return None
     answers = -1
     if predict:
-        answers = int(settings.task.stacking and settings.task.recent_labels)
+        task: Any = settings.task
+        answers = int(task.stacking and task.recent_labels)
         if answers == 1 and len(row.frame.stacks) < 2:
             return None  # the stack that sees recent labels has yet to begin
     representation, phi = model.representation.advance(bounded(X))

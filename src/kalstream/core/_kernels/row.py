@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from kalstream.core._kernels.alarm import watch_rows
-from kalstream.core._kernels.bank import bank_products, forget, store_row
+from kalstream.core._kernels.bank import forget, store_row
 from kalstream.core._kernels.chunk import mean_square, rows_are_sound
 from kalstream.core._kernels.mixture import (
     LEAST_LOG,
@@ -38,8 +38,8 @@ N_PARTS = 14
 SEEN, RECENT, STAYS, COEF, PRECISION, BELIEF = range(6)
 N_STACK_PARTS = 6
 
-# mean (J, m, K), cov (J, m, m) with both triangles, rows (J, r, m) and coefficients (J, r, K).
-Arrays = tuple[Floats, Floats, Floats, Floats]
+# Diagonals (J, m) of the covariances, pending rows (J, r, m) and coefficients (J, r, K).
+Arrays = tuple[Floats, Floats, Floats]
 # gammas (J, 1), prior variances (J,), prior scales (J,), calibrations (J, C), likelihoods (J,).
 Filters = tuple[Floats, Floats, Floats, Floats, Labels]
 # Half-lives (J,), shortest first, and the place of each among the filters.
@@ -99,9 +99,9 @@ def learn_row(
     """
     # over 80 lines: the parts of a step in their order, each of them a call
     gammas, prior_vars, prior_scales, calibrations, likelihoods = filters
-    mean, cov, rows, coefficients = arrays
+    diagonals, rows, coefficients = arrays
     times_cov, times_mean = products
-    n_filters, m, n_outputs = mean.shape
+    n_filters, m, n_outputs = times_cov.shape[0], times_cov.shape[2], times_mean.shape[2]
     n_calibrations = calibrations.shape[1]
     after = before.copy()
     scales = after[at[SCALES] : at[SCALES + 1]].reshape((n_filters, 5))
@@ -117,7 +117,7 @@ def learn_row(
     for j in range(n_filters):
         g, var = gammas[j, 0], 0.0
         for k in range(m):
-            bounds[k] = scales[j, 1] * cov[j, k, k] + scales[j, 2]
+            bounds[k] = scales[j, 1] * diagonals[j, k] + scales[j, 2]
             var += times_cov[j, 0, k] * phi[0, k]
         kept, lost = g * g, (1.0 - g) * (1.0 + g) * prior_vars[j]
         var = kept * var + lost * norm
@@ -137,9 +137,7 @@ def learn_row(
             innovations[j, 0, k] = residual[k] / sd
         if likelihoods[j] == ONEHOT:
             nis[j, 0] = mean_square(innovations[j, 0])
-        if not rows_are_sound(
-            variances[j], noise[j], phi, bounds, epsilon, scales[j, 4], limits
-        ):
+        if not rows_are_sound(variances[j], noise[j], phi, bounds, epsilon, scales[j, 4], limits):
             return before, False
         for k in range(m):
             gains[j, 0, k] = (kept * times_cov[j, 0, k] + lost * phi[0, k]) / sd
@@ -207,7 +205,9 @@ def learn_row(
         after[at[ANSWER] + k] = out[0, k]
     after[at[COUNTS] + label] += 1.0
     for j in range(n_filters):  # last, since others may not read what is behind n_rows
-        store_row(gains[j, 0], innovations[j, 0], scales[j], rows[j, n_rows], coefficients[j, n_rows])
+        store_row(
+            gains[j, 0], innovations[j, 0], scales[j], rows[j, n_rows], coefficients[j, n_rows]
+        )
     return after, True
 
 
@@ -253,7 +253,6 @@ def predict_row(
     """Class probabilities (1, K) of a row, and whether they are sound; see `learn_row`."""
     gammas, prior_vars, _, calibrations, _ = filters
     times_cov, times_mean = products
-    n_filters, _, n_outputs = times_mean.shape
     log_weights = numbers[at[WEIGHTS] : at[WEIGHTS + 1]].reshape(calibrations.shape)
     mean, var, _, _, _, weights, _ = predict_rows(
         *(times_cov, times_mean, phi, gammas, np.ones(1), prior_vars, False, share, log_weights)
@@ -265,7 +264,7 @@ def predict_row(
     n_classes, n_lives = here[SEEN + 1] - here[SEEN], stacked[2].shape[0]
     belief, last = numbers[here[BELIEF]], int(numbers[here[BELIEF] + 1])
     out, bad = predict_stacked(
-        *(mean, var, weights, calibrations, np.zeros((1, 0, n_outputs)), plain),
+        *(mean, var, weights, calibrations, np.zeros((1, 0, mean.shape[2])), plain),
         *(belief + stacked[0] * (0.5 - belief), last),
         numbers[here[SEEN] : here[SEEN + 1]],
         numbers[here[RECENT] : here[RECENT + 1]].reshape((n_lives, n_classes)),
