@@ -368,8 +368,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
 
     def _next(self, estimator: Any, row: Array) -> tuple[Any, Any]:
         """The prediction of the next row, with recent labels."""
-        copied = estimator.snapshot()
-        return copied.predict_then_learn(row, [None]), copied.classes_
+        return estimator.probabilities_and_classes(row, is_next=True)
 
     @property
     def _multiclass(self) -> bool:

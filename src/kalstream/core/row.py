@@ -174,8 +174,8 @@ class RowState:
         at = self.frame.at
         return self.numbers[None, at[ANSWER] : at[ANSWER + 1]]
 
-    def predict(self, phi: Array) -> Array | None:
-        """Class probabilities (1, K) of a row (1, m), not of its place in the order of rows."""
+    def predict(self, phi: Array, answers: int) -> Array | None:
+        """Class probabilities (1, K) of a row (1, m), by a stack as in `learn`."""
         from kalstream.core._kernels.row import predict_row
 
         frame, products = self.frame, self._products(phi)
@@ -183,7 +183,7 @@ class RowState:
             return None
         self.memo[:] = [(phi, *products)]
         known = self.numbers, frame.at, phi, products, frame.filters, frame.stacked
-        out, sound = predict_row(*known, frame.policy.share)
+        out, sound = predict_row(*known, frame.policy.share, answers)
         return out if sound else None
 
     def _products(self, phi: Array) -> tuple[Array, Array] | None:

@@ -378,7 +378,7 @@ class KalmanEstimator(BaseEstimator, ABC):
 
     def __sklearn_is_fitted__(self) -> bool:
         shared = self.__dict__.get("_published")
-        return shared is not None and shared.value.state is not None
+        return shared is not None and shared.value.is_fitted
 
     @property
     def n_seen_(self) -> int:

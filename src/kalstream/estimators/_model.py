@@ -101,6 +101,11 @@ class Model:
     fitted: dict[str, Any] = field(default_factory=dict)
     row: Any = None
 
+    @property
+    def is_fitted(self) -> bool:
+        """Whether a target is known."""
+        return self.row is not None or self.state is not None
+
     def __getattr__(self, name: str) -> Any:
         """A field that is still packed."""
         row = self.__dict__.get("row")

@@ -55,12 +55,9 @@ def learn_row(
     code = labels.column.get(names[0], -1)
     if code < 0 or not row.frame.state.seen[code]:
         return None
-    answers = -1
-    if predict:
-        task: Any = settings.task
-        answers = int(task.stacking and task.recent_labels)
-        if answers == 1 and len(row.frame.stacks) < 2:
-            return None  # the stack that sees recent labels has yet to begin
+    answers = _stack_of(packed) if predict else -1
+    if answers is None:
+        return None
     representation, phi = model.representation.advance(bounded(X))
     after = row.learn(phi, code, model.came, answers)
     if after is None:
@@ -77,13 +74,28 @@ def learn_row(
     return learned, after.probabilities()[:, labels.order] if predict else None
 
 
-def predict_row(model: Model, X: Any, settings: Settings) -> tuple[Array, Array] | None:
-    """Probabilities (1, K) of a row without a time, and the classes (K,) that they are of."""
-    packed = _packed(model, X, settings) if model.late is None else None
-    if packed is None:
+def predict_row(
+    model: Model, X: Any, settings: Settings, recent_labels: bool
+) -> tuple[Array, Array] | None:
+    """Probabilities (1, K) of a row without a time, and the classes (K,) that they are of.
+
+    With ``recent_labels`` it is the next row, and they are those of `predict_then_learn`.
+    """
+    late = model.late is not None and not recent_labels
+    packed = None if late else _packed(model, X, settings)
+    answers = 0 if packed is None or not recent_labels else _stack_of(packed)
+    if packed is None or answers is None:
         return None
-    made = packed.state.predict(model.representation.transform(bounded(X)))
+    made = packed.state.predict(model.representation.transform(bounded(X)), answers)
     return None if made is None else (made[:, packed.labels.order], packed.labels.classes)
+
+
+def _stack_of(packed: PackedRow) -> int | None:
+    """The stack that answers where recent labels are known; None if it has yet to begin."""
+    task: Any = packed.settings.task
+    if not (task.stacking and task.recent_labels):
+        return 0
+    return 1 if len(packed.state.frame.stacks) == 2 else None
 
 
 def _packed(model: Model, X: Any, settings: Settings) -> PackedRow | None:

@@ -429,10 +429,14 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         """
         return self.probabilities_and_classes(X, time)[0]
 
-    def probabilities_and_classes(self, X: ArrayLike, time: Any = None) -> tuple[Array, Array]:
+    def probabilities_and_classes(
+        self, X: ArrayLike, time: Any = None, *, is_next: bool = False
+    ) -> tuple[Array, Array]:
         """Probabilities (b, K), and the classes (K,) they are of, from one and the same model.
 
-        For programs in which another thread may learn new classes between two calls.
+        For programs in which another thread may learn new classes between two calls. With
+        ``is_next``, X is the next row alone, and its probabilities are those that
+        `predict_then_learn` would give: they see recent labels.
 
         Examples
         --------
@@ -442,16 +446,19 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
         'up'
         """
         model = self._model
-        made = self._predicted_row(model, X) if time is None else None
+        made = self._predicted_row(model, X, is_next) if time is None else None
         if made is not None:
             return made
+        if is_next:
+            copied = self.snapshot()
+            return copied.predict_then_learn(X, np.array([None]), time=time), copied.classes_
         probabilities = self._predicted(model, self._ahead(model, X, time))
         labels = model.targets.labels
         return probabilities[:, labels.order], labels.classes
 
     @interruptible
-    def _predicted_row(self, model: Model, X: Any) -> tuple[Array, Array] | None:
-        return predict_row(model, X, self._settings)
+    def _predicted_row(self, model: Model, X: Any, is_next: bool) -> tuple[Array, Array] | None:
+        return predict_row(model, X, self._settings, is_next)
 
     @interruptible
     def _predicted(self, model: Model, ahead: Ahead) -> Array:

@@ -249,6 +249,7 @@ def predict_row(
     filters: Filters,
     stacked: Stacked,
     share: float,
+    answers: int,
 ) -> tuple[Floats, bool]:
     """Class probabilities (1, K) of a row, and whether they are sound; see `learn_row`."""
     gammas, prior_vars, _, calibrations, _ = filters
@@ -260,7 +261,7 @@ def predict_row(
     plain, bad = probit_probabilities(mean, var, weights, calibrations)
     if bad >= 0 or at.shape[0] - 1 == N_PARTS:
         return plain, bad < 0
-    here = at[N_PARTS:]
+    here = at[N_PARTS + answers * N_STACK_PARTS :]
     n_classes, n_lives = here[SEEN + 1] - here[SEEN], stacked[2].shape[0]
     belief, last = numbers[here[BELIEF]], int(numbers[here[BELIEF] + 1])
     out, bad = predict_stacked(
@@ -269,6 +270,6 @@ def predict_row(
         numbers[here[SEEN] : here[SEEN + 1]],
         numbers[here[RECENT] : here[RECENT + 1]].reshape((n_lives, n_classes)),
         numbers[here[STAYS] : here[STAYS + 1]].reshape((n_classes, 2)),
-        *(numbers[here[COEF] : here[COEF + 1]], False),
+        *(numbers[here[COEF] : here[COEF + 1]], answers == 1),
     )
     return out, bad < 0
