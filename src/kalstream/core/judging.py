@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -62,18 +63,18 @@ class Kept:
     ----------
     means, variances : (S, J, K), (S, J)
         Of each filter, at the time of the row.
-    active : (S, K) bool
-        Classes that had been seen.
+    active : (S, K)
+        1 for classes that had been seen, else 0.
     experts : (S, X, K)
         Log-probabilities of experts beside the filters.
     spread : (S, J, 2)
         As in `MixtureState`; (S, 0, 2) if scales are not learned.
-    n_targets : (S,) int
+    n_targets : (S,)
         How many targets had been learned.
-    said : (S,) bool
-        Whether anything was said: not if nothing was known.
-    described, counted : (S, K, D), (S, K) bool
-        What a stack saw of the row, and the classes that it knew.
+    said : (S,)
+        1 if anything was said, 0 if nothing was known.
+    described, counted : (S, K, D), (S, K)
+        What a stack saw of the row, and 1 for the classes that it knew.
     answers : (S, A, K) or (S, A, 2 K)
         The predictions that are averaged, see `choose`: probabilities; of values means, variances.
     """
@@ -92,19 +93,13 @@ class Kept:
     @classmethod
     def blank(cls, n: int, sizes: Sizes) -> Self:
         """Nothing was said about n rows."""
-        j, k, x, d, scales = sizes
-        return cls(
-            np.zeros((n, j, k)),
-            np.zeros((n, j)),
-            np.zeros((n, k), bool),
-            np.zeros((n, x, k)),
-            np.zeros((n, scales, 2)),
-            np.zeros(n, np.int64),
-            np.zeros(n, bool),
-            np.zeros((n, k, d)),
-            np.zeros((n, k), bool),
-            np.zeros((n, n_answers(sizes), k if x else 2 * k)),
-        )
+        return cls._of(np.zeros(n * _layout(sizes)[-1][1]), n, sizes)
+
+    @classmethod
+    def _of(cls, numbers: Array, n: int, sizes: Sizes) -> Self:
+        """Parts of n rows, one after the other, as views."""
+        parts = _layout(sizes)
+        return cls(*(numbers[n * a : n * b].reshape(n, *shape) for a, b, shape in parts))
 
     @property
     def sizes(self) -> Sizes:
@@ -114,26 +109,22 @@ class Kept:
 
     def parts(self) -> Iterator[Array]:
         """The arrays."""
-        return (getattr(self, field.name) for field in fields(self))
+        return (getattr(self, name) for name in Kept.__slots__)
 
     def packed(self) -> Array:
         """All parts of each row side by side (S, W), as numbers."""
-        n = len(self.said)
-        flat = [part.reshape(n, math.prod(part.shape[1:])) for part in self.parts()]
+        n, cuts = len(self.said), _layout(self.sizes)
+        flat = [part.reshape(n, b - a) for part, (a, b, _) in zip(self.parts(), cuts, strict=True)]
         return np.concatenate(flat, axis=1, dtype=np.float64)
 
     @classmethod
     def unpacked(cls, matrix: Array, sizes: Sizes) -> Self:
         """The inverse of `packed`; raises ValueError if the matrix has another width."""
-        made = cls.blank(len(matrix), sizes)
-        widths = [math.prod(part.shape[1:]) for part in made.parts()]
-        if matrix.ndim != 2 or sum(widths) != matrix.shape[1]:
-            raise ValueError(f"what is kept of a row must be {sum(widths)} numbers")
-        stop = 0
-        for part, width in zip(made.parts(), widths, strict=True):
-            start, stop = stop, stop + width
-            part[...] = matrix[:, start:stop].reshape(part.shape)
-        return made
+        cuts = _layout(sizes)
+        if matrix.ndim != 2 or cuts[-1][1] != matrix.shape[1]:
+            raise ValueError(f"what is kept of a row must be {cuts[-1][1]} numbers")
+        numbers = np.concatenate([matrix[:, a:b] for a, b, _ in cuts], axis=None)
+        return cls._of(numbers, len(matrix), sizes)
 
     def write(self, events: Events, far: BankStep) -> None:
         """Keep the moments of the rows that are asked for."""
@@ -141,7 +132,7 @@ class Kept:
         slots = events.slot[asked]
         self.means[slots] = far.logit_mean[:, asked].swapaxes(0, 1)
         self.variances[slots] = far.logit_var[:, asked].T
-        self.said[slots] = True
+        self.said[slots] = 1.0
 
     def put(self, places: Array, other: Kept, rows: Array) -> None:
         """Copy rows of another one into places here; it may have fewer classes."""
@@ -274,6 +265,16 @@ Sizes = tuple[int, int, int, int, int]
 def n_answers(sizes: Sizes) -> int:
     """How many predictions are averaged: of two judges, with and without a stack."""
     return 4 if sizes[3] else 2 if sizes[1] else 0
+
+
+@lru_cache
+def _layout(sizes: Sizes) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
+    """Where each part of `Kept` begins and ends in a packed row, and its shape."""
+    j, k, x, d, scales = sizes
+    answers = n_answers(sizes), k if x else 2 * k
+    shapes = (j, k), (j,), (k,), (x, k), (scales, 2), (), (), (k, d), (k,), answers
+    stops = list(accumulate(map(math.prod, shapes)))
+    return tuple(zip([0, *stops], stops, shapes, strict=False))
 
 
 def runs(flags: Array) -> Iterator[slice]:

@@ -263,7 +263,7 @@ class Classification:
             late[asked] = self._plain(before, by_late.take(asked))
             slots = events.slot[asked]
             active, log_probabilities = kept.active[slots, :width], kept.experts[slots, :, :width]
-            other = np.where(active[:, None], np.exp(log_probabilities), 0.0)
+            other = np.where(active[:, None] > 0.0, np.exp(log_probabilities), 0.0)
             # Frequencies predict nothing where classes are declared and none was seen.
             shares = np.where(active.any(axis=1, keepdims=True), judged.shares[asked], 0.0)
             late[asked] *= 1.0 - shares.sum(axis=1, keepdims=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from kalstream.core.mixture.policy import Mixture
 
 Array = NDArray[Any]
+
+_NOT_EXACT: Final = np.empty((0, 0, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ def _ahead_of(
 
 def judged(policy: Mixture, judge: LateJudge, case: Case) -> tuple[LateJudge, MixtureStep, Judged]:
     """`JudgingPolicy.judge` of a mixture."""
-    from kalstream.core._kernels.judging import judge_rows
+    from kalstream.core._kernels.judging import exact_kept, judge_rows
     from kalstream.core.softmax_integral import table, workspace
 
     events, far, step, kept = case.events, case.far, case.step, case.kept
@@ -157,6 +159,11 @@ def judged(policy: Mixture, judge: LateJudge, case: Case) -> tuple[LateJudge, Mi
     log_weights, spread = judge.log_weights.copy(), judge.spread.copy()
     beside = judge.beside.copy()
     labels, dense = case.targets.arrays()
+    grid, exact = grid_of(step.calibrations, policy.n_filters), _NOT_EXACT
+    if policy.predictive == "exact" and case.targets.labels is not None:
+        said = kept.means, kept.variances, kept.active, kept.said
+        told = events.asked, events.slot, labels, case.weight
+        exact = exact_kept(*told, *said, grid, (*table(), workspace()))
     weights, shares, scale, log_prob, evidence, rates = judge_rows(
         *(events.asked, events.slot, events.gap, events.lag),
         *(labels, dense, case.noise_var, case.weight),
@@ -165,14 +172,13 @@ def judged(policy: Mixture, judge: LateJudge, case: Case) -> tuple[LateJudge, Mi
             *(kept.means, kept.variances, kept.active, kept.experts),
             *(kept.spread, kept.n_targets, kept.said),
         ),
-        grid_of(step.calibrations, policy.n_filters),
+        grid,
         gammas_of(policy.half_lives)[:, 0],
         policy.share,
-        policy.predictive == "exact",
+        exact,
         policy.learn_scale and case.targets.labels is None,
         case.n_targets,
         *(log_weights, beside, spread),
-        (*table(), workspace()),
     )
     after = replace(judge, log_weights=log_weights, spread=spread, beside=beside)
     grids = step.half_lives, step.calibrations, step.prior_scales
