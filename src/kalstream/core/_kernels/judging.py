@@ -169,6 +169,108 @@ def judge_rows(
 
 
 @jit
+def look_far(
+    asked: Flags,
+    gap: Floats,
+    features: Floats,
+    prior_vars: Floats,
+    gammas: Floats,
+    means: Floats,
+    variances: Floats,
+    coefficients: Floats,
+) -> tuple[Floats, Floats, Floats]:
+    """Moments (J, n, K), (J, n) and coefficients (J, n), a gap (n,) after those given, eq. (7).
+
+    Those of rows that are told stay. features (n, m), prior_vars (J,) and gammas (J, 1) are of the
+    rows and the filters.
+    """
+    mean, var, gamma = means.copy(), variances.copy(), coefficients.copy()
+    for i in range(asked.shape[0]):
+        norm = 0.0
+        if not asked[i]:
+            continue
+        for m in range(features.shape[1]):
+            norm += features[i, m] * features[i, m]
+        for j in range(prior_vars.shape[0]):
+            g = gammas[j, 0] ** gap[i]
+            for k in range(mean.shape[2]):
+                mean[j, i, k] *= g
+            left = g * g * max(var[j, i], 0.0)
+            var[j, i] = left + (1.0 - g) * (1.0 + g) * prior_vars[j] * norm
+            gamma[j, i] = g
+    return mean, var, gamma
+
+
+@jit
+def keep_frequencies(
+    asked: Flags,
+    slot: Labels,
+    labels: Labels,
+    weight: Floats,
+    seen: Flags,
+    counts: Floats,
+    active: Floats,
+    experts: Floats,
+) -> None:
+    """Write what the class frequencies say about each row that is asked for.
+
+    Parameters
+    ----------
+    labels, weight : (n,)
+        As in `judge_rows`.
+    seen, counts : (K,), (K',)
+        The classes that were seen before, and how often.
+    active, experts : (S, K), (S, X, K), changed in place
+        1 for the classes seen before each row; the first of the experts is the class frequencies.
+    """
+    n_outputs = seen.shape[0]
+    now, known = np.empty(n_outputs), seen.copy()
+    for k in range(n_outputs):
+        now[k] = 0.5 + (counts[k] if k < counts.shape[0] else 0.0)
+    for i in range(asked.shape[0]):
+        if weight[i] > 0.0:
+            now[labels[i]] += 1.0
+            known[labels[i]] = True
+        if not asked[i]:
+            continue
+        s, whole = slot[i], 0.0
+        for k in range(n_outputs):
+            whole += now[k] if known[k] else 0.0
+        for k in range(n_outputs):
+            active[s, k] = 1.0 if known[k] else 0.0
+            experts[s, 0, k] = np.log(now[k] / max(whole, 0.5))
+
+
+@jit
+def mix_experts(
+    asked: Flags,
+    slot: Labels,
+    shares: Floats,
+    active: Floats,
+    experts: Floats,
+    plain: Floats,
+) -> None:
+    """Mix experts with shares (n, X) into probabilities (n, K), in place, of rows asked for.
+
+    active (S, K) and experts (S, X, K) are as in `judge_rows`.
+    """
+    for i in range(asked.shape[0]):
+        s, n_active, whole = slot[i], 0.0, 0.0
+        for k in range(plain.shape[1]):
+            n_active += active[s, k]
+        # Frequencies predict nothing where classes are declared and none was seen.
+        if not asked[i] or not n_active > 0.0:
+            continue
+        for x in range(shares.shape[1]):
+            whole += shares[i, x]
+        for k in range(plain.shape[1]):
+            plain[i, k] *= 1.0 - whole
+            for x in range(shares.shape[1]):
+                if active[s, k] > 0.0:
+                    plain[i, k] += shares[i, x] * np.exp(experts[s, x, k])
+
+
+@jit
 def exact_kept(
     asked: Flags,
     slot: Labels,

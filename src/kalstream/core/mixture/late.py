@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -25,7 +25,7 @@ Array = NDArray[Any]
 _NOT_EXACT: Final = np.empty((0, 0, 0))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LateChunk:
     """Rows (n, m) with their targets, weights and events: the arguments of `step_events`."""
 
@@ -63,7 +63,7 @@ def step_events(
     # A row that is only asked for changes nothing if no time passes before it.
     gap = np.where(events.asked, 0.0, events.gap)
     rows = Rows.read(state, **(told[:] | {"time_gap": gap}))
-    told = replace(told, features=rows.features)
+    told.features = rows.features
     if decays:
         bank, moments = _moments(policy, state, rows, told)
         near, far = _ahead_of(policy, moments, rows.features, events, state, prior_var)
@@ -131,20 +131,18 @@ def _ahead_of(
     prior_var: float,
 ) -> tuple[BankStep, BankStep]:
     """Moments of rows that are asked for, one step ahead and as far as they are, eq. (7)."""
-    asked = np.flatnonzero(events.asked)
-    if not len(asked):
+    from kalstream.core._kernels.judging import look_far
+
+    if len(events.slot[events.asks]) == 0:
         return step, step
-    phi = features[asked].astype(np.float64, copy=False)
-    prior = prior_vars_of(state.prior_scales, prior_var, state.dtype)[:, None]
-    prior = prior * np.einsum("bm,bm->b", phi, phi)
+    phi = features.astype(np.float64, copy=False)
+    prior_vars = prior_vars_of(state.prior_scales, prior_var, state.dtype)
+    moments = step.logit_mean, step.logit_var, step.gamma
 
     def after(gap: Array) -> BankStep:
-        g = gammas_of(policy.half_lives) ** gap[asked]
-        mean, var, gammas = step.logit_mean.copy(), step.logit_var.copy(), step.gamma.copy()
-        mean[:, asked] *= g[:, :, None]
-        own = g * g * np.maximum(var[:, asked], 0.0)
-        var[:, asked], gammas[:, asked] = own + (1.0 - g) * (1.0 + g) * prior, g
-        return BankStep(mean, var, gammas, step.noise_var, step.nis)
+        how = events.asked, gap, phi, prior_vars, gammas_of(policy.half_lives)
+        mean, var, gamma = look_far(*how, *moments)
+        return BankStep(mean, var, gamma, step.noise_var, step.nis)
 
     return after(events.step), after(events.gap)
 
@@ -180,7 +178,7 @@ def judged(policy: Mixture, judge: LateJudge, case: Case) -> tuple[LateJudge, Mi
         case.n_targets,
         *(log_weights, beside, spread),
     )
-    after = replace(judge, log_weights=log_weights, spread=spread, beside=beside)
+    after = LateJudge(log_weights, spread, beside, judge.beliefs, judge.since)
     grids = step.half_lives, step.calibrations, step.prior_scales
     late = check.trusted(MixtureStep, far, weights, log_prob, scale, *grids, evidence)
     return after, late, Judged(shares, rates, policy.share, np.zeros(len(events), np.int64))
