@@ -36,7 +36,7 @@ class Events:
     asked : (n,) bool
         Whether an event asks; else it tells.
     slot : (n,) int
-        The place of its row in `Kept`.
+        The place of its row in `Kept`: 0, 1, ... of those that are asked for, in their order.
     gap : (n,)
         Time from the last row that was learned to this one, at least 0.
     lag : (n,)
@@ -134,10 +134,28 @@ class Kept:
 
     def write(self, events: Events, far: BankStep) -> None:
         """Keep the moments of the rows that are asked for."""
-        asked, slots = events.asks, events.slot[events.asks]
-        self.means[slots] = far.logit_mean[:, asked].swapaxes(0, 1)
-        self.variances[slots] = far.logit_var[:, asked].T
-        self.said[slots] = 1.0
+        n = len(events.slot[events.asks])
+        self.means[:n] = far.logit_mean[:, events.asks].swapaxes(0, 1)
+        self.variances[:n] = far.logit_var[:, events.asks].T
+        self.said[:n] = 1.0
+
+    def write_frequencies(
+        self, events: Events, targets: Targets, weight: Array, seen: Array, counts: Array
+    ) -> None:
+        """Keep what class frequencies say about the rows that are asked for, as first expert.
+
+        seen (K,) and counts (K',) are of the classes before the events.
+        """
+        from kalstream.core._kernels.judging import keep_frequencies
+
+        told = events.asked, events.slot, targets.arrays()[0], weight
+        keep_frequencies(*told, seen, counts, self.active, self.experts)
+
+    def mix_experts(self, events: Events, shares: Array, plain: Array) -> None:
+        """Mix experts, with shares (n, X), into probabilities (n, K) of the rows asked for."""
+        from kalstream.core._kernels.judging import mix_experts
+
+        mix_experts(events.asked, events.slot, shares, self.active, self.experts, plain)
 
     def put(self, there: Index, other: Kept, rows: Index) -> None:
         """Copy rows of another one into rows here; it may have fewer classes."""

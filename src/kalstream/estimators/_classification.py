@@ -225,27 +225,21 @@ class Classification:
 
     def keep(self, before: Model, rows: LateRows, seen: Array) -> Any:
         """Write the classes seen before each row that is asked for, and what experts say."""
-        from kalstream.core._kernels.judging import keep_frequencies
-
         events, kept, weight, targets = rows.events, rows.kept, rows.weight, rows.targets
-        asked, slots = events.asks, events.slot[events.asks]
+        n_asked = len(events.slot[events.asks])
         experts, spoken = dict[str, ExpertState](), None
         if self.experts:
-            each = ExpertRows(rows.columns, _told(rows), weight, events.gap)
-            experts, spoken = advance(self.experts, before.targets.experts, each, len(seen))
-            kept.experts[slots, 1:] = spoken[asked]
-        if len(slots):
-            labels, counts = targets.arrays()[0], before.targets.counts
-            passing = events.asked, events.slot, labels, weight
-            keep_frequencies(*passing, seen, counts, kept.active, kept.experts)
+            passing = ExpertRows(rows.columns, _told(rows), weight, events.gap)
+            experts, spoken = advance(self.experts, before.targets.experts, passing, len(seen))
+            kept.experts[:n_asked, 1:] = spoken[events.asks]
+        if n_asked:
+            kept.write_frequencies(events, targets, weight, seen, before.targets.counts)
         return experts, spoken
 
     def judge(
         self, before: Model, model: Model, rows: LateRows, steps: LateSteps, settings: Settings
     ) -> tuple[Model, Array]:
         """The model after its stacks have learned, and probabilities (a, K) of rows asked for."""
-        from kalstream.core._kernels.judging import mix_experts
-
         events, kept, weight = rows.events, rows.kept, rows.weight
         step, by_late, judged = steps.in_order, steps.by_late, steps.judged
         experts, spoken = steps.spoken
@@ -257,8 +251,7 @@ class Classification:
             whole = n_asked == n
             in_order[asked] = self._plain(before, step if whole else step.take(asked))
             late[asked] = self._plain(before, by_late if whole else by_late.take(asked))
-            passing = events.asked, events.slot, judged.shares
-            mix_experts(*passing, kept.active, kept.experts, late)
+            kept.mix_experts(events, judged.shares, late)
         codes = _told(rows)
         known, stack, ordered, made = model.targets, None, None, [late, in_order]
         if self.stacking and settings.policy.combines:

@@ -204,9 +204,9 @@ def _end_of_piece(
     It ends behind a target that makes room for a class, or with which enough is known to predict
     rows that were asked for when nothing was known.
     """
+    if done == len(chunk):
+        return len(sequence)
     tells = np.flatnonzero(~sequence.asked[start:])
-    if not len(tells):
-        return len(sequence.row)
     if model.state is None and tells[0] > 0:  # these rows are asked for while nothing is known
         return start + int(tells[0])
     n_told = settings.task.end_of_piece(model, chunk, done, settings) - done
@@ -327,8 +327,8 @@ def _timed(model: Model, piece: _Sequence, rows: _Rows, settings: Settings) -> E
         return np.maximum.accumulate(np.concatenate([[first], learned]))[:-1]
 
     last = latest(rows.number, model.last)
-    gap = np.maximum(rows.number - last, 0.0)
-    lag = np.maximum(rows.number - last - 1.0, 0.0)
+    rows_since = rows.number - last
+    gap, lag = np.maximum(rows_since, 0.0), np.maximum(rows_since - 1.0, 0.0)
     if rows.time is not None:
         clock = latest(rows.time, -np.inf if model.time is None else model.time)
         # Before the first target no time has passed.
@@ -407,7 +407,7 @@ def _judged(
 
 
 def _fitting(judge: LateJudge | None, begun: LateJudge) -> LateJudge:
-    """The judge of a model; what stacking or experts set to other values have changed begins."""
+    """The judge of a model; a part begins again if stacking or experts were set to other values."""
     if judge is None:
         return begun
     if len(judge.beliefs) != len(begun.beliefs):
