@@ -77,17 +77,10 @@ class Kept:
         As in `MixtureState`; (S, 0, 2) if scales are not learned.
     n_targets : (S,)
         How many targets had been learned.
-<<<<<<< HEAD
-    said : (S,) bool
-        Whether there is a prediction: there is none if nothing was known.
-    described, counted : (S, K, D), (S, K) bool
-        What a stack saw of the row, and the classes that it knew.
-=======
     said : (S,)
         1 if anything was said, 0 if nothing was known.
     described, counted : (S, K, D), (S, K)
         What a stack saw of the row, and 1 for the classes that it knew.
->>>>>>> late
     answers : (S, A, K) or (S, A, 2 K)
         The predictions that are averaged, see `choose`: probabilities; of values means, variances.
     """
@@ -105,22 +98,6 @@ class Kept:
 
     @classmethod
     def blank(cls, n: int, sizes: Sizes) -> Self:
-<<<<<<< HEAD
-        """No predictions yet of n rows."""
-        j, k, x, d, scales = sizes
-        return cls(
-            np.zeros((n, j, k)),
-            np.zeros((n, j)),
-            np.zeros((n, k), bool),
-            np.zeros((n, x, k)),
-            np.zeros((n, scales, 2)),
-            np.zeros(n, np.int64),
-            np.zeros(n, bool),
-            np.zeros((n, k, d)),
-            np.zeros((n, k), bool),
-            np.zeros((n, n_answers(sizes), k if x else 2 * k)),
-        )
-=======
         """Nothing was said about n rows."""
         return cls._of(np.zeros(n * _layout(sizes)[-1][1]), n, sizes)
 
@@ -129,7 +106,6 @@ class Kept:
         """Parts of n rows, one after the other, as views."""
         parts = _layout(sizes)
         return cls(*[numbers[n * a : n * b].reshape(n, *shape) for a, b, shape in parts])
->>>>>>> late
 
     @property
     def sizes(self) -> Sizes:

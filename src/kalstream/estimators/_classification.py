@@ -231,27 +231,9 @@ class Classification:
         if self.experts:
             passing = ExpertRows(rows.columns, _learned_codes(rows), weight, events.gap)
             experts, spoken = advance(self.experts, before.targets.experts, passing, len(seen))
-<<<<<<< HEAD
-            kept.experts[events.slot[asked], 1:] = spoken[asked]
-        if not len(asked):
-            return experts, spoken
-        counts = np.zeros(len(seen))
-        counts[: len(before.targets.counts)] = before.targets.counts
-        new_counts = np.zeros((len(events) + 1, len(seen)))
-        learned = np.flatnonzero(weight > 0.0)
-        assert targets.labels is not None
-        new_counts[learned + 1, targets.labels[learned]] = 1.0
-        new_counts = np.cumsum(new_counts, axis=0)[asked]
-        active, counts = seen | (new_counts > 0.0), counts + new_counts + 0.5
-        whole = np.sum(counts, axis=1, where=active, keepdims=True)
-        slots = events.slot[asked]
-        kept.active[slots] = active
-        kept.experts[slots, 0] = np.log(counts / np.maximum(whole, 0.5))
-=======
             kept.experts[:n_asked, 1:] = spoken[events.asks]
         if n_asked:
             kept.write_frequencies(events, targets, weight, seen, before.targets.counts)
->>>>>>> late
         return experts, spoken
 
     def judge(
@@ -264,28 +246,13 @@ class Classification:
         asked, n = events.asks, len(events)
         n_asked = len(events.slot[asked])
         width = self.n_outputs(before) if before.state is not None else 0
-<<<<<<< HEAD
-        late, in_order = (np.zeros((len(events), width)) for _ in range(2))
-        if width and len(asked):
-            in_order[asked] = self._plain(before, step.take(asked))
-            late[asked] = self._plain(before, by_late.take(asked))
-            slots = events.slot[asked]
-            active, log_probabilities = kept.active[slots, :width], kept.experts[slots, :, :width]
-            other = np.where(active[:, None], np.exp(log_probabilities), 0.0)
-            # Frequencies predict nothing where classes are declared and none was seen.
-            shares = np.where(active.any(axis=1, keepdims=True), judged.shares[asked], 0.0)
-            late[asked] *= 1.0 - shares.sum(axis=1, keepdims=True)
-            late[asked] += np.einsum("ax,axk->ak", shares, other)
-        codes = _learned_codes(rows)
-=======
         late, in_order = np.zeros((n, width)), np.zeros((n, width))
         if width and n_asked:
             whole = n_asked == n
             in_order[asked] = self._plain(before, step if whole else step.take(asked))
             late[asked] = self._plain(before, by_late if whole else by_late.take(asked))
             kept.mix_experts(events, judged.shares, late)
-        codes = _told(rows)
->>>>>>> late
+        codes = _learned_codes(rows)
         known, stack, ordered, made = model.targets, None, None, [late, in_order]
         if self.stacking and settings.policy.combines:
             stack = self._grown(known.stack, step)

@@ -358,14 +358,10 @@ def _judged(
     kept: Kept,
     settings: Settings,
 ) -> tuple[Model, Any]:
-<<<<<<< HEAD
-    """Advance the filters over the events; weigh them one step ahead, and as they predicted."""
-=======
     """Advance the filters over the events; weigh them one step ahead, and by what they said.
 
     ``model`` and ``chunk`` are what `Task.read` returned.
     """
->>>>>>> late
     policy, task = settings.judging, settings.task
     assert policy is not None
     n, tells = len(events), events.tells

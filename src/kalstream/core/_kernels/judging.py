@@ -112,11 +112,7 @@ def judge_rows(
             late = gap[i] * lag[i] / (1.0 + lag[i])
             look_ahead(weights[i], gammas, late, lag[i], switch, beside, shares[i])
         else:
-<<<<<<< HEAD
-            if predicted[s]:
-=======
-            if said[s] > 0.0:
->>>>>>> late
+            if predicted[s] > 0.0:
                 rates[i] = (1.0 + (n_targets - known_then[s])) ** LATE
             switch = 1.0 - (1.0 - share) ** (gap[i] * rates[i])
             switch_weights(log_weights, switch, weights[i])
@@ -133,19 +129,11 @@ def judge_rows(
         if not weight[i] > 0.0:
             continue
         n_targets += 1
-<<<<<<< HEAD
-        if learn_scale and not predicted[s]:
+        if learn_scale and not predicted[s] > 0.0:
             for j in range(n_filters):
                 unit = max(moments[1][j, i], 0.0) + noise_var
                 learn_spread(dense[i], moments[0][j, i], unit, weight[i], spread[j])
-        if not predicted[s] or (labels.shape[0] and not active[s, labels[i]]):
-=======
-        if learn_scale and not said[s] > 0.0:
-            for j in range(n_filters):
-                unit = max(moments[1][j, i], 0.0) + noise_var
-                learn_spread(dense[i], moments[0][j, i], unit, weight[i], spread[j])
-        if not said[s] > 0.0 or (labels.shape[0] and not active[s, labels[i]] > 0.0):
->>>>>>> late
+        if not predicted[s] > 0.0 or (labels.shape[0] and not active[s, labels[i]] > 0.0):
             continue
         unknown = False
         for j in range(n_filters):
@@ -291,11 +279,11 @@ def exact_kept(
     means: Floats,
     variances: Floats,
     active: Floats,
-    said: Floats,
+    predicted: Floats,
     calibrations: Floats,
     integral: Integral,
 ) -> Floats:
-    """Log predictive of each label that is told, eq. (13), from what was said (n, J, C).
+    """Log predictive of each label that comes, eq. (13), by the earlier moments (n, J, C).
 
     The arguments are those of `judge_rows`. Few mixtures use it: see `mixture.exact_log_probs`.
     """
@@ -304,7 +292,12 @@ def exact_kept(
     every = np.empty(means.shape[2], np.int64)
     for i in range(n):
         s = slot[i]
-        if asked[i] or not weight[i] > 0.0 or not said[s] > 0.0 or not active[s, labels[i]] > 0.0:
+        if (
+            asked[i]
+            or not weight[i] > 0.0
+            or not predicted[s] > 0.0
+            or not active[s, labels[i]] > 0.0
+        ):
             continue
         classes = list_classes(active[s], every)
         for j in range(n_filters):

@@ -62,13 +62,8 @@ def step_events(
         return state, check.trusted(MixtureStep, *report), far
     # A row that is only asked for changes nothing if no time passes before it.
     gap = np.where(events.asked, 0.0, events.gap)
-<<<<<<< HEAD
     rows = Rows.read(state, **(chunk[:] | {"time_gap": gap}))
-    chunk = replace(chunk, features=rows.features)
-=======
-    rows = Rows.read(state, **(told[:] | {"time_gap": gap}))
-    told.features = rows.features
->>>>>>> late
+    chunk.features = rows.features
     if decays:
         bank, moments = _moments(policy, state, rows, chunk)
         near, far = _ahead_of(policy, moments, rows.features, events, state, prior_var)
