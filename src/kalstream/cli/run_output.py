@@ -33,7 +33,7 @@ def print_start(job: Run) -> None:
     rows = f", {about}{n:,} rows" if n else ""
     columns = f", {len(stream.columns)} columns" if stream.columns else ""
     out.print(f"[bold]{escaped(stream.name)}[/bold]: {stream.task}{columns}{rows}")
-    for note in (stream.guess, *job.notes):
+    for note in (stream.guess, *stream.notes, *job.notes):
         if note:
             out.print(f"  {escaped(as_typed(note))}")
     params = config["learner"]["params"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any
@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 from kalstream.core.checks import LARGEST_FLOAT64 as LARGEST
 
 Array = NDArray[Any]
-MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
-_MISSING_TEXTS = pa.array([*MISSING, *(text.upper() for text in MISSING)])
+# A row with an id that has only such categories brings a label; of old runs, so it never changes.
+EMPTY = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
+# Texts that are a missing value among numbers, booleans and dates, in any case.
+MISSING = EMPTY | {"-", ".", "#n/a", "#na", "<na>", "missing", "nil", "nat", "\\n"}
+_MISSING_TEXTS = pa.array([*MISSING, *(text.upper() for text in MISSING), "Missing", "NaT"])
 _TOO_LARGE = "the largest number that can be learned"
 NO_VALUE = (ValueError, TypeError, OverflowError, KeyError)
 
@@ -162,10 +165,10 @@ def distinct(array: pa.Array) -> tuple[Array, list[Any]]:
     return place[codes], values.to_pylist()
 
 
-def is_missing(array: pa.Array) -> Array:
-    """Whether each value (n,) of a column is missing."""
+def is_missing(array: pa.Array, texts: Container[str] = MISSING) -> Array:
+    """Whether each value (n,) of a column is missing, or one of these texts in lower case."""
     codes, values = distinct(array)
-    missing = np.array([(text_of(value) or "").lower() in MISSING for value in values], bool)
+    missing = np.array([(text_of(value) or "").lower() in texts for value in values], bool)
     return missing[codes] if len(values) else np.zeros(0, bool)
 
 

@@ -26,6 +26,8 @@ from kalstream.features.encoding import (
     start,
 )
 from kalstream.features.values import (
+    EMPTY,
+    MISSING,
     Bad,
     Reading,
     distinct,
@@ -285,15 +287,11 @@ class Columns:
         """Which rows (n,) have an id and nothing but that and a target."""
         if self.id is None:
             return np.zeros(table.num_rows, bool)
-        empty = [is_missing(table.column(column.name)) for column in self.features]
+        empty = [_missing(table, column) for column in self.features]
         if self.is_frozen:  # rows to predict: only those that bring a target are not
             for role in filter(None, (self.target, self.id)):
                 there = role.name in table.schema.names
-                empty.append(
-                    ~is_missing(table.column(role.name))
-                    if there
-                    else np.zeros(table.num_rows, bool)
-                )
+                empty.append(~_missing(table, role) if there else np.zeros(table.num_rows, bool))
         return np.logical_and.reduce(empty)
 
     def _numbers(self, table: pa.RecordBatch, bad: Bad) -> Array:
@@ -336,6 +334,12 @@ class Columns:
             None if state.get(key) is None else Role(*state[key]) for key in special
         )
         return cls(features, target, time, state["seen"], state["frozen"], came, id)
+
+
+def _missing(table: pa.RecordBatch, column: Column | Role) -> Array:
+    """Whether each value (n,) of a column is missing."""
+    is_text = column.kind in (CATEGORY, TEXT)
+    return is_missing(table.column(column.name), EMPTY if is_text else MISSING)
 
 
 def _check_one_clock(time: Role | None, label_time: Role) -> None:

@@ -25,6 +25,7 @@ from kalstream.streams._columns import (
     listed,
 )
 from kalstream.streams._json import column_of
+from kalstream.streams._notes import notes_on
 from kalstream.streams._parquet import MAGIC, ParquetPart
 from kalstream.streams._rows import BadRow, Block, Part, damaged
 from kalstream.streams._text import (
@@ -147,7 +148,7 @@ class TableStream(Stream):
             if self._arriving is not None and id is not None and isinstance(first, TextPart):
                 first.expect_row({target, time, label_time, id, *self.ignore})  # labels before it
             self._expect(target, label_time if id is None else id)
-            columns, self.guess = self._decide(target, task, time, label_time, id)
+            columns = self._decide(target, task, time, label_time, id)
         else:
             self._expect_known(columns)
         _check_fit(columns, target, task, time, label_time, id)
@@ -199,7 +200,7 @@ class TableStream(Stream):
         time: str | None,
         label_time: str | None,
         id: str | None,
-    ) -> tuple[Columns, str]:
+    ) -> Columns:
         names, file = self._parts[0].names, self._parts[0].file
         if target is None:
             raise InvalidInput(f"no target was given; name one of the columns: {listed(names)}")
@@ -225,7 +226,7 @@ class TableStream(Stream):
             )
         wanted = [n for n in names if n in used or n not in self.ignore]
         table = self._first(wanted, [n for n in wanted if n not in used] if id else [])
-        return Columns.of_table(
+        columns, self.guess = Columns.of_table(
             table,
             target,
             task=task,
@@ -236,6 +237,8 @@ class TableStream(Stream):
             as_written=any(part.as_written for part in self._parts),
             n_slots=_LIVE_SLOTS if self._arriving else None,
         )
+        self.notes = tuple(notes_on(columns, table))
+        return columns
 
     def _first(self, wanted: list[str], features: list[str]) -> pa.RecordBatch:
         """The first rows, of several files if the first one has few.
