@@ -54,3 +54,49 @@ def test_missing_tokens_are_categories_as_before(tmp_path):
     columns = Columns.from_json(stream.encoder.to_json()).with_late(None, "id")
     later = as_table([{"strand": "-", "id": 1}, {"strand": "NA", "id": 1}], {"y": ["a", "b"]})
     assert np.isnan(columns.encode(later)[0]).all(axis=1).tolist() == [False, True]
+
+
+def test_a_column_that_is_mostly_numbers_is_named(tmp_path):
+    rows = [f"{'n/v' if k % 8 == 5 else k},{'u' if k % 2 else k}x,{k % 2}" for k in range(80)]
+    path = table(tmp_path, rows, "n,text,y")
+    stream = TableStream(path, "y")
+    assert kinds(stream) == {"n": "category", "text": "category"}
+    assert stream.notes == (
+        "column 'n' is taken for text: 70 of 80 values are numbers, but not 'n/v' (row 6) and 9 "
+        "others; if such texts stand for missing values, give missing=['n/v']; if they are codes, "
+        "give categorical=['n']",
+    )
+    assert TableStream(path, "y", categorical=["n"]).notes == ()
+    stream = TableStream(path, "y", missing=["n/v"])
+    assert (kinds(stream)["n"], stream.notes) == ("number", ())
+    assert np.isnan(read(stream)[0][:, 0]).sum() == 10
+
+
+def test_a_target_that_is_mostly_numbers_is_named(tmp_path):
+    rows = [f"{k},{'n/v' if k % 9 == 5 else k / 7:.4}" for k in range(300)]
+    path = table(tmp_path, rows, "n,y")
+    (note,) = TableStream(path, "y").notes
+    assert "column 'y' is taken for text: 267 of 300 values are numbers" in note
+    assert note.endswith('if they are labels, give task="classification"')
+    stream = TableStream(path, "y", missing="n/v")
+    assert (stream.task, stream.notes) == ("regression", ())
+
+
+def test_texts_that_count_as_missing(tmp_path):
+    rows = [f"{-999 if k % 3 else k},{'red' if k % 4 else 'x, y'},{k % 2}" for k in range(12)]
+    path = table(tmp_path, [r.replace("x, y", '"x, y"') for r in rows], "n,c,y")
+    missing = ("-999", "x, y", "1")
+    stream = TableStream(path, "y", missing=missing)
+    numbers, targets = read(stream)
+    assert np.isnan(numbers[:, 0]).tolist() == [k % 3 > 0 for k in range(12)]
+    assert list(stream.encoder.features[1].slots) == [None, "red"]
+    assert targets.tolist() == [0, None] * 6
+    assert stream.describe()["missing"] == list(missing)
+    # The texts are saved with the columns, and other columns are saved as before.
+    again = Columns.from_json(stream.encoder.to_json())
+    assert again == stream.encoder
+    rows = as_table([{"n": -999.0, "c": "x, y", "y": 1}, {"n": 3, "c": "red", "y": 0}])
+    assert np.isnan(again.encode(rows)[0][:, 0]).tolist() == [True, False]
+    assert again.encode(rows)[1].tolist() == [None, 0]
+    plain = TableStream(path, "y")
+    assert "missing" not in {**plain.encoder.to_json(), **plain.describe()}

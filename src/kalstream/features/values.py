@@ -172,6 +172,17 @@ def is_missing(array: pa.Array, texts: Container[str] = MISSING) -> Array:
     return missing[codes] if len(values) else np.zeros(0, bool)
 
 
+def without(array: pa.Array, texts: Container[str | None]) -> pa.Array:
+    """The values, null where their text is one of these."""
+    codes, values = distinct(array)
+    hits = np.array([text_of(value) in texts for value in values], bool)
+    if not hits.any():
+        return array
+    if pa.types.is_string_view(array.type):
+        array = array.cast(pa.string())  # take does not work on views
+    return array.take(pa.array(np.arange(len(array)), mask=hits[codes]))
+
+
 def _cast(array: pa.Array, *types: Any) -> Array | None:
     try:
         for t in types:

@@ -36,13 +36,14 @@ from kalstream.features.values import (
     number_of,
     one_by_one,
     text_of,
+    without,
 )
 from kalstream.streams.base import CLASSIFICATION, REGRESSION, Array, check_task
 
 # Kinds of labels; a target for regression is a number.
 WHOLE, TRUTH, TEXT = "whole label", "boolean label", "text label"
 
-_MOST_CLASSES = 100  # a target with more distinct whole numbers is taken for regression
+MOST_CLASSES = 100  # a target with more distinct whole numbers is taken for regression
 _LONG = 100  # characters; no similar name is suggested for longer ones
 _NO_LABELS = f' (regression needs numbers; for labels give task="{CLASSIFICATION}")'
 
@@ -88,6 +89,8 @@ class Columns:
         Number of rows from which the categories are known.
     is_frozen : bool
         Whether `learn` gives no slot to new categories.
+    missing : tuple of str
+        Texts that count as missing in every column.
 
     Examples
     --------
@@ -110,6 +113,7 @@ class Columns:
     is_frozen: bool = False
     label_time: Role | None = None
     id: Role | None = None
+    missing: tuple[str, ...] = ()
 
     @classmethod
     def of_table(
@@ -122,6 +126,7 @@ class Columns:
         label_time: str | None = None,
         id: str | None = None,
         categorical: Sequence[str] = (),
+        missing: tuple[str, ...] = (),
         as_written: bool = False,
         n_slots: int | None = None,
     ) -> tuple[Columns, str]:
@@ -130,7 +135,7 @@ class Columns:
         Parameters
         ----------
         table : pyarrow.RecordBatch
-        target, task, time, label_time, id, categorical
+        target, task, time, label_time, id, categorical, missing
             As for `TableStream`.
         as_written : bool
             Whether the content of strings decides their kind, as in CSV.
@@ -155,6 +160,7 @@ class Columns:
                 f"there is no column to predict {quoted(target)} from; give more columns"
             )
         check_known(categorical, features, option="categorical")
+        table = without_missing(table, missing)
         target_role, guess = _target(target, table.column(target), as_written, task)
         clock = came = None
         if time is not None:
@@ -176,7 +182,7 @@ class Columns:
             for name in features
         )
         ids = None if id is None else Role(id, TEXT)
-        return cls(columns, target_role, clock, label_time=came, id=ids), guess
+        return cls(columns, target_role, clock, label_time=came, id=ids, missing=missing), guess
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -219,6 +225,7 @@ class Columns:
         """The columns after these rows: new categories have their slots."""
         if self.complete:
             return self
+        table = without_missing(table, self.missing)
         empty = self._is_empty(table)
         if empty.any():
             table = table.take(pa.array(np.flatnonzero(~empty)))
@@ -238,6 +245,7 @@ class Columns:
             The numbers of such a row are meaningless.
         """
         bad = Bad()
+        table = without_missing(table, self.missing)
         rows = self._numbers(table, bad)
         present = table.schema.names
         targets = self.encode_targets(table, bad)
@@ -256,6 +264,7 @@ class Columns:
         if self.target is None or self.target.name not in table.schema.names:
             regression, n = self.task == REGRESSION, table.num_rows
             return np.full(n, np.nan) if regression else np.full(n, None, object)
+        table = without_missing(table, self.missing)
         number = self.id is not None and self.target.kind == NUMBER
         hint = _NO_LABELS if number else ""
         return self.target.checked(table, bad, hint)
@@ -267,6 +276,7 @@ class Columns:
 
         A target that comes before its row, by the ``times`` (n,) of the rows, is bad.
         """
+        table = without_missing(table, self.missing)
         present = table.schema.names
         came = ids = None
         if self.label_time is not None and self.label_time.name in present:
@@ -323,6 +333,7 @@ class Columns:
             "frozen": self.is_frozen,
             "label_time": self.label_time and [self.label_time.name, self.label_time.kind],
             "id": self.id and [self.id.name, self.id.kind],
+            **({"missing": list(self.missing)} if self.missing else {}),
         }
 
     @classmethod
@@ -330,10 +341,19 @@ class Columns:
         """Restore what `to_json` returned."""
         features = tuple(map(Column.from_json, state["features"]))
         special = ("target", "time", "label_time", "id")  # files of before lack the last two
+        missing = tuple(state.get("missing", ()))
         target, time, came, id = (
             None if state.get(key) is None else Role(*state[key]) for key in special
         )
-        return cls(features, target, time, state["seen"], state["frozen"], came, id)
+        return cls(features, target, time, state["seen"], state["frozen"], came, id, missing)
+
+
+def without_missing(table: pa.RecordBatch, missing: tuple[str, ...]) -> pa.RecordBatch:
+    """The table, null where a text counts as missing."""
+    if not missing:
+        return table
+    arrays = [without(array, missing) for array in table.columns]
+    return pa.RecordBatch.from_arrays(arrays, table.schema.names)
 
 
 def _missing(table: pa.RecordBatch, column: Column | Role) -> Array:
@@ -391,7 +411,7 @@ def _target(name: str, array: pa.Array, as_written: bool, task: str | None) -> t
     values = [value for value in distinct(array)[1] if text_of(value) is not None]
     if kind == NUMBER and any(fails(number_of, value) for value in values):
         # A label among whole numbers, or a typo among many amounts.
-        kind = CATEGORY if len(values) <= _MOST_CLASSES or task == CLASSIFICATION else NUMBER
+        kind = CATEGORY if len(values) <= MOST_CLASSES or task == CLASSIFICATION else NUMBER
     whole = kind == NUMBER and not any(fails(_whole, value) for value in values)
     if task is None:
         if not values:
@@ -400,7 +420,7 @@ def _target(name: str, array: pa.Array, as_written: bool, task: str | None) -> t
                 f'give task="{CLASSIFICATION}" or task="{REGRESSION}"'
             )
         task, other = CLASSIFICATION, REGRESSION
-        if kind == NUMBER and not (whole and len(values) <= _MOST_CLASSES):
+        if kind == NUMBER and not (whole and len(values) <= MOST_CLASSES):
             task, other = other, task
         what = f"{len(values)} different whole numbers" if whole else KINDS[kind].plural
         guess = (

@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import numpy as np
 import pyarrow as pa
 
 from kalstream._printable import quoted
+from kalstream.features.encoding import CATEGORY, KINDS, READINGS
 from kalstream.features.values import MISSING, distinct, text_of
-from kalstream.streams._columns import TEXT, Columns
+from kalstream.streams._columns import MOST_CLASSES, TEXT, Columns, without_missing
+from kalstream.streams.base import CLASSIFICATION
+
+_FEW = 5  # texts that a remedy lists
 
 
-def notes_on(columns: Columns, table: pa.RecordBatch) -> Iterator[str]:
-    """Sentences on the columns of a table, given its first rows."""
+def notes_on(
+    columns: Columns, table: pa.RecordBatch, as_written: Container[str], numbered: bool
+) -> Iterator[str]:
+    """Sentences on the columns of a table, given its first rows.
+
+    Parameters
+    ----------
+    columns : Columns
+    table : pyarrow.RecordBatch
+    as_written : names
+        Columns whose content decided their kind.
+    numbered : bool
+        Whether the rows are those of one file, from its first one on.
+    """
+    table = without_missing(table, columns.missing)
     yield from _unlabelled(columns, table)
+    features = [column.name for column in columns.features if column.kind == CATEGORY]
+    texts = list(features)
+    if columns.target is not None and columns.target.kind == TEXT:
+        name = columns.target.name
+        texts += [name] if len(distinct(table.column(name))[1]) > MOST_CLASSES else []
+    for name in texts:
+        if name in as_written:
+            is_target = name not in features
+            yield from _mostly(name, table.column(name), numbered, is_target)
 
 
 def _unlabelled(columns: Columns, table: pa.RecordBatch) -> Iterator[str]:
@@ -32,3 +58,26 @@ def _unlabelled(columns: Columns, table: pa.RecordBatch) -> Iterator[str]:
             f"the target {quoted(role.name)} is missing ({listed}) in {count:,} of the first "
             f"{table.num_rows:,} rows; such rows are predicted, but not scored or learned"
         )
+
+
+def _mostly(name: str, array: pa.Array, numbered: bool, is_target: bool) -> Iterator[str]:
+    """A column of text most of whose values, but not enough, are of another kind."""
+    for kind, reading in READINGS.items():
+        values, bad = reading.convert(array)
+        n_good = int(np.count_nonzero(~np.isnan(values)))
+        if n_good > len(bad):
+            row, value = next(iter(bad.items()))
+            codes = f"codes, give categorical=[{quoted(name)}]"
+            if is_target:
+                codes = f'labels, give task="{CLASSIFICATION}"'
+            texts = [text for text in dict.fromkeys(map(text_of, bad.values())) if text]
+            others = f" and {len(bad) - 1:,} others" if len(bad) > 1 else ""
+            place = f" (row {row + 1:,})" if numbered else ""
+            missing = texts if len(texts) <= _FEW else texts[:1]
+            yield (
+                f"column {quoted(name)} is taken for text: {n_good:,} of {n_good + len(bad):,} "
+                f"values are {KINDS[kind].plural}, but not {quoted(value)}{place}{others}; "
+                f"if such texts stand for missing values, give missing={missing}; if "
+                f"they are {codes}"
+            )
+            return

@@ -84,6 +84,8 @@ class TableStream(Stream):
         Columns to leave out.
     categorical : names
         Columns of codes that look like numbers.
+    missing : texts
+        Texts that count as missing in every column.
     bad_rows : "stop" or "skip"
         For a row that cannot be read: raise `BadRow` after the rows before it, or leave it out and
         count it.
@@ -92,7 +94,7 @@ class TableStream(Stream):
     name : str, optional
     columns : Columns, optional
         The encoder of a checkpoint, or a frozen one for prediction. It replaces the parameters
-        from ``target`` to ``categorical``.
+        from ``target`` to ``missing``.
 
     Attributes
     ----------
@@ -123,6 +125,7 @@ class TableStream(Stream):
         id: str | None = None,
         ignore: Iterable[str] = (),
         categorical: Iterable[str] = (),
+        missing: Iterable[str] = (),
         bad_rows: str = STOP,
         delimiter: str | None = None,
         name: str | None = None,
@@ -132,6 +135,7 @@ class TableStream(Stream):
             raise InvalidInput(f'bad_rows must be "{STOP}" or "{SKIP}", got {bad_rows!r}')
         self.bad_rows, self.delimiter = bad_rows, delimiter
         self.ignore, self.categorical = _names(ignore), _names(categorical)
+        self._missing = _names(missing)
         self.source = str(source) if isinstance(source, str | Path) else _STANDARD_INPUT
         self._arriving = _arriving(source)
         if self._arriving is None:
@@ -225,7 +229,8 @@ class TableStream(Stream):
                 "with time="
             )
         wanted = [n for n in names if n in used or n not in self.ignore]
-        table = self._first(wanted, [n for n in wanted if n not in used] if id else [])
+        as_written = any(part.as_written for part in self._parts)
+        table, numbered = self._first(wanted, [n for n in wanted if n not in used] if id else [])
         columns, self.guess = Columns.of_table(
             table,
             target,
@@ -234,15 +239,18 @@ class TableStream(Stream):
             label_time=label_time,
             id=id,
             categorical=self.categorical,
-            as_written=any(part.as_written for part in self._parts),
+            missing=self._missing,
+            as_written=as_written,
             n_slots=_LIVE_SLOTS if self._arriving else None,
         )
-        self.notes = tuple(notes_on(columns, table))
+        texts = [] if not as_written else [n for n in wanted if n not in self.categorical]
+        self.notes = tuple(notes_on(columns, table, texts, numbered))
         return columns
 
-    def _first(self, wanted: list[str], features: list[str]) -> pa.RecordBatch:
+    def _first(self, wanted: list[str], features: list[str]) -> tuple[pa.RecordBatch, bool]:
         """The first rows, of several files if the first one has few.
 
+        And whether they are numbered as those of one file: all its rows from the first one on.
         The first row of a pipe must have one of the features, if some are given.
         """
         pieces: list[pa.RecordBatch] = []
@@ -262,7 +270,8 @@ class TableStream(Stream):
         if rows == 0:
             raise error or InvalidInput(f"{self.source} has a header but no rows; add rows")
         arrays = [_joined([piece.column(name) for piece in pieces]) for name in wanted]
-        return pa.RecordBatch.from_arrays(arrays, wanted)
+        numbered = error is None and len(self._parts) == 1
+        return pa.RecordBatch.from_arrays(arrays, wanted), numbered
 
     def _labels_before(self, table: pa.RecordBatch, features: list[str]) -> int:
         """How many rows of a pipe come before the first that has a feature."""
@@ -418,6 +427,7 @@ class TableStream(Stream):
             **{k: v.name for k, v in _late_columns(columns).items()},
             "ignore": list(self.ignore),
             "categorical": list(self.categorical),
+            **({"missing": list(columns.missing)} if columns.missing else {}),
             "bad_rows": self.bad_rows,
             "delimiter": self.delimiter,
             "columns": [{"name": column.name, "kind": column.kind} for column in columns.features],
