@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import json
+
 import numpy as np
 import pytest
 
-from kalstream.streams.table import Columns, TableStream, as_table
+from kalstream.streams.table import BadRow, Columns, TableStream, as_table
 
 TOKENS = ["-", ".", "#N/A", "#NA", "missing", "Missing", "nil", "NaT", r"\N", "<NA>", "NA", "None"]
 
@@ -100,3 +103,51 @@ def test_texts_that_count_as_missing(tmp_path):
     assert again.encode(rows)[1].tolist() == [None, 0]
     plain = TableStream(path, "y")
     assert "missing" not in {**plain.encoder.to_json(), **plain.describe()}
+
+
+def json_lines(tmp_path, xs):
+    rows = [json.dumps({"x": x, "y": k % 2}) for k, x in enumerate(xs)]
+    return table(tmp_path, rows[1:], rows[0], "t.jsonl")
+
+
+def test_one_text_among_the_numbers_of_json_is_a_bad_row(tmp_path):
+    path = json_lines(tmp_path, [k / 8 if k != 700 else "broken" for k in range(4000)])
+    stream = TableStream(path, "y")
+    assert kinds(stream) == {"x": "number"}
+    with pytest.raises(BadRow, match=r"t.jsonl, line 701: column 'x' holds 'broken', which is not"):
+        list(stream.batches())
+    stream = TableStream(path, "y", bad_rows="skip")
+    numbers = read(stream)[0][:, 0]
+    assert stream.skipped == 1
+    np.testing.assert_array_equal(numbers, np.delete(np.arange(4000) / 8, 700))
+
+
+@pytest.mark.parametrize(
+    ("xs", "kind"),
+    [
+        ([*range(18), "n/v"], "category"),  # as in CSV: more than one text in 20 values
+        ([*range(20), "-", 0.5, "7"], "number"),
+        ([True, False, 1, 0] * 5, "boolean"),
+        (["1", "2", None, "3"] * 5, "category"),  # all are text: the type decides
+        ([1, None, 2.5] * 5, "number"),
+    ],
+)
+def test_mixed_types_of_json(tmp_path, xs, kind):
+    assert kinds(TableStream(json_lines(tmp_path, xs), "y")) == {"x": kind}
+
+
+def test_types_that_change_between_blocks(tmp_path):
+    # The first megabyte has numbers only, and the next one text only.
+    rows = [json.dumps({"x": k, "c": "c" * 150, "y": 1}) for k in range(7000)]
+    rows += [json.dumps({"x": "n/v", "c": "c" * 150, "y": 1})] * 300
+    stream = TableStream(table(tmp_path, rows[1:], rows[0], "t.jsonl"), "y")
+    assert kinds(stream)["x"] == "number"
+    with pytest.raises(BadRow, match="line 7001: column 'x' holds 'n/v'"):
+        list(stream.batches())
+
+
+def test_the_first_row_of_a_pipe_decides_also_if_a_later_value_is_text():
+    lines = "".join(json.dumps({"x": x, "y": 1}) + "\n" for x in [0.5, 1.5, "broken", 2])
+    stream = TableStream(io.BytesIO(lines.encode()), "y", bad_rows="skip")
+    assert kinds(stream) == {"x": "number"}
+    assert read(stream)[0].tolist() == [[0.5], [1.5], [2.0]]

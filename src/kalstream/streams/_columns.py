@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -127,7 +127,7 @@ class Columns:
         id: str | None = None,
         categorical: Sequence[str] = (),
         missing: tuple[str, ...] = (),
-        as_written: bool = False,
+        as_written: Container[str] = (),
         n_slots: int | None = None,
     ) -> tuple[Columns, str]:
         """Decide the kinds from the first rows of a table.
@@ -137,8 +137,8 @@ class Columns:
         table : pyarrow.RecordBatch
         target, task, time, label_time, id, categorical, missing
             As for `TableStream`.
-        as_written : bool
-            Whether the content of strings decides their kind, as in CSV.
+        as_written : names
+            Columns of text whose content decides their kind, as in CSV.
         n_slots : int, optional
             Columns for each category; by default a quarter more than there are values.
 
@@ -161,12 +161,12 @@ class Columns:
             )
         check_known(categorical, features, option="categorical")
         table = without_missing(table, missing)
-        target_role, guess = _target(target, table.column(target), as_written, task)
+        target_role, guess = _target(target, table.column(target), target in as_written, task)
         clock = came = None
         if time is not None:
-            clock = _time_role("time", time, table, as_written)
+            clock = _time_role("time", time, table, time in as_written)
         if label_time is not None:
-            came = _time_role("label_time", label_time, table, as_written)
+            came = _time_role("label_time", label_time, table, label_time in as_written)
             # The first labels may not have come yet.
             if clock is not None and is_missing(table.column(label_time)).all():
                 came = replace(came, kind=clock.kind)
@@ -176,7 +176,7 @@ class Columns:
                 name,
                 table.column(name),
                 CATEGORY if name in categorical else None,
-                as_written,
+                name in as_written,
                 n_slots,
             )
             for name in features

@@ -17,17 +17,17 @@ import pyarrow as pa
 
 from kalstream._printable import quoted
 from kalstream.errors import InvalidInput, InvalidType, MissingFile
-from kalstream.features.values import Bad, as_text
+from kalstream.features.values import Bad, as_text, is_string
 from kalstream.streams._columns import (
     Columns,
     Role,
     check_known,
     listed,
 )
-from kalstream.streams._json import column_of
+from kalstream.streams._json import batch_of
 from kalstream.streams._notes import notes_on
 from kalstream.streams._parquet import MAGIC, ParquetPart
-from kalstream.streams._rows import BadRow, Block, Part, damaged
+from kalstream.streams._rows import BadRow, Block, Part, damaged, marked, mixed_columns
 from kalstream.streams._text import (
     Arriving,
     TextPart,
@@ -229,8 +229,9 @@ class TableStream(Stream):
                 "with time="
             )
         wanted = [n for n in names if n in used or n not in self.ignore]
-        as_written = any(part.as_written for part in self._parts)
         table, numbered = self._first(wanted, [n for n in wanted if n not in used] if id else [])
+        all_text = any(part.as_written for part in self._parts)
+        as_written = set(wanted) if all_text else mixed_columns(table)
         columns, self.guess = Columns.of_table(
             table,
             target,
@@ -243,8 +244,8 @@ class TableStream(Stream):
             as_written=as_written,
             n_slots=_LIVE_SLOTS if self._arriving else None,
         )
-        texts = [] if not as_written else [n for n in wanted if n not in self.categorical]
-        self.notes = tuple(notes_on(columns, table, texts, numbered))
+        guessed = as_written.difference(self.categorical)
+        self.notes = tuple(notes_on(columns, table, guessed, numbered))
         return columns
 
     def _first(self, wanted: list[str], features: list[str]) -> tuple[pa.RecordBatch, bool]:
@@ -269,9 +270,15 @@ class TableStream(Stream):
             error = error or damage
         if rows == 0:
             raise error or InvalidInput(f"{self.source} has a header but no rows; add rows")
-        arrays = [_joined([piece.column(name) for piece in pieces]) for name in wanted]
+        mixed = set[str]().union(*map(mixed_columns, pieces))
+        arrays = []
+        for name in wanted:
+            arrays.append(_joined([piece.column(name) for piece in pieces]))
+            types = {piece.column(name).type for piece in pieces}
+            if is_string(arrays[-1].type) and not all(map(_is_text, types)):
+                mixed.add(name)
         numbered = error is None and len(self._parts) == 1
-        return pa.RecordBatch.from_arrays(arrays, wanted), numbered
+        return marked(arrays, wanted, mixed), numbered
 
     def _labels_before(self, table: pa.RecordBatch, features: list[str]) -> int:
         """How many rows of a pipe come before the first that has a feature."""
@@ -481,7 +488,8 @@ def _as_array(values: Any) -> pa.Array:
         return values
     if hasattr(values, "dtype") and values.dtype.kind != "O":
         return pa.array(values, from_pandas=True)
-    return column_of(values.tolist() if hasattr(values, "tolist") else list(values))
+    values = values.tolist() if hasattr(values, "tolist") else list(values)
+    return batch_of({"": values}).column(0)
 
 
 @dataclass(slots=True)
@@ -576,6 +584,11 @@ def _joined(arrays: list[pa.Array]) -> pa.Array:
         return pa.concat_tables(tables, promote_options="permissive").column(0).combine_chunks()
     except pa.ArrowException:
         return pa.concat_arrays([as_text(array) for array in arrays])
+
+
+def _is_text(t: Any) -> bool:
+    """Whether a column of this type of Arrow has only text or missing values."""
+    return is_string(t) or pa.types.is_null(t) or pa.types.is_dictionary(t)
 
 
 def _late_columns(columns: Columns) -> dict[str, Role]:
