@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import uuid
+from hashlib import sha1
 
 import numpy as np
 import pytest
 
+import kalstream.streams
 from kalstream.streams.table import BadRow, Columns, TableStream, as_table
 
 TOKENS = ["-", ".", "#N/A", "#NA", "missing", "Missing", "nil", "NaT", r"\N", "<NA>", "NA", "None"]
@@ -76,7 +79,7 @@ def test_a_column_that_is_mostly_numbers_is_named(tmp_path):
 
 
 def test_a_target_that_is_mostly_numbers_is_named(tmp_path):
-    rows = [f"{k},{'n/v' if k % 9 == 5 else k / 7:.4}" for k in range(300)]
+    rows = [f"{k // 2},{'n/v' if k % 9 == 5 else round(k / 7, 3)}" for k in range(300)]
     path = table(tmp_path, rows, "n,y")
     (note,) = TableStream(path, "y").notes
     assert "column 'y' is taken for text: 267 of 300 values are numbers" in note
@@ -151,3 +154,43 @@ def test_the_first_row_of_a_pipe_decides_also_if_a_later_value_is_text():
     stream = TableStream(io.BytesIO(lines.encode()), "y", bad_rows="skip")
     assert kinds(stream) == {"x": "number"}
     assert read(stream)[0].tolist() == [[0.5], [1.5], [2.0]]
+
+
+def with_ids(path, tmp_path):
+    """A table with a uuid, a hash and a counter that misses some rows."""
+    header, *lines = path.read_text().splitlines()
+    rows = [
+        f"{uuid.UUID(int=k)},{sha1(bytes(k)).hexdigest()[:8]},{k + k // 50},{line}"
+        for k, line in enumerate(lines)
+    ]
+    return table(tmp_path, rows, f"u,h,n,{header}")
+
+
+@pytest.mark.parametrize("name", ["elec2", "weather"])
+def test_columns_of_ids_are_named_and_measurements_are_not(tmp_path, name):
+    stream = kalstream.streams.open(name)
+    assert stream.notes == ()
+    batch = next(stream.batches())
+    rows = [",".join(map(str, row)) for row in np.column_stack([batch.rows, batch.targets])]
+    plain = table(tmp_path, rows, ",".join([*stream.columns, "y"]))
+    (note,) = TableStream(with_ids(plain, tmp_path), "y").notes
+    assert note.startswith("'u', 'h', 'n' look like ids")
+    assert note.endswith("so leave them out with ignore=['u', 'h', 'n']")
+    assert TableStream(plain, "y", ignore=["u", "h", "n"]).notes == ()
+
+
+def test_what_does_not_look_like_ids(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [
+        f"2024-01-01T{k // 60:02}:{k % 60:02}:00,{rng.normal():.6f},{k // 2},{k % 24},{k + 0.5},"
+        f"{rng.integers(1 << 40)},word{k // 2},{k % 2}"
+        for k in range(200)
+    ]
+    path = table(tmp_path, rows, "time,normal,slow,hour,half,large,word,y")
+    assert TableStream(path, "y").notes == ()
+    # Too few rows to know.
+    few = table(tmp_path, [f"{k},text{k},{k % 2}" for k in range(30)], "n,c,y")
+    assert TableStream(few, "y").notes == ()
+    many = table(tmp_path, [f"{k},text{k},{k % 2}" for k in range(60)], "n,c,y")
+    (note,) = TableStream(many, "y", categorical=["c"]).notes
+    assert note.endswith("so leave it out with ignore=['n']")

@@ -8,16 +8,21 @@ import numpy as np
 import pyarrow as pa
 
 from kalstream._printable import quoted
-from kalstream.features.encoding import CATEGORY, KINDS, READINGS
+from kalstream.features.encoding import CATEGORY, KINDS, NUMBER, READINGS, TYPOS, Column
 from kalstream.features.values import MISSING, distinct, text_of
 from kalstream.streams._columns import MOST_CLASSES, TEXT, Columns, without_missing
 from kalstream.streams.base import CLASSIFICATION
 
 _FEW = 5  # texts that a remedy lists
+_LEAST_IDS = 50  # first rows in which a column can look like ids
 
 
 def notes_on(
-    columns: Columns, table: pa.RecordBatch, as_written: Container[str], numbered: bool
+    columns: Columns,
+    table: pa.RecordBatch,
+    as_written: Container[str],
+    categorical: Container[str],
+    numbered: bool,
 ) -> Iterator[str]:
     """Sentences on the columns of a table, given its first rows.
 
@@ -26,19 +31,30 @@ def notes_on(
     columns : Columns
     table : pyarrow.RecordBatch
     as_written : names
-        Columns whose content decided their kind.
+        Columns of text whose content decides their kind, unless they are categorical.
+    categorical : names
+        Columns that were given as such.
     numbered : bool
         Whether the rows are those of one file, from its first one on.
     """
     table = without_missing(table, columns.missing)
     yield from _unlabelled(columns, table)
+    ids = [c.name for c in columns.features if _looks_like_ids(c, table.column(c.name))]
+    ids = [name for name in ids if name not in categorical]
+    if ids:
+        them, verb = ("it", "looks") if len(ids) == 1 else ("them", "look")
+        yield (
+            f"{', '.join(map(quoted, ids))} {verb} like ids: a new value or a number that grows "
+            f"by 1 in nearly every row; such columns predict nothing, so leave {them} out with "
+            f"ignore={ids}"
+        )
     features = [column.name for column in columns.features if column.kind == CATEGORY]
     texts = list(features)
     if columns.target is not None and columns.target.kind == TEXT:
         name = columns.target.name
         texts += [name] if len(distinct(table.column(name))[1]) > MOST_CLASSES else []
     for name in texts:
-        if name in as_written:
+        if name in as_written and name not in categorical and name not in ids:
             is_target = name not in features
             yield from _mostly(name, table.column(name), numbered, is_target)
 
@@ -81,3 +97,23 @@ def _mostly(name: str, array: pa.Array, numbered: bool, is_target: bool) -> Iter
                 f"they are {codes}"
             )
             return
+
+
+def _looks_like_ids(column: Column, array: pa.Array) -> bool:
+    """Whether nearly all values are distinct text, or whole numbers that grow by 1."""
+    if column.kind == CATEGORY:
+        _, values = distinct(array)
+        return _nearly(len(values), len(array) - array.null_count)
+    if column.kind != NUMBER:
+        return False
+    numbers, _ = READINGS[NUMBER].convert(array)
+    numbers = numbers[~np.isnan(numbers)]
+    if not _nearly(len(np.unique(numbers)), len(numbers)):
+        return False  # hours and days of the year grow by 1 as well, but begin again
+    grows = (np.diff(numbers) == 1) & (numbers[1:] % 1 == 0)
+    return _nearly(int(np.count_nonzero(grows)), len(grows))
+
+
+def _nearly(count: int, total: int) -> bool:
+    """Whether it is so in all but one row in 20, and in enough rows to know."""
+    return total >= _LEAST_IDS and total - count <= total // TYPOS

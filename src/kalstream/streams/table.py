@@ -244,8 +244,7 @@ class TableStream(Stream):
             as_written=as_written,
             n_slots=_LIVE_SLOTS if self._arriving else None,
         )
-        guessed = as_written.difference(self.categorical)
-        self.notes = tuple(notes_on(columns, table, guessed, numbered))
+        self.notes = tuple(notes_on(columns, table, as_written, self.categorical, numbered))
         return columns
 
     def _first(self, wanted: list[str], features: list[str]) -> tuple[pa.RecordBatch, bool]:
