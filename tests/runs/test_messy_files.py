@@ -54,3 +54,17 @@ def test_missing_texts(run_cli: Any) -> None:
     assert model.predict([{"n": "not known"}]).shape == (1,)
     printed, _ = run_cli("n,y", rows, "--from", str(folder))
     assert "begins with the model" in printed
+
+
+def test_decimal_commas(run_cli: Any) -> None:
+    rows = [f"{k * k},5;{k % 9},{k % 7}" for k in range(120)]
+    printed, folder = run_cli("x;y", rows, "-t", "y")
+    assert "numbers have decimal commas: '0,5' in 'x' is 0.5, '0,0' in 'y' is 0; if that" in printed
+    assert "is wrong, give --decimal .\n" in printed
+    assert "decimal" not in config_of(folder)["options"]
+    model = open_run(folder)
+    assert model.predict([{"x": "1,5"}]) == model.predict([{"x": 1.5}])
+    printed, folder = run_cli("x;y", rows, "-t", "y", "--decimal", ".", "--task", "classification")
+    assert "decimal commas" not in printed
+    assert config_of(folder)["options"]["decimal"] == "."
+    assert config_of(folder)["stream"]["columns"] == [{"name": "x", "kind": "category"}]

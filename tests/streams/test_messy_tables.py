@@ -194,3 +194,61 @@ def test_what_does_not_look_like_ids(tmp_path):
     many = table(tmp_path, [f"{k},text{k},{k % 2}" for k in range(60)], "n,c,y")
     (note,) = TableStream(many, "y", categorical=["c"]).notes
     assert note.endswith("so leave it out with ignore=['n']")
+
+
+@pytest.mark.parametrize("delimiter", [";", ","])
+def test_decimal_commas(tmp_path, delimiter):
+    def field(text):
+        return text if delimiter == ";" else f'"{text}"'
+
+    rows = [
+        (f"{k},5", f"{k}.500" if k else "0", f"0.{k:03}", "", f"{k % 3}", f"-1.{k:03},25")
+        for k in range(300)
+    ]
+    rows[7] = ("-", ",5", "0.007", "", "2", "")
+    lines = [delimiter.join(map(field, row)) for row in rows]
+    stream = TableStream(table(tmp_path, lines, delimiter.join("abcdey")), "y")
+    assert stream.task == "regression"
+    # Thousands in "b" are those of the table; 0.125 in "c" is no thousand.
+    assert kinds(stream)["c"] == "number"
+    assert (
+        "'0,5' in 'a' is 0.5, '1.500' in 'b' is 1500, '-1.000,25' in 'y' is -1000.25"
+        in (stream.notes[0])
+    )
+    numbers, targets = read(stream)
+    expected = np.array([k + 0.5 for k in range(300)])
+    expected[7] = np.nan
+    np.testing.assert_array_equal(numbers[:, 0], expected)
+    assert numbers[6:8, 1].tolist() == [6500, 0.5]
+    np.testing.assert_array_equal(numbers[:, 2], np.arange(300) / 1000)
+    np.testing.assert_array_equal(targets[8:], -1000.25 - np.arange(8, 300))
+    again = Columns.from_json(json.loads(json.dumps(stream.encoder.to_json())))
+    assert again == stream.encoder
+    assert again.encode(as_table([{"a": "1.234,5", "b": 2.5, "c": 1, "d": 0, "e": 1, "y": 3.5}]))[
+        0
+    ].tolist() == [[1234.5, 2.5, 1, 0, 1]]
+    # One value that is none is a bad row; the other separator is what the option says.
+    (tmp_path / "t.csv").write_text((tmp_path / "t.csv").read_text().replace("299,5", "2.99,5"))
+    with pytest.raises(
+        BadRow, match=r"holds '2\.99,5', which is not a number with a decimal comma"
+    ):
+        list(TableStream(tmp_path / "t.csv", "y").batches())
+    assert TableStream(tmp_path / "t.csv", "y", decimal=".").task == "classification"
+
+
+def test_commas_that_may_be_between_thousands(tmp_path):
+    rows = [(f"{k * k}", f"{k + 1},{k:03}") for k in range(200)]
+    path = table(tmp_path, [f'{x},"{y}"' for x, y in rows], "x,y")
+    stream = TableStream(path, "y")
+    assert "the comma in '1,000' may be decimal, or between thousands" in stream.notes[0]
+    stream = TableStream(path, "y", decimal=",")
+    assert (stream.task, stream.notes) == ("regression", ())
+    assert read(stream)[1][:3].tolist() == [1, 2.001, 3.002]
+    path = table(tmp_path, [f"{x};{y}" for x, y in rows], "x;y")
+    assert read(TableStream(path, "y"))[1][:3].tolist() == [1, 2.001, 3.002]
+
+
+def test_text_of_json_with_decimal_commas(tmp_path):
+    path = json_lines(tmp_path, [f"{k},25" for k in range(100)])
+    assert read(TableStream(path, "y"))[0][:2].tolist() == [[0.25], [1.25]]
+    assert kinds(TableStream(path, "y", decimal=".")) == {"x": "category"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -21,6 +22,8 @@ EMPTY = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
 # Texts that are a missing value among numbers, booleans and dates, in any case.
 MISSING = EMPTY | {"-", ".", "#n/a", "#na", "<na>", "missing", "nil", "nat", "\\n"}
 _MISSING_TEXTS = pa.array([*MISSING, *(text.upper() for text in MISSING), "Missing", "NaT"])
+_COMMA = r"^\s*[+-]?([1-9]\d{0,2}(\.\d{3})+|\d+)?(,\d+)?\s*$"  # 1.234,56
+_THOUSANDS = re.compile(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?\s*")  # 1,234.56
 _TOO_LARGE = "the largest number that can be learned"
 NO_VALUE = (ValueError, TypeError, OverflowError, KeyError)
 
@@ -100,6 +103,17 @@ def numbers_at_once(array: pa.Array) -> Array | None:
         array = pa.compute.if_else(pa.compute.is_in(array, _MISSING_TEXTS), None, array)
         numbers = _cast(array, pa.float64())
     return numbers
+
+
+def commas_at_once(array: pa.Array) -> Array | None:
+    """Numbers, or texts that all are numbers with a decimal comma, or none."""
+    if not pa.types.is_string(array.type):
+        return numbers_at_once(array)
+    array = pa.compute.if_else(pa.compute.is_in(array, _MISSING_TEXTS), None, array)
+    if pa.compute.all(pa.compute.match_substring_regex(array, _COMMA)).as_py() is False:
+        return None
+    plain = pa.compute.replace_substring(array, ".", "")
+    return _cast(pa.compute.replace_substring(plain, ",", "."), pa.float64())
 
 
 def booleans_at_once(array: pa.Array) -> Array | None:
@@ -219,6 +233,20 @@ def number_of(value: Any) -> float | None:
     if isinstance(value, bool):
         raise TypeError
     return None if value is None else float(value)
+
+
+def comma_number_of(value: Any) -> float | None:
+    """A number whose text may have a decimal comma, and dots in groups of three digits."""
+    if isinstance(value, str) and re.search("[,.][0-9]", value):
+        if not re.match(_COMMA, value):
+            raise ValueError
+        value = value.replace(".", "").replace(",", ".")
+    return number_of(value)
+
+
+def may_be_thousands(text: str) -> bool:
+    """Whether a comma in a number may be one between thousands, as in 1,234."""
+    return _THOUSANDS.fullmatch(text) is not None
 
 
 def boolean_of(value: Any) -> bool | None:

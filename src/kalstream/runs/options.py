@@ -38,7 +38,7 @@ LEAST_UNIT: Final = 1e-9
 LARGEST_UNIT: Final = 1e30
 _LONGEST_DELAY: Final = 1e12  # seconds
 CHECKPOINT_EVERY: Final = 30.0  # seconds
-_LATER: Final = ("missing",)  # options that config.json has only if they were given
+_LATER: Final = ("missing", "decimal")  # options that config.json has only if they were given
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -203,6 +203,9 @@ class Options(BaseModel):
     categorical: list[str] = option([], "Columns whose numbers are codes of categories.")
     missing: list[str] = option(
         [], "A text that counts as missing in every column; repeat the option.", repeated=True
+    )
+    decimal: Literal[",", "."] | None = option(
+        None, "Decimal separator of numbers in texts; guessed if not given."
     )
     bad_rows: Literal["stop", "skip"] = option(
         "stop", "Stop at a row that cannot be read, or skip it."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -17,13 +17,15 @@ from kalstream.errors import InvalidInput
 from kalstream.features.encoding import (
     BOOLEAN,
     CATEGORY,
+    COMMA,
     DATE,
     KINDS,
     NUMBER,
+    NUMBERS,
     READINGS,
     Column,
+    has_decimal_commas,
     kind_of,
-    start,
 )
 from kalstream.features.values import (
     EMPTY,
@@ -33,6 +35,7 @@ from kalstream.features.values import (
     distinct,
     fails,
     is_missing,
+    is_string,
     number_of,
     one_by_one,
     text_of,
@@ -127,7 +130,9 @@ class Columns:
         id: str | None = None,
         categorical: Sequence[str] = (),
         missing: tuple[str, ...] = (),
-        as_written: Container[str] = (),
+        decimal: str | None = None,
+        semicolons: bool = False,
+        as_written: Iterable[str] = (),
         n_slots: int | None = None,
     ) -> tuple[Columns, str]:
         """Decide the kinds from the first rows of a table.
@@ -135,8 +140,10 @@ class Columns:
         Parameters
         ----------
         table : pyarrow.RecordBatch
-        target, task, time, label_time, id, categorical, missing
+        target, task, time, label_time, id, categorical, missing, decimal
             As for `TableStream`.
+        semicolons : bool
+            Whether the file has them between values, so that a comma is a decimal one.
         as_written : names
             Columns of text whose content decides their kind, as in CSV.
         n_slots : int, optional
@@ -161,23 +168,33 @@ class Columns:
             )
         check_known(categorical, features, option="categorical")
         table = without_missing(table, missing)
-        target_role, guess = _target(target, table.column(target), target in as_written, task)
+        written = set(as_written)
+        with_commas = {
+            name
+            for name in names
+            if decimal != "."
+            and name not in (id, *categorical)
+            and has_decimal_commas(table.column(name), sure=semicolons or decimal == ",")
+        }
+
+        def kind(name: str) -> str:
+            is_written = name in written or name in with_commas
+            has_commas = bool(with_commas) or decimal == ","
+            return kind_of(name, table.column(name), is_written, has_commas)
+
+        target_role, guess = _target(target, table.column(target), kind(target), task)
         clock = came = None
         if time is not None:
-            clock = _time_role("time", time, table, time in as_written)
+            clock = _time_role("time", time, kind(time))
         if label_time is not None:
-            came = _time_role("label_time", label_time, table, label_time in as_written)
+            came = _time_role("label_time", label_time, kind(label_time))
             # The first labels may not have come yet.
             if clock is not None and is_missing(table.column(label_time)).all():
                 came = replace(came, kind=clock.kind)
             _check_one_clock(clock, came)
         columns = tuple(
-            start(
-                name,
-                table.column(name),
-                CATEGORY if name in categorical else None,
-                name in as_written,
-                n_slots,
+            KINDS[CATEGORY if name in categorical else kind(name)].start(
+                name, table.column(name), n_slots
             )
             for name in features
         )
@@ -192,7 +209,7 @@ class Columns:
     @property
     def task(self) -> str:
         """The task, as the kind of the target decides it."""
-        number = self.target is not None and self.target.kind == NUMBER
+        number = self.target is not None and self.target.kind in NUMBERS
         return REGRESSION if number else CLASSIFICATION
 
     @property
@@ -265,7 +282,7 @@ class Columns:
             regression, n = self.task == REGRESSION, table.num_rows
             return np.full(n, np.nan) if regression else np.full(n, None, object)
         table = without_missing(table, self.missing)
-        number = self.id is not None and self.target.kind == NUMBER
+        number = self.id is not None and self.target.kind in NUMBERS
         hint = _NO_LABELS if number else ""
         return self.target.checked(table, bad, hint)
 
@@ -364,7 +381,7 @@ def _missing(table: pa.RecordBatch, column: Column | Role) -> Array:
 
 def _check_one_clock(time: Role | None, label_time: Role) -> None:
     """Refuse times of rows and of their labels of which only one are dates."""
-    if time is not None and time.kind != label_time.kind:
+    if time is not None and (time.kind == DATE) != (label_time.kind == DATE):
         raise InvalidInput(
             f"label_time={quoted(label_time.name)} holds {KINDS[label_time.kind].plural}, but "
             f"time={quoted(time.name)} holds {KINDS[time.kind].plural}; write both as numbers of "
@@ -372,10 +389,9 @@ def _check_one_clock(time: Role | None, label_time: Role) -> None:
         )
 
 
-def _time_role(option: str, name: str, table: pa.RecordBatch, as_written: bool) -> Role:
+def _time_role(option: str, name: str, kind: str) -> Role:
     """A column of times, or an error if it holds something else."""
-    kind = kind_of(name, table.column(name), as_written)
-    if kind not in (NUMBER, DATE):
+    if kind not in (*NUMBERS, DATE):
         held = "categories" if kind == CATEGORY else KINDS[kind].plural
         raise InvalidInput(
             f"the column {quoted(name)} given as {option} holds {held}; name a column of "
@@ -405,14 +421,16 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(printable(n, 40) for n in names[:30]) + (", ..." if len(names) > 30 else "")
 
 
-def _target(name: str, array: pa.Array, as_written: bool, task: str | None) -> tuple[Role, str]:
+def _target(name: str, array: pa.Array, kind: str, task: str | None) -> tuple[Role, str]:
     """The column of the target, and the sentence that says which task was guessed."""
-    kind, guess = kind_of(name, array, as_written), ""
+    guess = ""
     values = [value for value in distinct(array)[1] if text_of(value) is not None]
-    if kind == NUMBER and any(fails(number_of, value) for value in values):
+    if kind in NUMBERS and any(fails(READINGS[kind].parse, value) for value in values):
         # A label among whole numbers, or a typo among many amounts.
-        kind = CATEGORY if len(values) <= MOST_CLASSES or task == CLASSIFICATION else NUMBER
-    whole = kind == NUMBER and not any(fails(_whole, value) for value in values)
+        kind = CATEGORY if len(values) <= MOST_CLASSES or task == CLASSIFICATION else kind
+    whole = kind in NUMBERS and not any(fails(_whole, value) for value in values)
+    if kind == COMMA and any("." in str(value) for value in values):
+        whole = False  # 1.000 is a thousand
     if task is None:
         if not values:
             raise InvalidInput(
@@ -420,7 +438,7 @@ def _target(name: str, array: pa.Array, as_written: bool, task: str | None) -> t
                 f'give task="{CLASSIFICATION}" or task="{REGRESSION}"'
             )
         task, other = CLASSIFICATION, REGRESSION
-        if kind == NUMBER and not (whole and len(values) <= MOST_CLASSES):
+        if kind in NUMBERS and not (whole and len(values) <= MOST_CLASSES):
             task, other = other, task
         what = f"{len(values)} different whole numbers" if whole else KINDS[kind].plural
         guess = (
@@ -428,13 +446,13 @@ def _target(name: str, array: pa.Array, as_written: bool, task: str | None) -> t
             f'is {task}; if that is wrong, give task="{other}"'
         )
     if check_task(task) == REGRESSION:
-        if kind != NUMBER and values:
+        if kind not in NUMBERS and values:
             raise InvalidInput(
                 f"target {quoted(name)} holds {KINDS[kind].plural} such as {quoted(values[0])}, "
                 f'but regression needs numbers; for labels give task="{CLASSIFICATION}"'
             )
-        return Role(name, NUMBER), guess
-    if kind == BOOLEAN and not as_written:
+        return Role(name, kind if kind in NUMBERS else NUMBER), guess
+    if kind == BOOLEAN and not is_string(array.type):
         return Role(name, TRUTH), guess
     return Role(name, WHOLE if whole and values else TEXT), guess
 
@@ -453,6 +471,7 @@ def _whole(value: Any) -> int | None:
 
 _READINGS: Mapping[str, Reading] = {
     NUMBER: READINGS[NUMBER],
+    COMMA: READINGS[COMMA],
     DATE: READINGS[DATE],
     TRUTH: replace(READINGS[BOOLEAN], dtype=object, at_once=one_by_one),
     WHOLE: Reading(_whole, "a whole number, as the first labels are", object),

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterator
 
 import numpy as np
 import pyarrow as pa
 
 from kalstream._printable import quoted
-from kalstream.features.encoding import CATEGORY, KINDS, NUMBER, READINGS, TYPOS, Column
-from kalstream.features.values import MISSING, distinct, text_of
-from kalstream.streams._columns import MOST_CLASSES, TEXT, Columns, without_missing
+from kalstream.features.encoding import (
+    CATEGORY,
+    COMMA,
+    KINDS,
+    NUMBER,
+    READINGS,
+    TYPOS,
+    Column,
+    has_decimal_commas,
+)
+from kalstream.features.values import MISSING, comma_number_of, distinct, fails, text_of
+from kalstream.streams._columns import MOST_CLASSES, TEXT, Columns, Role, without_missing
 from kalstream.streams.base import CLASSIFICATION
 
 _FEW = 5  # texts that a remedy lists
@@ -22,6 +32,7 @@ def notes_on(
     table: pa.RecordBatch,
     as_written: Container[str],
     categorical: Container[str],
+    decimal: str | None,
     numbered: bool,
 ) -> Iterator[str]:
     """Sentences on the columns of a table, given its first rows.
@@ -31,14 +42,16 @@ def notes_on(
     columns : Columns
     table : pyarrow.RecordBatch
     as_written : names
-        Columns of text whose content decides their kind, unless they are categorical.
-    categorical : names
-        Columns that were given as such.
+        Columns of text whose content decided their kind.
+    categorical, decimal
+        As for `TableStream`.
     numbered : bool
         Whether the rows are those of one file, from its first one on.
     """
     table = without_missing(table, columns.missing)
     yield from _unlabelled(columns, table)
+    if decimal is None:
+        yield from _decimal_commas(columns, table)
     ids = [c.name for c in columns.features if _looks_like_ids(c, table.column(c.name))]
     ids = [name for name in ids if name not in categorical]
     if ids:
@@ -54,9 +67,35 @@ def notes_on(
         name = columns.target.name
         texts += [name] if len(distinct(table.column(name))[1]) > MOST_CLASSES else []
     for name in texts:
-        if name in as_written and name not in categorical and name not in ids:
-            is_target = name not in features
-            yield from _mostly(name, table.column(name), numbered, is_target)
+        array = table.column(name)
+        if decimal is None and has_decimal_commas(array, sure=True) and name not in categorical:
+            value = quoted(next(value for value in distinct(array)[1] if value and "," in value))
+            yield (
+                f"column {quoted(name)} is taken for text: the comma in {value} may be decimal, or "
+                'between thousands; if it is decimal, give decimal=","; else write the numbers '
+                "without it"
+            )
+        elif name in as_written and name not in ids:
+            yield from _mostly(name, array, numbered, is_target=name not in features)
+
+
+def _decimal_commas(columns: Columns, table: pa.RecordBatch) -> Iterator[str]:
+    """How numbers with commas, or with dots between thousands, are read."""
+    roles: list[Column | Role] = [*columns.features]
+    roles += filter(None, (columns.target, columns.time, columns.label_time))
+    examples = []
+    for name in [column.name for column in roles if column.kind == COMMA]:
+        texts = (text_of(value) or "" for value in distinct(table.column(name))[1])
+        marked = (text for text in texts if re.search("[0-9][,.][0-9]", text))
+        text = max(marked, key=lambda text: "," in text, default=None)
+        if text is not None and not fails(comma_number_of, text):
+            examples.append(f"{quoted(text)} in {quoted(name)} is {comma_number_of(text):.15g}")
+    if examples:
+        more = f" and {len(examples) - _FEW} more columns" if len(examples) > _FEW else ""
+        yield (
+            f"numbers have decimal commas: {', '.join(examples[:_FEW])}{more}; if that is wrong, "
+            'give decimal="."'
+        )
 
 
 def _unlabelled(columns: Columns, table: pa.RecordBatch) -> Iterator[str]:
@@ -81,7 +120,7 @@ def _mostly(name: str, array: pa.Array, numbered: bool, is_target: bool) -> Iter
     for kind, reading in READINGS.items():
         values, bad = reading.convert(array)
         n_good = int(np.count_nonzero(~np.isnan(values)))
-        if n_good > len(bad):
+        if bad and n_good > len(bad):
             row, value = next(iter(bad.items()))
             codes = f"codes, give categorical=[{quoted(name)}]"
             if is_target:

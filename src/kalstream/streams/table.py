@@ -86,6 +86,8 @@ class TableStream(Stream):
         Columns of codes that look like numbers.
     missing : texts
         Texts that count as missing in every column.
+    decimal : "," or ".", optional
+        The decimal separator in texts, as ``1.234,56``; guessed from the first rows if not given.
     bad_rows : "stop" or "skip"
         For a row that cannot be read: raise `BadRow` after the rows before it, or leave it out and
         count it.
@@ -94,7 +96,7 @@ class TableStream(Stream):
     name : str, optional
     columns : Columns, optional
         The encoder of a checkpoint, or a frozen one for prediction. It replaces the parameters
-        from ``target`` to ``missing``.
+        from ``target`` to ``decimal``.
 
     Attributes
     ----------
@@ -126,6 +128,7 @@ class TableStream(Stream):
         ignore: Iterable[str] = (),
         categorical: Iterable[str] = (),
         missing: Iterable[str] = (),
+        decimal: str | None = None,
         bad_rows: str = STOP,
         delimiter: str | None = None,
         name: str | None = None,
@@ -135,7 +138,9 @@ class TableStream(Stream):
             raise InvalidInput(f'bad_rows must be "{STOP}" or "{SKIP}", got {bad_rows!r}')
         self.bad_rows, self.delimiter = bad_rows, delimiter
         self.ignore, self.categorical = _names(ignore), _names(categorical)
-        self._missing = _names(missing)
+        if decimal not in (None, ",", "."):
+            raise InvalidInput(f'decimal must be "," or ".", got {decimal!r}')
+        self._missing, self._decimal = _names(missing), decimal
         self.source = str(source) if isinstance(source, str | Path) else _STANDARD_INPUT
         self._arriving = _arriving(source)
         if self._arriving is None:
@@ -241,10 +246,15 @@ class TableStream(Stream):
             id=id,
             categorical=self.categorical,
             missing=self._missing,
+            decimal=self._decimal,
+            semicolons=any(isinstance(p, TextPart) and p.delimiter == ";" for p in self._parts),
             as_written=as_written,
             n_slots=_LIVE_SLOTS if self._arriving else None,
         )
-        self.notes = tuple(notes_on(columns, table, as_written, self.categorical, numbered))
+        written = as_written.difference(self.categorical)
+        self.notes = tuple(
+            notes_on(columns, table, written, self.categorical, self._decimal, numbered)
+        )
         return columns
 
     def _first(self, wanted: list[str], features: list[str]) -> tuple[pa.RecordBatch, bool]:
