@@ -68,3 +68,14 @@ def test_decimal_commas(run_cli: Any) -> None:
     assert "decimal commas" not in printed
     assert config_of(folder)["options"]["decimal"] == "."
     assert config_of(folder)["stream"]["columns"] == [{"name": "x", "kind": "category"}]
+
+
+def test_what_the_columns_were_taken_for(run_cli: Any) -> None:
+    days = ["2024-01-01", "2024-01-02"]
+    rows = [f"{k % 5},{k % 7},{k % 9},1.5,{days[k % 2]},c{k % 6},true,{k % 2}" for k in range(60)]
+    printed, _ = run_cli("a,b,c,d,day,shop,open,y", rows, "-t", "y")
+    first, second, *_ = printed.splitlines()
+    assert first.startswith("t: classification, 7 columns, ")
+    assert second == "  4 numbers, 1 date (day), 1 category (shop), 1 boolean (open)"
+    printed, _ = run_cli("a,b,y", ["1,2,3", "2,3,4"] * 20, "-t", "y")
+    assert printed.splitlines()[1] == "  2 numbers"

@@ -188,6 +188,14 @@ def test_what_does_not_look_like_ids(tmp_path):
     ]
     path = table(tmp_path, rows, "time,normal,slow,hour,half,large,word,y")
     assert TableStream(path, "y").notes == ()
+    # Measurements with texts among them are explained, and are no ids.
+    broken = [f"{k / 7 if k % 9 else 'n/v'},{k % 2}" for k in range(200)]
+    (note,) = TableStream(table(tmp_path, broken, "x,y"), "y").notes
+    assert "177 of 200 values are numbers, but not 'n/v' (row 1)" in note
+    counter = table(tmp_path, [f"{k};{k % 7},5;{k % 2}" for k in range(99)], "n;x;y")
+    assert "'n' looks like ids" in TableStream(counter, "y").notes[1]
+    infinite = table(tmp_path, [f"inf,{k % 2}" for k in range(99)], "x,y")
+    assert TableStream(infinite, "y").notes == ()
     # Too few rows to know.
     few = table(tmp_path, [f"{k},text{k},{k % 2}" for k in range(30)], "n,c,y")
     assert TableStream(few, "y").notes == ()

@@ -440,7 +440,8 @@ def _target(name: str, array: pa.Array, kind: str, task: str | None) -> tuple[Ro
         task, other = CLASSIFICATION, REGRESSION
         if kind in NUMBERS and not (whole and len(values) <= MOST_CLASSES):
             task, other = other, task
-        what = f"{len(values)} different whole numbers" if whole else KINDS[kind].plural
+        n_labels = sum(_whole(value) is not None for value in values) if whole else 0
+        what = f"{n_labels} different whole numbers" if whole else KINDS[kind].plural
         guess = (
             f"the target {quoted(name)} holds {what} in the first {len(array)} rows, so the task "
             f'is {task}; if that is wrong, give task="{other}"'

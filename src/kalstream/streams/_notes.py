@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ from kalstream.features.encoding import (
     CATEGORY,
     COMMA,
     KINDS,
-    NUMBER,
+    NUMBERS,
     READINGS,
     TYPOS,
     Column,
@@ -31,7 +31,7 @@ def notes_on(
     columns: Columns,
     table: pa.RecordBatch,
     as_written: Container[str],
-    categorical: Container[str],
+    categorical: Sequence[str],
     decimal: str | None,
     numbered: bool,
 ) -> Iterator[str]:
@@ -52,8 +52,25 @@ def notes_on(
     yield from _unlabelled(columns, table)
     if decimal is None:
         yield from _decimal_commas(columns, table)
-    ids = [c.name for c in columns.features if _looks_like_ids(c, table.column(c.name))]
-    ids = [name for name in ids if name not in categorical]
+    features = [column.name for column in columns.features if column.kind == CATEGORY]
+    texts = list(features)
+    if columns.target is not None and columns.target.kind == TEXT:
+        name = columns.target.name
+        texts += [name] if len(distinct(table.column(name))[1]) > MOST_CLASSES else []
+    explained: list[str] = []
+    for name in texts:
+        array, unclear = table.column(name), decimal is None and name not in categorical
+        if unclear and has_decimal_commas(array, sure=True):
+            note = _unclear_comma(name, array)
+        elif name in as_written and name not in categorical:
+            note = _mostly(name, array, numbered, is_target=name not in features)
+        else:
+            continue
+        if note:
+            explained.append(name)
+            yield note
+    others = (c for c in columns.features if c.name not in (*categorical, *explained))
+    ids = [c.name for c in others if _looks_like_ids(c, table.column(c.name))]
     if ids:
         them, verb = ("it", "looks") if len(ids) == 1 else ("them", "look")
         yield (
@@ -61,22 +78,15 @@ def notes_on(
             f"by 1 in nearly every row; such columns predict nothing, so leave {them} out with "
             f"ignore={ids}"
         )
-    features = [column.name for column in columns.features if column.kind == CATEGORY]
-    texts = list(features)
-    if columns.target is not None and columns.target.kind == TEXT:
-        name = columns.target.name
-        texts += [name] if len(distinct(table.column(name))[1]) > MOST_CLASSES else []
-    for name in texts:
-        array = table.column(name)
-        if decimal is None and has_decimal_commas(array, sure=True) and name not in categorical:
-            value = quoted(next(value for value in distinct(array)[1] if value and "," in value))
-            yield (
-                f"column {quoted(name)} is taken for text: the comma in {value} may be decimal, or "
-                'between thousands; if it is decimal, give decimal=","; else write the numbers '
-                "without it"
-            )
-        elif name in as_written and name not in ids:
-            yield from _mostly(name, array, numbered, is_target=name not in features)
+
+
+def _unclear_comma(name: str, array: pa.Array) -> str:
+    """Numbers with a comma that is a decimal one perhaps."""
+    value = quoted(next(value for value in distinct(array)[1] if value and "," in value))
+    return (
+        f"column {quoted(name)} is taken for text: the comma in {value} may be decimal, or "
+        'between thousands; if it is decimal, give decimal=","; else write the numbers without it'
+    )
 
 
 def _decimal_commas(columns: Columns, table: pa.RecordBatch) -> Iterator[str]:
@@ -115,8 +125,8 @@ def _unlabelled(columns: Columns, table: pa.RecordBatch) -> Iterator[str]:
         )
 
 
-def _mostly(name: str, array: pa.Array, numbered: bool, is_target: bool) -> Iterator[str]:
-    """A column of text most of whose values, but not enough, are of another kind."""
+def _mostly(name: str, array: pa.Array, numbered: bool, is_target: bool) -> str:
+    """A column of text most of whose values, but not enough, are of another kind; or ""."""
     for kind, reading in READINGS.items():
         values, bad = reading.convert(array)
         n_good = int(np.count_nonzero(~np.isnan(values)))
@@ -129,13 +139,13 @@ def _mostly(name: str, array: pa.Array, numbered: bool, is_target: bool) -> Iter
             others = f" and {len(bad) - 1:,} others" if len(bad) > 1 else ""
             place = f" (row {row + 1:,})" if numbered else ""
             missing = texts if len(texts) <= _FEW else texts[:1]
-            yield (
+            return (
                 f"column {quoted(name)} is taken for text: {n_good:,} of {n_good + len(bad):,} "
                 f"values are {KINDS[kind].plural}, but not {quoted(value)}{place}{others}; "
                 f"if such texts stand for missing values, give missing={missing}; if "
                 f"they are {codes}"
             )
-            return
+    return ""
 
 
 def _looks_like_ids(column: Column, array: pa.Array) -> bool:
@@ -143,10 +153,10 @@ def _looks_like_ids(column: Column, array: pa.Array) -> bool:
     if column.kind == CATEGORY:
         _, values = distinct(array)
         return _nearly(len(values), len(array) - array.null_count)
-    if column.kind != NUMBER:
+    if column.kind not in NUMBERS:
         return False
-    numbers, _ = READINGS[NUMBER].convert(array)
-    numbers = numbers[~np.isnan(numbers)]
+    numbers, _ = READINGS[column.kind].convert(array)
+    numbers = numbers[np.isfinite(numbers)]
     if not _nearly(len(np.unique(numbers)), len(numbers)):
         return False  # hours and days of the year grow by 1 as well, but begin again
     grows = (np.diff(numbers) == 1) & (numbers[1:] % 1 == 0)

@@ -251,9 +251,8 @@ class TableStream(Stream):
             as_written=as_written,
             n_slots=_LIVE_SLOTS if self._arriving else None,
         )
-        written = as_written.difference(self.categorical)
         self.notes = tuple(
-            notes_on(columns, table, written, self.categorical, self._decimal, numbered)
+            notes_on(columns, table, as_written, self.categorical, self._decimal, numbered)
         )
         return columns
 
