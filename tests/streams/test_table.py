@@ -232,7 +232,7 @@ def test_every_type_of_text(text):
     table = pa.record_batch(
         {"c": pa.array(["p", None, "q"], text), "x": pa.array(["1", "NA", "2"], text)}
     )
-    columns, _ = Columns.of_table(table, "c", as_written=True)
+    columns, _ = Columns.of_table(table, "c", as_written=["c", "x"])
     rows, targets, _, bad = columns.learn(table).encode(table)
     np.testing.assert_array_equal(rows[:, 0], [1, np.nan, 2])
     assert targets.tolist() == ["p", None, "q"]

@@ -183,7 +183,10 @@ def _parsed(context: typer.Context, values: dict[str, Any]) -> tuple[Options, li
     given = [name for name in values if _is_typed(context, name)]
     for name, value in values.items():
         if get_origin(Options.model_fields[name].annotation) is list:
-            values[name] = [part for each in value or () for part in each.split(",") if part]
+            parts = value or []
+            if not declared(name)["repeated"]:
+                parts = [part for each in parts for part in each.split(",") if part]
+            values[name] = parts
     # The fields that are set are those that were typed; `Origin.options` needs to know them.
     return Options.of(**{name: values[name] for name in given}), given
 

@@ -16,13 +16,17 @@ from typing import Any, Final
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from kalstream._printable import printable
 from kalstream.cli.console import err, escaped, out, print_error
+from kalstream.features.encoding import CATEGORY, NUMBERS
 from kalstream.runs import Run
 from kalstream.runs.options import as_typed
 from kalstream.runs.results import prediction_lines
+from kalstream.streams import Columns
 
 _SECONDS: Final = 5.0  # between lines where there is no terminal
 _SECONDS_ON_TERMINAL: Final = 0.2
+_FEW: Final = 3  # columns of a kind that are listed by name
 
 
 def print_start(job: Run) -> None:
@@ -31,9 +35,13 @@ def print_start(job: Run) -> None:
     n = stream.approximate_rows
     about = "" if stream.n_rows == n else "about "
     rows = f", {about}{n:,} rows" if n else ""
-    columns = f", {len(stream.columns)} columns" if stream.columns else ""
+    encoder = stream.encoder
+    names = encoder.features if encoder is not None else stream.columns
+    columns = f", {_counted(len(names), 'column')}" if names else ""
     out.print(f"[bold]{escaped(stream.name)}[/bold]: {stream.task}{columns}{rows}")
-    for note in (stream.guess, *job.notes):
+    if encoder is not None:
+        out.print(f"  {escaped(_kinds(encoder))}")
+    for note in (stream.guess, *stream.notes, *job.notes):
         if note:
             out.print(f"  {escaped(as_typed(note))}")
     params = config["learner"]["params"]
@@ -45,6 +53,20 @@ def print_start(job: Run) -> None:
     if job.resumed_at is not None:
         out.print(f"  resuming after row {job.resumed_at:,}")
     out.print("  compiling (about 30 s on first use; cached afterwards)")
+
+
+def _kinds(encoder: Columns) -> str:
+    """What the columns were taken for, with the names of those kinds that few columns have."""
+    groups: dict[str, list[str]] = {}
+    for column in encoder.features:
+        noun = "number" if column.kind in NUMBERS else column.kind
+        groups.setdefault(noun, []).append(printable(column.name, 40))
+    parts = []
+    for noun, names in groups.items():
+        many = "categories" if noun == CATEGORY else None
+        few = len(groups) > 1 and len(names) <= _FEW
+        parts.append(_counted(len(names), noun, many) + (f" ({', '.join(names)})" if few else ""))
+    return ", ".join(parts)
 
 
 @contextmanager

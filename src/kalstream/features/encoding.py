@@ -18,10 +18,13 @@ from kalstream.features.values import (
     Reading,
     boolean_of,
     booleans_at_once,
+    comma_number_of,
+    commas_at_once,
     dates_at_once,
     distinct,
     is_date,
     is_string,
+    may_be_thousands,
     number_of,
     numbers_at_once,
     seconds_of,
@@ -29,6 +32,8 @@ from kalstream.features.values import (
 )
 
 NUMBER, BOOLEAN, CATEGORY, DATE = "number", "boolean", "category", "date"
+COMMA = "decimal comma"
+NUMBERS = (NUMBER, COMMA)
 MOST_SLOTS = 64
 # A column of text is a number, boolean or date if at most one value in 20 is not.
 TYPOS = 20
@@ -230,9 +235,13 @@ READINGS: Mapping[str, Reading] = {
     DATE: Reading(
         seconds_of, "an ISO date (2024-01-31, 2024-01-31T12:00:00Z)", at_once=dates_at_once
     ),
+    COMMA: Reading(
+        comma_number_of, "a number with a decimal comma (1.234,56)", at_once=commas_at_once
+    ),
 }
 # The first kind that recognises a column has it; a column of text that is empty holds numbers.
 KINDS: Mapping[str, Kind] = {
+    COMMA: OneNumber(COMMA, "numbers with decimal commas", lambda t: False),
     NUMBER: OneNumber(NUMBER, "numbers", _is_number),
     BOOLEAN: OneNumber(BOOLEAN, "booleans", pa.types.is_boolean),
     DATE: OneNumber(DATE, "dates", is_date, in_typed_text=True),
@@ -240,11 +249,30 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def kind_of(name: str, array: pa.Array, as_written: bool) -> str:
-    """The kind of a column: by its type, or by its content if that is text."""
+def has_decimal_commas(array: pa.Array, *, sure: bool = False) -> bool:
+    """Whether a column is text and nearly all of it numbers with decimal commas, some with one.
+
+    ``sure``: also if each comma may be one between thousands.
+    """
+    if not is_string(array.type) or KINDS[NUMBER].holds(array, True):
+        return False
+    codes, values = distinct(array)
+    commas = np.array([value is not None and "," in value for value in values], bool)
+    clear = [has and not may_be_thousands(v) for v, has in zip(values, commas, strict=True)]
+    n_commas, n_clear = (int(np.count_nonzero(each[codes])) for each in (commas, np.array(clear)))
+    is_clear = n_clear > n_commas // TYPOS or (sure and n_commas > 0)
+    return is_clear and KINDS[COMMA].holds(array, True)
+
+
+def kind_of(name: str, array: pa.Array, as_written: bool, commas: bool = False) -> str:
+    """The kind of a column: by its type, or by its content if that is text.
+
+    ``commas``: whether texts of numbers have decimal commas.
+    """
     t = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     if is_string(t):
-        return next(name for name, kind in KINDS.items() if kind.holds(array, as_written))
+        kinds = ((name, kind) for name, kind in KINDS.items() if commas or name != COMMA)
+        return next(name for name, kind in kinds if kind.holds(array, as_written))
     for kind_name, kind in KINDS.items():
         if kind.has_type(t):
             return kind_name
@@ -252,11 +280,3 @@ def kind_of(name: str, array: pa.Array, as_written: bool) -> str:
         f"column {quoted(name)} has the type {printable(t)}, which cannot be learned; leave it "
         f"out with ignore=[{quoted(name)}], or write it as plain columns"
     )
-
-
-def start(
-    name: str, array: pa.Array, kind: str | None, as_written: bool, n_slots: int | None
-) -> Column:
-    """A new column for values like these, of a kind that is given or recognised."""
-    kind = kind or kind_of(name, array, as_written)
-    return KINDS[kind].start(name, array, n_slots)

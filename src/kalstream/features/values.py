@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any
@@ -16,8 +17,13 @@ from numpy.typing import NDArray
 from kalstream.core.checks import LARGEST_FLOAT64 as LARGEST
 
 Array = NDArray[Any]
-MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
-_MISSING_TEXTS = pa.array([*MISSING, *(text.upper() for text in MISSING)])
+# A row with an id that has only such categories brings a label; of old runs, so it never changes.
+EMPTY = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
+# Texts that are a missing value among numbers, booleans and dates, in any case.
+MISSING = EMPTY | {"-", ".", "#n/a", "#na", "<na>", "missing", "nil", "nat", "\\n"}
+_MISSING_TEXTS = pa.array([*MISSING, *(text.upper() for text in MISSING), "Missing", "NaT"])
+_COMMA = r"^\s*[+-]?([1-9]\d{0,2}(\.\d{3})+|\d+)?(,\d+)?\s*$"  # 1.234,56
+_THOUSANDS = re.compile(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?\s*")  # 1,234.56
 _TOO_LARGE = "the largest number that can be learned"
 NO_VALUE = (ValueError, TypeError, OverflowError, KeyError)
 
@@ -99,6 +105,17 @@ def numbers_at_once(array: pa.Array) -> Array | None:
     return numbers
 
 
+def commas_at_once(array: pa.Array) -> Array | None:
+    """Numbers, or texts that all are numbers with a decimal comma, or none."""
+    if not pa.types.is_string(array.type):
+        return numbers_at_once(array)
+    array = pa.compute.if_else(pa.compute.is_in(array, _MISSING_TEXTS), None, array)
+    if pa.compute.all(pa.compute.match_substring_regex(array, _COMMA)).as_py() is False:
+        return None
+    plain = pa.compute.replace_substring(array, ".", "")
+    return _cast(pa.compute.replace_substring(plain, ",", "."), pa.float64())
+
+
 def booleans_at_once(array: pa.Array) -> Array | None:
     """Booleans that are no text."""
     return _cast(array, pa.float64()) if pa.types.is_boolean(array.type) else None
@@ -162,11 +179,22 @@ def distinct(array: pa.Array) -> tuple[Array, list[Any]]:
     return place[codes], values.to_pylist()
 
 
-def is_missing(array: pa.Array) -> Array:
-    """Whether each value (n,) of a column is missing."""
+def is_missing(array: pa.Array, texts: Container[str] = MISSING) -> Array:
+    """Whether each value (n,) of a column is missing, or one of these texts in lower case."""
     codes, values = distinct(array)
-    missing = np.array([(text_of(value) or "").lower() in MISSING for value in values], bool)
+    missing = np.array([(text_of(value) or "").lower() in texts for value in values], bool)
     return missing[codes] if len(values) else np.zeros(0, bool)
+
+
+def without(array: pa.Array, texts: Container[str | None]) -> pa.Array:
+    """The values, null where their text is one of these."""
+    codes, values = distinct(array)
+    hits = np.array([text_of(value) in texts for value in values], bool)
+    if not hits.any():
+        return array
+    if pa.types.is_string_view(array.type):
+        array = array.cast(pa.string())  # take does not work on views
+    return array.take(pa.array(np.arange(len(array)), mask=hits[codes]))
 
 
 def _cast(array: pa.Array, *types: Any) -> Array | None:
@@ -205,6 +233,20 @@ def number_of(value: Any) -> float | None:
     if isinstance(value, bool):
         raise TypeError
     return None if value is None else float(value)
+
+
+def comma_number_of(value: Any) -> float | None:
+    """A number whose text may have a decimal comma, and dots in groups of three digits."""
+    if isinstance(value, str) and re.search("[,.][0-9]", value):
+        if not re.match(_COMMA, value):
+            raise ValueError
+        value = value.replace(".", "").replace(",", ".")
+    return number_of(value)
+
+
+def may_be_thousands(text: str) -> bool:
+    """Whether a comma in a number may be one between thousands, as in 1,234."""
+    return _THOUSANDS.fullmatch(text) is not None
 
 
 def boolean_of(value: Any) -> bool | None:

@@ -8,10 +8,20 @@ imports nothing heavy, so that `kalstream --help` is quick.
 from __future__ import annotations
 
 import re
+import shlex
 from datetime import timedelta
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 from pydantic.config import JsonDict
 
 from kalstream._printable import quoted
@@ -28,6 +38,7 @@ LEAST_UNIT: Final = 1e-9
 LARGEST_UNIT: Final = 1e30
 _LONGEST_DELAY: Final = 1e12  # seconds
 CHECKPOINT_EVERY: Final = 30.0  # seconds
+_LATER: Final = ("missing", "decimal")  # options that config.json has only if they were given
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -125,6 +136,7 @@ def option(
     *,
     argument: bool = False,
     typed_as: str | None = None,
+    repeated: bool = False,
     **limits: Any,
 ) -> Any:
     """Declare an option.
@@ -139,10 +151,13 @@ def option(
         Whether it is typed without a name.
     typed_as : str, optional
         Another first name, where that of the field would be a keyword of Python.
+    repeated : bool
+        Whether a list is typed by repeating the option only, since its texts may hold commas.
     **limits
         ge, le and more of pydantic's `Field`.
     """
     more: JsonDict = {"short": short, "argument": argument, "typed_as": typed_as}
+    more["repeated"] = repeated
     return Field(default, description=help, json_schema_extra=more, **limits)
 
 
@@ -186,6 +201,12 @@ class Options(BaseModel):
         [], "Columns to leave out, separated by commas; or repeat the option."
     )
     categorical: list[str] = option([], "Columns whose numbers are codes of categories.")
+    missing: list[str] = option(
+        [], "A text that counts as missing in every column; repeat the option.", repeated=True
+    )
+    decimal: Literal[",", "."] | None = option(
+        None, "Decimal separator of numbers in texts; guessed if not given."
+    )
     bad_rows: Literal["stop", "skip"] = option(
         "stop", "Stop at a row that cannot be read, or skip it."
     )
@@ -243,6 +264,15 @@ class Options(BaseModel):
     seed: int = option(0, "Seed of all random numbers.", ge=0, le=2**32 - 1)
     predictions: bool = option(False, "Also write every prediction.")
 
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out later options that were not given: files of runs without them stay the same."""
+        values: dict[str, Any] = handler(self)
+        given = self.given(*_LATER)
+        return {
+            name: value for name, value in values.items() if name not in _LATER or name in given
+        }
+
     @classmethod
     def of(cls, **values: Any) -> Options:
         """Options, or an `InvalidOption` that names the option, its value and the remedy."""
@@ -273,7 +303,7 @@ def typed(name: str) -> str:
 
 
 def declared(name: str) -> dict[str, Any]:
-    """How an option is typed: ``short``, ``argument`` and ``typed_as`` of its declaration."""
+    """How an option is typed: what its declaration says of that."""
     more = Options.model_fields[name].json_schema_extra
     assert isinstance(more, dict)
     return more
@@ -303,7 +333,10 @@ def as_typed(message: str) -> str:
         given = match[2]
         values = re.findall(r"""["']([^"']*)["']""", given) or [given.rstrip(".")]
         dot = "." * (len(given) - len(given.rstrip(".")))
-        return f"{typed(match[1])} {','.join(values)}".rstrip() + dot
+        if not declared(match[1])["repeated"]:
+            values = [",".join(values)]
+        shown = [f"{typed(match[1])} {shlex.quote(v) if v else ''}".rstrip() for v in values]
+        return " ".join(shown) + dot
 
     for phrase, option_of_command in _PHRASES.items():
         message = message.replace(phrase, option_of_command)

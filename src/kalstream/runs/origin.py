@@ -21,7 +21,7 @@ from kalstream.streams import CLASSIFICATION, REGRESSION, Columns, Stream, forma
 # Options that a saved model has decided.
 _OF_MODEL: Final = ("forgetting", "likelihood", "motion", "features", "learner", "time_unit")
 # Options that the encoder of a run has decided.
-_OF_COLUMNS: Final = ("target", "task", "time", "ignore", "categorical")
+_OF_COLUMNS: Final = ("target", "task", "time", "ignore", "categorical", "missing", "decimal")
 
 
 @dataclass(frozen=True)

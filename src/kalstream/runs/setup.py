@@ -26,7 +26,7 @@ from kalstream.streams import REGRESSION, Columns, Stream, format_of
 
 _STREAM_OPTIONS: Final = (
     *("target", "task", "time", "label_time", "id", "ignore", "categorical", "bad_rows"),
-    *("order", "seed"),
+    *("missing", "decimal", "order", "seed"),
 )
 # Most windows of a run whose length is known, the smallest window, and the window of other runs.
 _N_WINDOWS: Final = 200

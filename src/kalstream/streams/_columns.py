@@ -17,30 +17,36 @@ from kalstream.errors import InvalidInput
 from kalstream.features.encoding import (
     BOOLEAN,
     CATEGORY,
+    COMMA,
     DATE,
     KINDS,
     NUMBER,
+    NUMBERS,
     READINGS,
     Column,
+    has_decimal_commas,
     kind_of,
-    start,
 )
 from kalstream.features.values import (
+    EMPTY,
+    MISSING,
     Bad,
     Reading,
     distinct,
     fails,
     is_missing,
+    is_string,
     number_of,
     one_by_one,
     text_of,
+    without,
 )
 from kalstream.streams.base import CLASSIFICATION, REGRESSION, Array, check_task
 
 # Kinds of labels; a target for regression is a number.
 WHOLE, TRUTH, TEXT = "whole label", "boolean label", "text label"
 
-_MOST_CLASSES = 100  # a target with more distinct whole numbers is taken for regression
+MOST_CLASSES = 100  # a target with more distinct whole numbers is taken for regression
 _LONG = 100  # characters; no similar name is suggested for longer ones
 _NO_LABELS = f' (regression needs numbers; for labels give task="{CLASSIFICATION}")'
 
@@ -86,6 +92,8 @@ class Columns:
         Number of rows from which the categories are known.
     is_frozen : bool
         Whether `learn` gives no slot to new categories.
+    missing : tuple of str
+        Texts that count as missing in every column.
 
     Examples
     --------
@@ -108,6 +116,7 @@ class Columns:
     is_frozen: bool = False
     label_time: Role | None = None
     id: Role | None = None
+    missing: tuple[str, ...] = ()
 
     @classmethod
     def of_table(
@@ -120,7 +129,10 @@ class Columns:
         label_time: str | None = None,
         id: str | None = None,
         categorical: Sequence[str] = (),
-        as_written: bool = False,
+        missing: tuple[str, ...] = (),
+        decimal: str | None = None,
+        semicolons: bool = False,
+        as_written: Iterable[str] = (),
         n_slots: int | None = None,
     ) -> tuple[Columns, str]:
         """Decide the kinds from the first rows of a table.
@@ -128,10 +140,12 @@ class Columns:
         Parameters
         ----------
         table : pyarrow.RecordBatch
-        target, task, time, label_time, id, categorical
+        target, task, time, label_time, id, categorical, missing, decimal
             As for `TableStream`.
-        as_written : bool
-            Whether the content of strings decides their kind, as in CSV.
+        semicolons : bool
+            Whether the file has them between values, so that a comma is a decimal one.
+        as_written : names
+            Columns of text whose content decides their kind, as in CSV.
         n_slots : int, optional
             Columns for each category; by default a quarter more than there are values.
 
@@ -153,28 +167,39 @@ class Columns:
                 f"there is no column to predict {quoted(target)} from; give more columns"
             )
         check_known(categorical, features, option="categorical")
-        target_role, guess = _target(target, table.column(target), as_written, task)
+        table = without_missing(table, missing)
+        written = set(as_written)
+        with_commas = {
+            name
+            for name in names
+            if decimal != "."
+            and name not in (id, *categorical)
+            and has_decimal_commas(table.column(name), sure=semicolons or decimal == ",")
+        }
+
+        def kind(name: str) -> str:
+            is_written = name in written or name in with_commas
+            has_commas = bool(with_commas) or decimal == ","
+            return kind_of(name, table.column(name), is_written, has_commas)
+
+        target_role, guess = _target(target, table.column(target), kind(target), task)
         clock = came = None
         if time is not None:
-            clock = _time_role("time", time, table, as_written)
+            clock = _time_role("time", time, kind(time))
         if label_time is not None:
-            came = _time_role("label_time", label_time, table, as_written)
+            came = _time_role("label_time", label_time, kind(label_time))
             # The first labels may not have come yet.
             if clock is not None and is_missing(table.column(label_time)).all():
                 came = replace(came, kind=clock.kind)
             _check_one_clock(clock, came)
         columns = tuple(
-            start(
-                name,
-                table.column(name),
-                CATEGORY if name in categorical else None,
-                as_written,
-                n_slots,
+            KINDS[CATEGORY if name in categorical else kind(name)].start(
+                name, table.column(name), n_slots
             )
             for name in features
         )
         ids = None if id is None else Role(id, TEXT)
-        return cls(columns, target_role, clock, label_time=came, id=ids), guess
+        return cls(columns, target_role, clock, label_time=came, id=ids, missing=missing), guess
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -184,7 +209,7 @@ class Columns:
     @property
     def task(self) -> str:
         """The task, as the kind of the target decides it."""
-        number = self.target is not None and self.target.kind == NUMBER
+        number = self.target is not None and self.target.kind in NUMBERS
         return REGRESSION if number else CLASSIFICATION
 
     @property
@@ -217,6 +242,7 @@ class Columns:
         """The columns after these rows: new categories have their slots."""
         if self.complete:
             return self
+        table = without_missing(table, self.missing)
         empty = self._is_empty(table)
         if empty.any():
             table = table.take(pa.array(np.flatnonzero(~empty)))
@@ -236,6 +262,7 @@ class Columns:
             The numbers of such a row are meaningless.
         """
         bad = Bad()
+        table = without_missing(table, self.missing)
         rows = self._numbers(table, bad)
         present = table.schema.names
         targets = self.encode_targets(table, bad)
@@ -254,7 +281,8 @@ class Columns:
         if self.target is None or self.target.name not in table.schema.names:
             regression, n = self.task == REGRESSION, table.num_rows
             return np.full(n, np.nan) if regression else np.full(n, None, object)
-        number = self.id is not None and self.target.kind == NUMBER
+        table = without_missing(table, self.missing)
+        number = self.id is not None and self.target.kind in NUMBERS
         hint = _NO_LABELS if number else ""
         return self.target.checked(table, bad, hint)
 
@@ -265,6 +293,7 @@ class Columns:
 
         A target that comes before its row, by the ``times`` (n,) of the rows, is bad.
         """
+        table = without_missing(table, self.missing)
         present = table.schema.names
         came = ids = None
         if self.label_time is not None and self.label_time.name in present:
@@ -285,15 +314,11 @@ class Columns:
         """Which rows (n,) have an id and nothing but that and a target."""
         if self.id is None:
             return np.zeros(table.num_rows, bool)
-        empty = [is_missing(table.column(column.name)) for column in self.features]
+        empty = [_missing(table, column) for column in self.features]
         if self.is_frozen:  # rows to predict: only those that bring a target are not
             for role in filter(None, (self.target, self.id)):
                 there = role.name in table.schema.names
-                empty.append(
-                    ~is_missing(table.column(role.name))
-                    if there
-                    else np.zeros(table.num_rows, bool)
-                )
+                empty.append(~_missing(table, role) if there else np.zeros(table.num_rows, bool))
         return np.logical_and.reduce(empty)
 
     def _numbers(self, table: pa.RecordBatch, bad: Bad) -> Array:
@@ -325,6 +350,7 @@ class Columns:
             "frozen": self.is_frozen,
             "label_time": self.label_time and [self.label_time.name, self.label_time.kind],
             "id": self.id and [self.id.name, self.id.kind],
+            **({"missing": list(self.missing)} if self.missing else {}),
         }
 
     @classmethod
@@ -332,15 +358,30 @@ class Columns:
         """Restore what `to_json` returned."""
         features = tuple(map(Column.from_json, state["features"]))
         special = ("target", "time", "label_time", "id")  # files of before lack the last two
+        missing = tuple(state.get("missing", ()))
         target, time, came, id = (
             None if state.get(key) is None else Role(*state[key]) for key in special
         )
-        return cls(features, target, time, state["seen"], state["frozen"], came, id)
+        return cls(features, target, time, state["seen"], state["frozen"], came, id, missing)
+
+
+def without_missing(table: pa.RecordBatch, missing: tuple[str, ...]) -> pa.RecordBatch:
+    """The table, null where a text counts as missing."""
+    if not missing:
+        return table
+    arrays = [without(array, missing) for array in table.columns]
+    return pa.RecordBatch.from_arrays(arrays, table.schema.names)
+
+
+def _missing(table: pa.RecordBatch, column: Column | Role) -> Array:
+    """Whether each value (n,) of a column is missing."""
+    is_text = column.kind in (CATEGORY, TEXT)
+    return is_missing(table.column(column.name), EMPTY if is_text else MISSING)
 
 
 def _check_one_clock(time: Role | None, label_time: Role) -> None:
     """Refuse times of rows and of their labels of which only one are dates."""
-    if time is not None and time.kind != label_time.kind:
+    if time is not None and (time.kind == DATE) != (label_time.kind == DATE):
         raise InvalidInput(
             f"label_time={quoted(label_time.name)} holds {KINDS[label_time.kind].plural}, but "
             f"time={quoted(time.name)} holds {KINDS[time.kind].plural}; write both as numbers of "
@@ -348,10 +389,9 @@ def _check_one_clock(time: Role | None, label_time: Role) -> None:
         )
 
 
-def _time_role(option: str, name: str, table: pa.RecordBatch, as_written: bool) -> Role:
+def _time_role(option: str, name: str, kind: str) -> Role:
     """A column of times, or an error if it holds something else."""
-    kind = kind_of(name, table.column(name), as_written)
-    if kind not in (NUMBER, DATE):
+    if kind not in (*NUMBERS, DATE):
         held = "categories" if kind == CATEGORY else KINDS[kind].plural
         raise InvalidInput(
             f"the column {quoted(name)} given as {option} holds {held}; name a column of "
@@ -381,14 +421,16 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(printable(n, 40) for n in names[:30]) + (", ..." if len(names) > 30 else "")
 
 
-def _target(name: str, array: pa.Array, as_written: bool, task: str | None) -> tuple[Role, str]:
+def _target(name: str, array: pa.Array, kind: str, task: str | None) -> tuple[Role, str]:
     """The column of the target, and the sentence that says which task was guessed."""
-    kind, guess = kind_of(name, array, as_written), ""
+    guess = ""
     values = [value for value in distinct(array)[1] if text_of(value) is not None]
-    if kind == NUMBER and any(fails(number_of, value) for value in values):
+    if kind in NUMBERS and any(fails(READINGS[kind].parse, value) for value in values):
         # A label among whole numbers, or a typo among many amounts.
-        kind = CATEGORY if len(values) <= _MOST_CLASSES or task == CLASSIFICATION else NUMBER
-    whole = kind == NUMBER and not any(fails(_whole, value) for value in values)
+        kind = CATEGORY if len(values) <= MOST_CLASSES or task == CLASSIFICATION else kind
+    whole = kind in NUMBERS and not any(fails(_whole, value) for value in values)
+    if kind == COMMA and any("." in str(value) for value in values):
+        whole = False  # 1.000 is a thousand
     if task is None:
         if not values:
             raise InvalidInput(
@@ -396,21 +438,22 @@ def _target(name: str, array: pa.Array, as_written: bool, task: str | None) -> t
                 f'give task="{CLASSIFICATION}" or task="{REGRESSION}"'
             )
         task, other = CLASSIFICATION, REGRESSION
-        if kind == NUMBER and not (whole and len(values) <= _MOST_CLASSES):
+        if kind in NUMBERS and not (whole and len(values) <= MOST_CLASSES):
             task, other = other, task
-        what = f"{len(values)} different whole numbers" if whole else KINDS[kind].plural
+        n_labels = sum(_whole(value) is not None for value in values) if whole else 0
+        what = f"{n_labels} different whole numbers" if whole else KINDS[kind].plural
         guess = (
             f"the target {quoted(name)} holds {what} in the first {len(array)} rows, so the task "
             f'is {task}; if that is wrong, give task="{other}"'
         )
     if check_task(task) == REGRESSION:
-        if kind != NUMBER and values:
+        if kind not in NUMBERS and values:
             raise InvalidInput(
                 f"target {quoted(name)} holds {KINDS[kind].plural} such as {quoted(values[0])}, "
                 f'but regression needs numbers; for labels give task="{CLASSIFICATION}"'
             )
-        return Role(name, NUMBER), guess
-    if kind == BOOLEAN and not as_written:
+        return Role(name, kind if kind in NUMBERS else NUMBER), guess
+    if kind == BOOLEAN and not is_string(array.type):
         return Role(name, TRUTH), guess
     return Role(name, WHOLE if whole and values else TEXT), guess
 
@@ -429,6 +472,7 @@ def _whole(value: Any) -> int | None:
 
 _READINGS: Mapping[str, Reading] = {
     NUMBER: READINGS[NUMBER],
+    COMMA: READINGS[COMMA],
     DATE: READINGS[DATE],
     TRUTH: replace(READINGS[BOOLEAN], dtype=object, at_once=one_by_one),
     WHOLE: Reading(_whole, "a whole number, as the first labels are", object),

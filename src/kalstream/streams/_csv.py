@@ -22,8 +22,8 @@ class Csv:
     line, unless it is given; of a .tsv file it is the tab. A field may be quoted with ", and a
     quote inside is doubled. As in pyarrow, a quote opens a quoted field only at its start;
     elsewhere it is text. A line ends with LF, CR LF or CR. The first line holds the names of the
-    columns. The text is UTF-8, with or without a byte order mark; `_text` decompresses it. Missing
-    values, in any case: empty, na, n/a, nan, null, none and ?. `table` sets the tab for .tsv.
+    columns. The text is UTF-8, with or without a byte order mark; `_text` decompresses it.
+    `features.values` lists the texts that are missing values. `table` sets the tab for .tsv.
     """
 
     as_written = True

@@ -7,13 +7,14 @@ import math
 import os
 import re
 import sys
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from kalstream.features.values import text_of
-from kalstream.streams._rows import Problem
+from kalstream.streams._rows import Problem, marked
 
 # Numbers that may be too large for float64: large exponents, and many digits.
 _LARGE = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{100}")
@@ -43,8 +44,7 @@ class JsonLines:
     def parse(self, data: bytes, wanted: list[str]) -> tuple[pa.RecordBatch, list[Problem]]:
         """The wanted columns of whole lines, each of the type that its values have."""
         rows, problems = _objects(data)
-        columns = [column_of([row.get(name) for row in rows]) for name in wanted]
-        return pa.RecordBatch.from_arrays(columns, wanted), problems
+        return batch_of({name: [row.get(name) for row in rows] for name in wanted}), problems
 
 
 def _objects(data: bytes) -> tuple[list[dict[str, Any]], list[Problem]]:
@@ -82,12 +82,17 @@ def _float(text: str) -> float:
     return math.copysign(sys.float_info.max, number) if math.isinf(number) else number
 
 
-def column_of(values: list[Any]) -> pa.Array:
-    """Values as a column; as text if they have several types."""
-    try:
-        return pa.array(values)
-    except (ValueError, TypeError, OverflowError, pa.ArrowException):  # of several types
-        return pa.array([_encodable(text_of(value)) for value in values], pa.string())
+def batch_of(columns: Mapping[str, list[Any]]) -> pa.RecordBatch:
+    """Columns of values; as text, and marked, where they have several types."""
+    arrays, mixed = [], set()
+    for name, values in columns.items():
+        try:
+            array = pa.array(values)
+        except (ValueError, TypeError, OverflowError, pa.ArrowException):  # of several types
+            array = pa.array([_encodable(text_of(value)) for value in values], pa.string())
+            mixed.add(name)
+        arrays.append(array)
+    return marked(arrays, list(columns), mixed)
 
 
 def _encodable(text: str | None) -> str | None:

@@ -108,6 +108,7 @@ class TextPart:
         self._pieces, self._live = pieces, isinstance(pieces, Arriving)
         self._format = self._detected(delimiter)
         self.names, self.as_written = self._format.names, self._format.as_written
+        self.delimiter = self._format.delimiter if isinstance(self._format, Csv) else None
         self.row_bytes = 0.0  # mean length of a row, once a block has been read
 
     def _detected(self, delimiter: str | None) -> Csv | JsonLines:

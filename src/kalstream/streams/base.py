@@ -137,6 +137,8 @@ class Stream(ABC):
         Whether batches have ids, and later rows bring targets.
     guess : str
         Sentence that says which task was guessed and why; "" if nothing was guessed.
+    notes : sequence of str
+        Sentences on the first rows that the user should know, with what to do.
     skipped, skipped_why : int, sequence of str
         Rows that were left out so far, and the reasons for the first of them.
     files : sequence of Path
@@ -157,6 +159,7 @@ class Stream(ABC):
     label_timed: bool = False
     named: bool = False
     guess: str = ""
+    notes: Sequence[str] = ()
     skipped: int = 0
     skipped_why: Sequence[str] = ()
     files: Sequence[Path] = ()
@@ -337,7 +340,7 @@ class LaterRows(Stream):
         self.classes, self.attribution = stream.classes, stream.attribution
         self.repeatable, self.timed, self.guess = stream.repeatable, stream.timed, stream.guess
         self.label_timed, self.named = stream.label_timed, stream.named
-        self.files = stream.files
+        self.files, self.notes = stream.files, stream.notes
         self._before = skipped, list(skipped_why)
         self._count()
 

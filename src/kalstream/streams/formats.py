@@ -26,7 +26,7 @@ from kalstream.streams.table import TableStream
 
 _TABLE_OPTIONS: Final = (
     *("target", "task", "time", "label_time", "id", "ignore", "categorical", "bad_rows"),
-    *("delimiter", "columns"),
+    *("missing", "decimal", "delimiter", "columns"),
 )
 _TABLE_REMEDIES: Final = {
     "order": "its rows are read in their own order. To shuffle them first: "
@@ -182,6 +182,8 @@ FORMATS: Final[list[Format]] = [
             "id": "write a table",
             "ignore": "leave columns out when you write the file",
             "categorical": "all its columns are numbers",
+            "decimal": "all its columns are numbers",
+            "missing": "write NaN where a number is missing",
             "bad_rows": "leave bad rows out when you write the file",
         },
         open_rows=_open_feature_rows,

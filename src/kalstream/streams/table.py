@@ -17,16 +17,17 @@ import pyarrow as pa
 
 from kalstream._printable import quoted
 from kalstream.errors import InvalidInput, InvalidType, MissingFile
-from kalstream.features.values import Bad, as_text
+from kalstream.features.values import Bad, as_text, is_string
 from kalstream.streams._columns import (
     Columns,
     Role,
     check_known,
     listed,
 )
-from kalstream.streams._json import column_of
+from kalstream.streams._json import batch_of
+from kalstream.streams._notes import notes_on
 from kalstream.streams._parquet import MAGIC, ParquetPart
-from kalstream.streams._rows import BadRow, Block, Part, damaged
+from kalstream.streams._rows import BadRow, Block, Part, damaged, marked, mixed_columns
 from kalstream.streams._text import (
     Arriving,
     TextPart,
@@ -83,6 +84,10 @@ class TableStream(Stream):
         Columns to leave out.
     categorical : names
         Columns of codes that look like numbers.
+    missing : texts
+        Texts that count as missing in every column.
+    decimal : "," or ".", optional
+        The decimal separator in texts, as ``1.234,56``; guessed from the first rows if not given.
     bad_rows : "stop" or "skip"
         For a row that cannot be read: raise `BadRow` after the rows before it, or leave it out and
         count it.
@@ -91,7 +96,7 @@ class TableStream(Stream):
     name : str, optional
     columns : Columns, optional
         The encoder of a checkpoint, or a frozen one for prediction. It replaces the parameters
-        from ``target`` to ``categorical``.
+        from ``target`` to ``decimal``.
 
     Attributes
     ----------
@@ -122,6 +127,8 @@ class TableStream(Stream):
         id: str | None = None,
         ignore: Iterable[str] = (),
         categorical: Iterable[str] = (),
+        missing: Iterable[str] = (),
+        decimal: str | None = None,
         bad_rows: str = STOP,
         delimiter: str | None = None,
         name: str | None = None,
@@ -131,6 +138,9 @@ class TableStream(Stream):
             raise InvalidInput(f'bad_rows must be "{STOP}" or "{SKIP}", got {bad_rows!r}')
         self.bad_rows, self.delimiter = bad_rows, delimiter
         self.ignore, self.categorical = _names(ignore), _names(categorical)
+        if decimal not in (None, ",", "."):
+            raise InvalidInput(f'decimal must be "," or ".", got {decimal!r}')
+        self._missing, self._decimal = _names(missing), decimal
         self.source = str(source) if isinstance(source, str | Path) else _STANDARD_INPUT
         self._arriving = _arriving(source)
         if self._arriving is None:
@@ -147,7 +157,7 @@ class TableStream(Stream):
             if self._arriving is not None and id is not None and isinstance(first, TextPart):
                 first.expect_row({target, time, label_time, id, *self.ignore})  # labels before it
             self._expect(target, label_time if id is None else id)
-            columns, self.guess = self._decide(target, task, time, label_time, id)
+            columns = self._decide(target, task, time, label_time, id)
         else:
             self._expect_known(columns)
         _check_fit(columns, target, task, time, label_time, id)
@@ -199,7 +209,7 @@ class TableStream(Stream):
         time: str | None,
         label_time: str | None,
         id: str | None,
-    ) -> tuple[Columns, str]:
+    ) -> Columns:
         names, file = self._parts[0].names, self._parts[0].file
         if target is None:
             raise InvalidInput(f"no target was given; name one of the columns: {listed(names)}")
@@ -224,8 +234,10 @@ class TableStream(Stream):
                 "with time="
             )
         wanted = [n for n in names if n in used or n not in self.ignore]
-        table = self._first(wanted, [n for n in wanted if n not in used] if id else [])
-        return Columns.of_table(
+        table, numbered = self._first(wanted, [n for n in wanted if n not in used] if id else [])
+        all_text = any(part.as_written for part in self._parts)
+        as_written = set(wanted) if all_text else mixed_columns(table)
+        columns, self.guess = Columns.of_table(
             table,
             target,
             task=task,
@@ -233,13 +245,21 @@ class TableStream(Stream):
             label_time=label_time,
             id=id,
             categorical=self.categorical,
-            as_written=any(part.as_written for part in self._parts),
+            missing=self._missing,
+            decimal=self._decimal,
+            semicolons=any(isinstance(p, TextPart) and p.delimiter == ";" for p in self._parts),
+            as_written=as_written,
             n_slots=_LIVE_SLOTS if self._arriving else None,
         )
+        self.notes = tuple(
+            notes_on(columns, table, as_written, self.categorical, self._decimal, numbered)
+        )
+        return columns
 
-    def _first(self, wanted: list[str], features: list[str]) -> pa.RecordBatch:
+    def _first(self, wanted: list[str], features: list[str]) -> tuple[pa.RecordBatch, bool]:
         """The first rows, of several files if the first one has few.
 
+        And whether they are numbered as those of one file: all its rows from the first one on.
         The first row of a pipe must have one of the features, if some are given.
         """
         pieces: list[pa.RecordBatch] = []
@@ -258,8 +278,15 @@ class TableStream(Stream):
             error = error or damage
         if rows == 0:
             raise error or InvalidInput(f"{self.source} has a header but no rows; add rows")
-        arrays = [_joined([piece.column(name) for piece in pieces]) for name in wanted]
-        return pa.RecordBatch.from_arrays(arrays, wanted)
+        mixed = set[str]().union(*map(mixed_columns, pieces))
+        arrays = []
+        for name in wanted:
+            arrays.append(_joined([piece.column(name) for piece in pieces]))
+            types = {piece.column(name).type for piece in pieces}
+            if is_string(arrays[-1].type) and not all(map(_is_text, types)):
+                mixed.add(name)
+        numbered = error is None and len(self._parts) == 1
+        return marked(arrays, wanted, mixed), numbered
 
     def _labels_before(self, table: pa.RecordBatch, features: list[str]) -> int:
         """How many rows of a pipe come before the first that has a feature."""
@@ -415,6 +442,7 @@ class TableStream(Stream):
             **{k: v.name for k, v in _late_columns(columns).items()},
             "ignore": list(self.ignore),
             "categorical": list(self.categorical),
+            **({"missing": list(columns.missing)} if columns.missing else {}),
             "bad_rows": self.bad_rows,
             "delimiter": self.delimiter,
             "columns": [{"name": column.name, "kind": column.kind} for column in columns.features],
@@ -468,7 +496,8 @@ def _as_array(values: Any) -> pa.Array:
         return values
     if hasattr(values, "dtype") and values.dtype.kind != "O":
         return pa.array(values, from_pandas=True)
-    return column_of(values.tolist() if hasattr(values, "tolist") else list(values))
+    values = values.tolist() if hasattr(values, "tolist") else list(values)
+    return batch_of({"": values}).column(0)
 
 
 @dataclass(slots=True)
@@ -563,6 +592,11 @@ def _joined(arrays: list[pa.Array]) -> pa.Array:
         return pa.concat_tables(tables, promote_options="permissive").column(0).combine_chunks()
     except pa.ArrowException:
         return pa.concat_arrays([as_text(array) for array in arrays])
+
+
+def _is_text(t: Any) -> bool:
+    """Whether a column of this type of Arrow has only text or missing values."""
+    return is_string(t) or pa.types.is_null(t) or pa.types.is_dictionary(t)
 
 
 def _late_columns(columns: Columns) -> dict[str, Role]:

@@ -1,0 +1,168 @@
+"""What the first rows of a table show that the user should know, with what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from kalstream._printable import quoted
+from kalstream.features.encoding import (
+    CATEGORY,
+    COMMA,
+    KINDS,
+    NUMBERS,
+    READINGS,
+    TYPOS,
+    Column,
+    has_decimal_commas,
+)
+from kalstream.features.values import MISSING, comma_number_of, distinct, fails, text_of
+from kalstream.streams._columns import MOST_CLASSES, TEXT, Columns, Role, without_missing
+from kalstream.streams.base import CLASSIFICATION
+
+_FEW = 5  # texts that a remedy lists
+_LEAST_IDS = 50  # first rows in which a column can look like ids
+
+
+def notes_on(
+    columns: Columns,
+    table: pa.RecordBatch,
+    as_written: Container[str],
+    categorical: Sequence[str],
+    decimal: str | None,
+    numbered: bool,
+) -> Iterator[str]:
+    """Sentences on the columns of a table, given its first rows.
+
+    Parameters
+    ----------
+    columns : Columns
+    table : pyarrow.RecordBatch
+    as_written : names
+        Columns of text whose content decided their kind.
+    categorical, decimal
+        As for `TableStream`.
+    numbered : bool
+        Whether the rows are those of one file, from its first one on.
+    """
+    table = without_missing(table, columns.missing)
+    yield from _unlabelled(columns, table)
+    if decimal is None:
+        yield from _decimal_commas(columns, table)
+    features = [column.name for column in columns.features if column.kind == CATEGORY]
+    texts = list(features)
+    if columns.target is not None and columns.target.kind == TEXT:
+        name = columns.target.name
+        texts += [name] if len(distinct(table.column(name))[1]) > MOST_CLASSES else []
+    explained: list[str] = []
+    for name in texts:
+        array, unclear = table.column(name), decimal is None and name not in categorical
+        if unclear and has_decimal_commas(array, sure=True):
+            note = _unclear_comma(name, array)
+        elif name in as_written and name not in categorical:
+            note = _mostly(name, array, numbered, is_target=name not in features)
+        else:
+            continue
+        if note:
+            explained.append(name)
+            yield note
+    others = (c for c in columns.features if c.name not in (*categorical, *explained))
+    ids = [c.name for c in others if _looks_like_ids(c, table.column(c.name))]
+    if ids:
+        them, verb = ("it", "looks") if len(ids) == 1 else ("them", "look")
+        yield (
+            f"{', '.join(map(quoted, ids))} {verb} like ids: a new value or a number that grows "
+            f"by 1 in nearly every row; such columns predict nothing, so leave {them} out with "
+            f"ignore={ids}"
+        )
+
+
+def _unclear_comma(name: str, array: pa.Array) -> str:
+    """Numbers with a comma that is a decimal one perhaps."""
+    value = quoted(next(value for value in distinct(array)[1] if value and "," in value))
+    return (
+        f"column {quoted(name)} is taken for text: the comma in {value} may be decimal, or "
+        'between thousands; if it is decimal, give decimal=","; else write the numbers without it'
+    )
+
+
+def _decimal_commas(columns: Columns, table: pa.RecordBatch) -> Iterator[str]:
+    """How numbers with commas, or with dots between thousands, are read."""
+    roles: list[Column | Role] = [*columns.features]
+    roles += filter(None, (columns.target, columns.time, columns.label_time))
+    examples = []
+    for name in [column.name for column in roles if column.kind == COMMA]:
+        texts = (text_of(value) or "" for value in distinct(table.column(name))[1])
+        marked = (text for text in texts if re.search("[0-9][,.][0-9]", text))
+        text = max(marked, key=lambda text: "," in text, default=None)
+        if text is not None and not fails(comma_number_of, text):
+            examples.append(f"{quoted(text)} in {quoted(name)} is {comma_number_of(text):.15g}")
+    if examples:
+        more = f" and {len(examples) - _FEW} more columns" if len(examples) > _FEW else ""
+        yield (
+            f"numbers have decimal commas: {', '.join(examples[:_FEW])}{more}; if that is wrong, "
+            'give decimal="."'
+        )
+
+
+def _unlabelled(columns: Columns, table: pa.RecordBatch) -> Iterator[str]:
+    """Rows whose target is a text that stands for no value."""
+    role = columns.target
+    if role is None or role.kind == TEXT:
+        return
+    codes, values = distinct(table.column(role.name))
+    texts = [text_of(value) or "" for value in values]
+    tokens = [k for k, text in enumerate(texts) if text and text.lower() in MISSING]
+    count = np.count_nonzero(np.isin(codes, tokens))
+    if count:
+        listed = ", ".join(quoted(texts[k]) for k in tokens)
+        yield (
+            f"the target {quoted(role.name)} is missing ({listed}) in {count:,} of the first "
+            f"{table.num_rows:,} rows; such rows are predicted, but not scored or learned"
+        )
+
+
+def _mostly(name: str, array: pa.Array, numbered: bool, is_target: bool) -> str:
+    """A column of text most of whose values, but not enough, are of another kind; or ""."""
+    for kind, reading in READINGS.items():
+        values, bad = reading.convert(array)
+        n_good = int(np.count_nonzero(~np.isnan(values)))
+        if bad and n_good > len(bad):
+            row, value = next(iter(bad.items()))
+            codes = f"codes, give categorical=[{quoted(name)}]"
+            if is_target:
+                codes = f'labels, give task="{CLASSIFICATION}"'
+            texts = [text for text in dict.fromkeys(map(text_of, bad.values())) if text]
+            others = f" and {len(bad) - 1:,} others" if len(bad) > 1 else ""
+            place = f" (row {row + 1:,})" if numbered else ""
+            missing = texts if len(texts) <= _FEW else texts[:1]
+            return (
+                f"column {quoted(name)} is taken for text: {n_good:,} of {n_good + len(bad):,} "
+                f"values are {KINDS[kind].plural}, but not {quoted(value)}{place}{others}; "
+                f"if such texts stand for missing values, give missing={missing}; if "
+                f"they are {codes}"
+            )
+    return ""
+
+
+def _looks_like_ids(column: Column, array: pa.Array) -> bool:
+    """Whether nearly all values are distinct text, or whole numbers that grow by 1."""
+    if column.kind == CATEGORY:
+        _, values = distinct(array)
+        return _nearly(len(values), len(array) - array.null_count)
+    if column.kind not in NUMBERS:
+        return False
+    numbers, _ = READINGS[column.kind].convert(array)
+    numbers = numbers[np.isfinite(numbers)]
+    if not _nearly(len(np.unique(numbers)), len(numbers)):
+        return False  # hours and days of the year grow by 1 as well, but begin again
+    grows = (np.diff(numbers) == 1) & (numbers[1:] % 1 == 0)
+    return _nearly(int(np.count_nonzero(grows)), len(grows))
+
+
+def _nearly(count: int, total: int) -> bool:
+    """Whether it is so in all but one row in 20, and in enough rows to know."""
+    return total >= _LEAST_IDS and total - count <= total // TYPOS

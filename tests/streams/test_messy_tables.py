@@ -1,0 +1,262 @@
+"""Tables as people have them: what is read from small messy files, and what the notes say."""
+
+from __future__ import annotations
+
+import io
+import json
+import uuid
+from hashlib import sha1
+
+import numpy as np
+import pytest
+
+import kalstream.streams
+from kalstream.streams.table import BadRow, Columns, TableStream, as_table
+
+TOKENS = ["-", ".", "#N/A", "#NA", "missing", "Missing", "nil", "NaT", r"\N", "<NA>", "NA", "None"]
+
+
+def table(tmp_path, rows, header, name="t.csv", end=""):
+    path = tmp_path / name
+    path.write_text("\n".join([header, *rows]) + "\n" + end)
+    return path
+
+
+def kinds(stream):
+    return {column.name: column.kind for column in stream.encoder.features}
+
+
+def read(stream):
+    batches = list(stream.batches())
+    return np.concatenate([b.rows for b in batches]), np.concatenate([b.targets for b in batches])
+
+
+@pytest.mark.parametrize("token", TOKENS)
+def test_texts_that_are_missing_values(tmp_path, token):
+    rows = [f"{k},2024-01-01,true,{k % 2}" for k in range(10)]
+    rows += [f"{token},{token},{token},{token}"] * 10
+    stream = TableStream(table(tmp_path, rows, "n,d,b,y"), "y")
+    assert kinds(stream) == {"n": "number", "d": "date", "b": "boolean"}
+    numbers, targets = read(stream)
+    assert np.isfinite(numbers[:10]).all()
+    assert np.isnan(numbers[10:]).all()
+    assert targets.tolist() == [0, 1] * 5 + [None] * 10
+    assert stream.notes == (
+        f"the target 'y' is missing ({token!r}) in 10 of the first 20 rows; such rows are "
+        "predicted, but not scored or learned",
+    )
+
+
+def test_missing_tokens_are_categories_as_before(tmp_path):
+    rows = [f"{mark},{label}" for mark, label in zip("+-.+-." * 5, "ab-ab-" * 5, strict=True)]
+    stream = TableStream(table(tmp_path, rows, "strand,y"), "y")
+    numbers, targets = read(stream)
+    assert kinds(stream) == {"strand": "category"}
+    assert list(stream.encoder.features[0].slots) == ["+", "-", "."]
+    assert (numbers.sum(axis=1) == 1).all()
+    assert targets.tolist() == [*"ab-ab-"] * 5
+    assert stream.notes == ()
+    # A row with an id brings a label if it has nothing else; "-" is a category here.
+    columns = Columns.from_json(stream.encoder.to_json()).with_late(None, "id")
+    later = as_table([{"strand": "-", "id": 1}, {"strand": "NA", "id": 1}], {"y": ["a", "b"]})
+    assert np.isnan(columns.encode(later)[0]).all(axis=1).tolist() == [False, True]
+
+
+def test_a_column_that_is_mostly_numbers_is_named(tmp_path):
+    rows = [f"{'n/v' if k % 8 == 5 else k},{'u' if k % 2 else k}x,{k % 2}" for k in range(80)]
+    path = table(tmp_path, rows, "n,text,y")
+    stream = TableStream(path, "y")
+    assert kinds(stream) == {"n": "category", "text": "category"}
+    assert stream.notes == (
+        "column 'n' is taken for text: 70 of 80 values are numbers, but not 'n/v' (row 6) and 9 "
+        "others; if such texts stand for missing values, give missing=['n/v']; if they are codes, "
+        "give categorical=['n']",
+    )
+    assert TableStream(path, "y", categorical=["n"]).notes == ()
+    stream = TableStream(path, "y", missing=["n/v"])
+    assert (kinds(stream)["n"], stream.notes) == ("number", ())
+    assert np.isnan(read(stream)[0][:, 0]).sum() == 10
+
+
+def test_a_target_that_is_mostly_numbers_is_named(tmp_path):
+    rows = [f"{k // 2},{'n/v' if k % 9 == 5 else round(k / 7, 3)}" for k in range(300)]
+    path = table(tmp_path, rows, "n,y")
+    (note,) = TableStream(path, "y").notes
+    assert "column 'y' is taken for text: 267 of 300 values are numbers" in note
+    assert note.endswith('if they are labels, give task="classification"')
+    stream = TableStream(path, "y", missing="n/v")
+    assert (stream.task, stream.notes) == ("regression", ())
+
+
+def test_texts_that_count_as_missing(tmp_path):
+    rows = [f"{-999 if k % 3 else k},{'red' if k % 4 else 'x, y'},{k % 2}" for k in range(12)]
+    path = table(tmp_path, [r.replace("x, y", '"x, y"') for r in rows], "n,c,y")
+    missing = ("-999", "x, y", "1")
+    stream = TableStream(path, "y", missing=missing)
+    numbers, targets = read(stream)
+    assert np.isnan(numbers[:, 0]).tolist() == [k % 3 > 0 for k in range(12)]
+    assert list(stream.encoder.features[1].slots) == [None, "red"]
+    assert targets.tolist() == [0, None] * 6
+    assert stream.describe()["missing"] == list(missing)
+    # The texts are saved with the columns, and other columns are saved as before.
+    again = Columns.from_json(stream.encoder.to_json())
+    assert again == stream.encoder
+    rows = as_table([{"n": -999.0, "c": "x, y", "y": 1}, {"n": 3, "c": "red", "y": 0}])
+    assert np.isnan(again.encode(rows)[0][:, 0]).tolist() == [True, False]
+    assert again.encode(rows)[1].tolist() == [None, 0]
+    plain = TableStream(path, "y")
+    assert "missing" not in {**plain.encoder.to_json(), **plain.describe()}
+
+
+def json_lines(tmp_path, xs):
+    rows = [json.dumps({"x": x, "y": k % 2}) for k, x in enumerate(xs)]
+    return table(tmp_path, rows[1:], rows[0], "t.jsonl")
+
+
+def test_one_text_among_the_numbers_of_json_is_a_bad_row(tmp_path):
+    path = json_lines(tmp_path, [k / 8 if k != 700 else "broken" for k in range(4000)])
+    stream = TableStream(path, "y")
+    assert kinds(stream) == {"x": "number"}
+    with pytest.raises(BadRow, match=r"t.jsonl, line 701: column 'x' holds 'broken', which is not"):
+        list(stream.batches())
+    stream = TableStream(path, "y", bad_rows="skip")
+    numbers = read(stream)[0][:, 0]
+    assert stream.skipped == 1
+    np.testing.assert_array_equal(numbers, np.delete(np.arange(4000) / 8, 700))
+
+
+@pytest.mark.parametrize(
+    ("xs", "kind"),
+    [
+        ([*range(18), "n/v"], "category"),  # as in CSV: more than one text in 20 values
+        ([*range(20), "-", 0.5, "7"], "number"),
+        ([True, False, 1, 0] * 5, "boolean"),
+        (["1", "2", None, "3"] * 5, "category"),  # all are text: the type decides
+        ([1, None, 2.5] * 5, "number"),
+    ],
+)
+def test_mixed_types_of_json(tmp_path, xs, kind):
+    assert kinds(TableStream(json_lines(tmp_path, xs), "y")) == {"x": kind}
+
+
+def test_types_that_change_between_blocks(tmp_path):
+    # The first megabyte has numbers only, and the next one text only.
+    rows = [json.dumps({"x": k, "c": "c" * 150, "y": 1}) for k in range(7000)]
+    rows += [json.dumps({"x": "n/v", "c": "c" * 150, "y": 1})] * 300
+    stream = TableStream(table(tmp_path, rows[1:], rows[0], "t.jsonl"), "y")
+    assert kinds(stream)["x"] == "number"
+    with pytest.raises(BadRow, match="line 7001: column 'x' holds 'n/v'"):
+        list(stream.batches())
+
+
+def test_the_first_row_of_a_pipe_decides_also_if_a_later_value_is_text():
+    lines = "".join(json.dumps({"x": x, "y": 1}) + "\n" for x in [0.5, 1.5, "broken", 2])
+    stream = TableStream(io.BytesIO(lines.encode()), "y", bad_rows="skip")
+    assert kinds(stream) == {"x": "number"}
+    assert read(stream)[0].tolist() == [[0.5], [1.5], [2.0]]
+
+
+def with_ids(path, tmp_path):
+    """A table with a uuid, a hash and a counter that misses some rows."""
+    header, *lines = path.read_text().splitlines()
+    rows = [
+        f"{uuid.UUID(int=k)},{sha1(bytes(k)).hexdigest()[:8]},{k + k // 50},{line}"
+        for k, line in enumerate(lines)
+    ]
+    return table(tmp_path, rows, f"u,h,n,{header}")
+
+
+@pytest.mark.parametrize("name", ["elec2", "weather"])
+def test_columns_of_ids_are_named_and_measurements_are_not(tmp_path, name):
+    stream = kalstream.streams.open(name)
+    assert stream.notes == ()
+    batch = next(stream.batches())
+    rows = [",".join(map(str, row)) for row in np.column_stack([batch.rows, batch.targets])]
+    plain = table(tmp_path, rows, ",".join([*stream.columns, "y"]))
+    (note,) = TableStream(with_ids(plain, tmp_path), "y").notes
+    assert note.startswith("'u', 'h', 'n' look like ids")
+    assert note.endswith("so leave them out with ignore=['u', 'h', 'n']")
+    assert TableStream(plain, "y", ignore=["u", "h", "n"]).notes == ()
+
+
+def test_what_does_not_look_like_ids(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [
+        f"2024-01-01T{k // 60:02}:{k % 60:02}:00,{rng.normal():.6f},{k // 2},{k % 24},{k + 0.5},"
+        f"{rng.integers(1 << 40)},word{k // 2},{k % 2}"
+        for k in range(200)
+    ]
+    path = table(tmp_path, rows, "time,normal,slow,hour,half,large,word,y")
+    assert TableStream(path, "y").notes == ()
+    # Measurements with texts among them are explained, and are no ids.
+    broken = [f"{k / 7 if k % 9 else 'n/v'},{k % 2}" for k in range(200)]
+    (note,) = TableStream(table(tmp_path, broken, "x,y"), "y").notes
+    assert "177 of 200 values are numbers, but not 'n/v' (row 1)" in note
+    counter = table(tmp_path, [f"{k};{k % 7},5;{k % 2}" for k in range(99)], "n;x;y")
+    assert "'n' looks like ids" in TableStream(counter, "y").notes[1]
+    infinite = table(tmp_path, [f"inf,{k % 2}" for k in range(99)], "x,y")
+    assert TableStream(infinite, "y").notes == ()
+    # Too few rows to know.
+    few = table(tmp_path, [f"{k},text{k},{k % 2}" for k in range(30)], "n,c,y")
+    assert TableStream(few, "y").notes == ()
+    many = table(tmp_path, [f"{k},text{k},{k % 2}" for k in range(60)], "n,c,y")
+    (note,) = TableStream(many, "y", categorical=["c"]).notes
+    assert note.endswith("so leave it out with ignore=['n']")
+
+
+@pytest.mark.parametrize("delimiter", [";", ","])
+def test_decimal_commas(tmp_path, delimiter):
+    def field(text):
+        return text if delimiter == ";" else f'"{text}"'
+
+    rows = [
+        (f"{k},5", f"{k}.500" if k else "0", f"0.{k:03}", "", f"{k % 3}", f"-1.{k:03},25")
+        for k in range(300)
+    ]
+    rows[7] = ("-", ",5", "0.007", "", "2", "")
+    lines = [delimiter.join(map(field, row)) for row in rows]
+    stream = TableStream(table(tmp_path, lines, delimiter.join("abcdey")), "y")
+    assert stream.task == "regression"
+    # Thousands in "b" are those of the table; 0.125 in "c" is no thousand.
+    assert kinds(stream)["c"] == "number"
+    assert (
+        "'0,5' in 'a' is 0.5, '1.500' in 'b' is 1500, '-1.000,25' in 'y' is -1000.25"
+        in (stream.notes[0])
+    )
+    numbers, targets = read(stream)
+    expected = np.array([k + 0.5 for k in range(300)])
+    expected[7] = np.nan
+    np.testing.assert_array_equal(numbers[:, 0], expected)
+    assert numbers[6:8, 1].tolist() == [6500, 0.5]
+    np.testing.assert_array_equal(numbers[:, 2], np.arange(300) / 1000)
+    np.testing.assert_array_equal(targets[8:], -1000.25 - np.arange(8, 300))
+    again = Columns.from_json(json.loads(json.dumps(stream.encoder.to_json())))
+    assert again == stream.encoder
+    assert again.encode(as_table([{"a": "1.234,5", "b": 2.5, "c": 1, "d": 0, "e": 1, "y": 3.5}]))[
+        0
+    ].tolist() == [[1234.5, 2.5, 1, 0, 1]]
+    # One value that is none is a bad row; the other separator is what the option says.
+    (tmp_path / "t.csv").write_text((tmp_path / "t.csv").read_text().replace("299,5", "2.99,5"))
+    with pytest.raises(
+        BadRow, match=r"holds '2\.99,5', which is not a number with a decimal comma"
+    ):
+        list(TableStream(tmp_path / "t.csv", "y").batches())
+    assert TableStream(tmp_path / "t.csv", "y", decimal=".").task == "classification"
+
+
+def test_commas_that_may_be_between_thousands(tmp_path):
+    rows = [(f"{k * k}", f"{k + 1},{k:03}") for k in range(200)]
+    path = table(tmp_path, [f'{x},"{y}"' for x, y in rows], "x,y")
+    stream = TableStream(path, "y")
+    assert "the comma in '1,000' may be decimal, or between thousands" in stream.notes[0]
+    stream = TableStream(path, "y", decimal=",")
+    assert (stream.task, stream.notes) == ("regression", ())
+    assert read(stream)[1][:3].tolist() == [1, 2.001, 3.002]
+    path = table(tmp_path, [f"{x};{y}" for x, y in rows], "x;y")
+    assert read(TableStream(path, "y"))[1][:3].tolist() == [1, 2.001, 3.002]
+
+
+def test_text_of_json_with_decimal_commas(tmp_path):
+    path = json_lines(tmp_path, [f"{k},25" for k in range(100)])
+    assert read(TableStream(path, "y"))[0][:2].tolist() == [[0.25], [1.25]]
+    assert kinds(TableStream(path, "y", decimal=".")) == {"x": "category"}
