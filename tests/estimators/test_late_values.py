@@ -82,7 +82,7 @@ def test_values_are_chosen_as_the_equations_say(seed: int) -> None:
         expected = np.maximum(expected / expected.sum(), 1e-9)
     out = choose_rows(
         *(asked, slot, gap, lag, NO_LABELS, dense, weight, rates, np.zeros(n, np.int64)),
-        *(np.concatenate([means, variances], axis=2), answers, np.zeros(n // 2, np.int64)),
+        *(np.concatenate([means, variances], axis=2), answers, np.zeros(n // 2)),
         *(share, beliefs),
     )
     np.testing.assert_allclose(out[asked], now, rtol=1e-10)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
-from itertools import pairwise
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -22,9 +23,11 @@ from kalstream.core.checks import Targets
 from kalstream.core.state import BankStep
 
 Array = NDArray[Any]
+Index = slice | Array
 
 
-@dataclass(frozen=True, slots=True)
+# What one call makes and drops is not frozen: that triples the time to make it.
+@dataclass(slots=True)
 class Events:
     """A sequence of n events: rows that are asked for, and rows whose targets are told.
 
@@ -33,17 +36,21 @@ class Events:
     asked : (n,) bool
         Whether an event asks; else it tells.
     slot : (n,) int
-        The place of its row in `Kept`.
+        The place of its row in `Kept`: 0, 1, ... of those that are asked for, in their order.
     gap : (n,)
         Time from the last row that was learned to this one, at least 0.
     lag : (n,)
         How many rows have come since the last row that was learned, without this one.
+    asks, tells : indices of (n,)
+        Those that ask, and those that tell; see `places`.
     """
 
     asked: Array
     slot: Array
     gap: Array
     lag: Array
+    asks: Index
+    tells: Index
 
     def __len__(self) -> int:
         return len(self.asked)
@@ -62,18 +69,25 @@ class Kept:
     ----------
     means, variances : (S, J, K), (S, J)
         Of each filter, at the time of the row.
-    active : (S, K) bool
-        Classes that had been seen.
+    active : (S, K)
+        1 for classes that had been seen, else 0.
     experts : (S, X, K)
         Log-probabilities of experts beside the filters.
     spread : (S, J, 2)
         As in `MixtureState`; (S, 0, 2) if scales are not learned.
-    n_targets : (S,) int
+    n_targets : (S,)
         How many targets had been learned.
+<<<<<<< HEAD
     said : (S,) bool
         Whether there is a prediction: there is none if nothing was known.
     described, counted : (S, K, D), (S, K) bool
         What a stack saw of the row, and the classes that it knew.
+=======
+    said : (S,)
+        1 if anything was said, 0 if nothing was known.
+    described, counted : (S, K, D), (S, K)
+        What a stack saw of the row, and 1 for the classes that it knew.
+>>>>>>> late
     answers : (S, A, K) or (S, A, 2 K)
         The predictions that are averaged, see `choose`: probabilities; of values means, variances.
     """
@@ -91,6 +105,7 @@ class Kept:
 
     @classmethod
     def blank(cls, n: int, sizes: Sizes) -> Self:
+<<<<<<< HEAD
         """No predictions yet of n rows."""
         j, k, x, d, scales = sizes
         return cls(
@@ -105,6 +120,16 @@ class Kept:
             np.zeros((n, k), bool),
             np.zeros((n, n_answers(sizes), k if x else 2 * k)),
         )
+=======
+        """Nothing was said about n rows."""
+        return cls._of(np.zeros(n * _layout(sizes)[-1][1]), n, sizes)
+
+    @classmethod
+    def _of(cls, numbers: Array, n: int, sizes: Sizes) -> Self:
+        """Parts of n rows, one after the other, as views."""
+        parts = _layout(sizes)
+        return cls(*[numbers[n * a : n * b].reshape(n, *shape) for a, b, shape in parts])
+>>>>>>> late
 
     @property
     def sizes(self) -> Sizes:
@@ -114,39 +139,52 @@ class Kept:
 
     def parts(self) -> Iterator[Array]:
         """The arrays."""
-        return (getattr(self, field.name) for field in fields(self))
+        return (getattr(self, name) for name in Kept.__slots__)
 
     def packed(self) -> Array:
         """All parts of each row side by side (S, W), as numbers."""
-        n = len(self.said)
-        flat = [part.reshape(n, math.prod(part.shape[1:])) for part in self.parts()]
+        n, cuts = len(self.said), _layout(self.sizes)
+        flat = [part.reshape(n, b - a) for part, (a, b, _) in zip(self.parts(), cuts, strict=True)]
         return np.concatenate(flat, axis=1, dtype=np.float64)
 
     @classmethod
     def unpacked(cls, matrix: Array, sizes: Sizes) -> Self:
         """The inverse of `packed`; raises ValueError if the matrix has another width."""
-        made = cls.blank(len(matrix), sizes)
-        widths = [math.prod(part.shape[1:]) for part in made.parts()]
-        if matrix.ndim != 2 or sum(widths) != matrix.shape[1]:
-            raise ValueError(f"what is kept of a row must be {sum(widths)} numbers")
-        stop = 0
-        for part, width in zip(made.parts(), widths, strict=True):
-            start, stop = stop, stop + width
-            part[...] = matrix[:, start:stop].reshape(part.shape)
-        return made
+        cuts = _layout(sizes)
+        if matrix.ndim != 2 or cuts[-1][1] != matrix.shape[1]:
+            raise ValueError(f"what is kept of a row must be {cuts[-1][1]} numbers")
+        numbers = np.concatenate([matrix[:, a:b] for a, b, _ in cuts], axis=None)
+        return cls._of(numbers, len(matrix), sizes)
 
     def write(self, events: Events, far: BankStep) -> None:
         """Keep the moments of the rows that are asked for."""
-        asked = np.flatnonzero(events.asked)
-        slots = events.slot[asked]
-        self.means[slots] = far.logit_mean[:, asked].swapaxes(0, 1)
-        self.variances[slots] = far.logit_var[:, asked].T
-        self.said[slots] = True
+        n = len(events.slot[events.asks])
+        self.means[:n] = far.logit_mean[:, events.asks].swapaxes(0, 1)
+        self.variances[:n] = far.logit_var[:, events.asks].T
+        self.said[:n] = 1.0
 
-    def put(self, places: Array, other: Kept, rows: Array) -> None:
-        """Copy rows of another one into places here; it may have fewer classes."""
+    def write_frequencies(
+        self, events: Events, targets: Targets, weight: Array, seen: Array, counts: Array
+    ) -> None:
+        """Keep what class frequencies say about the rows that are asked for, as first expert.
+
+        seen (K,) and counts (K',) are of the classes before the events.
+        """
+        from kalstream.core._kernels.judging import keep_frequencies
+
+        told = events.asked, events.slot, targets.arrays()[0], weight
+        keep_frequencies(*told, seen, counts, self.active, self.experts)
+
+    def mix_experts(self, events: Events, shares: Array, plain: Array) -> None:
+        """Mix experts, with shares (n, X), into probabilities (n, K) of the rows asked for."""
+        from kalstream.core._kernels.judging import mix_experts
+
+        mix_experts(events.asked, events.slot, shares, self.active, self.experts, plain)
+
+    def put(self, there: Index, other: Kept, rows: Index) -> None:
+        """Copy rows of another one into rows here; it may have fewer classes."""
         for mine, theirs in zip(self.parts(), other.parts(), strict=True):
-            here: Any = (places, *(slice(0, size) for size in theirs.shape[1:]))
+            here: Any = (there, *(slice(0, size) for size in theirs.shape[1:]))
             mine[here] = theirs[rows]
 
 
@@ -173,7 +211,7 @@ class LateJudge:
     since: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Case:
     """What `JudgingPolicy.judge` judges the filters by, of n events.
 
@@ -201,7 +239,7 @@ class Case:
     n_targets: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Judged:
     """What `JudgingPolicy.judge` found out about n events, beside the weights of the filters.
 
@@ -264,7 +302,7 @@ def choose(
     parts = *timing, *targets.arrays(), weight, judged.rates
     known = kept.answers, kept.n_targets
     out = choose_rows(*parts, judged.since, made, *known, judged.share, beliefs)
-    return replace(judge, beliefs=beliefs), out
+    return LateJudge(judge.log_weights, judge.spread, judge.beside, beliefs, judge.since), out
 
 
 # J filters, K classes, X experts, D terms of the stack, and how many scales are kept.
@@ -274,6 +312,22 @@ Sizes = tuple[int, int, int, int, int]
 def n_answers(sizes: Sizes) -> int:
     """How many predictions are averaged: of two judges, with and without a stack."""
     return 4 if sizes[3] else 2 if sizes[1] else 0
+
+
+@lru_cache
+def _layout(sizes: Sizes) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
+    """Where each part of `Kept` begins and ends in a packed row, and its shape."""
+    j, k, x, d, scales = sizes
+    answers = n_answers(sizes), k if x else 2 * k
+    shapes = (j, k), (j,), (k,), (x, k), (scales, 2), (), (), (k, d), (k,), answers
+    stops = list(accumulate(map(math.prod, shapes)))
+    return tuple(zip([0, *stops], stops, shapes, strict=False))
+
+
+def places(flags: Array) -> Index:
+    """Where flags (n,) are set, as an index: of all or none a slice, which costs far less."""
+    n = np.count_nonzero(flags)
+    return slice(n) if n in (0, len(flags)) else np.flatnonzero(flags)
 
 
 def runs(flags: Array) -> Iterator[slice]:

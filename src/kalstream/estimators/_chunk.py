@@ -65,7 +65,7 @@ class Ahead:
     gap: Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LateRows:
     """Rows that are asked for and targets that have come: n events in their order.
 
@@ -87,7 +87,7 @@ class LateRows:
     kept: Kept
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LateSteps:
     """What a policy made of `LateRows`.
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kalstream.core import checks as check
 from kalstream.core.checks import Targets
 from kalstream.core.experts.expert import Expert, ExpertRows, ExpertState, advance
-from kalstream.core.judging import choose
+from kalstream.core.judging import Index, choose
 from kalstream.core.predictive import METHODS
 from kalstream.core.stacking import Stack
 from kalstream.errors import InvalidInput
@@ -214,23 +214,24 @@ class Classification:
         return replace(targets, experts=grown)
 
     def spread_out(
-        self, chunk: Chunk, tells: Array, n: int, n_outputs: int
+        self, chunk: Chunk, tells: Index, n: int, n_outputs: int
     ) -> tuple[Targets, Array]:
         """Labels of n events, and their weights (n,); of the events ``tells`` in a chunk."""
         labels, weight = np.full(n, -1), np.zeros(n)
-        if len(tells):
-            labels[tells], weight[tells] = _learned_labels(chunk)
-            weight[labels < 0] = 0.0
+        if len(chunk):
+            codes, given = _learned_labels(chunk)
+            labels[tells], weight[tells] = codes, np.where(codes >= 0, given, 0.0)
         return Targets(labels, None, labels >= 0), weight
 
     def keep(self, before: Model, rows: LateRows, seen: Array) -> Any:
         """Write the classes seen before each row that is asked for, and what experts say."""
         events, kept, weight, targets = rows.events, rows.kept, rows.weight, rows.targets
-        asked = np.flatnonzero(events.asked)
+        n_asked = len(events.slot[events.asks])
         experts, spoken = dict[str, ExpertState](), None
         if self.experts:
             passing = ExpertRows(rows.columns, _learned_codes(rows), weight, events.gap)
             experts, spoken = advance(self.experts, before.targets.experts, passing, len(seen))
+<<<<<<< HEAD
             kept.experts[events.slot[asked], 1:] = spoken[asked]
         if not len(asked):
             return experts, spoken
@@ -246,6 +247,11 @@ class Classification:
         slots = events.slot[asked]
         kept.active[slots] = active
         kept.experts[slots, 0] = np.log(counts / np.maximum(whole, 0.5))
+=======
+            kept.experts[:n_asked, 1:] = spoken[events.asks]
+        if n_asked:
+            kept.write_frequencies(events, targets, weight, seen, before.targets.counts)
+>>>>>>> late
         return experts, spoken
 
     def judge(
@@ -255,8 +261,10 @@ class Classification:
         events, kept, weight = rows.events, rows.kept, rows.weight
         step, by_late, judged = steps.in_order, steps.by_late, steps.judged
         experts, spoken = steps.spoken
-        asked = np.flatnonzero(events.asked)
+        asked, n = events.asks, len(events)
+        n_asked = len(events.slot[asked])
         width = self.n_outputs(before) if before.state is not None else 0
+<<<<<<< HEAD
         late, in_order = (np.zeros((len(events), width)) for _ in range(2))
         if width and len(asked):
             in_order[asked] = self._plain(before, step.take(asked))
@@ -269,6 +277,15 @@ class Classification:
             late[asked] *= 1.0 - shares.sum(axis=1, keepdims=True)
             late[asked] += np.einsum("ax,axk->ak", shares, other)
         codes = _learned_codes(rows)
+=======
+        late, in_order = np.zeros((n, width)), np.zeros((n, width))
+        if width and n_asked:
+            whole = n_asked == n
+            in_order[asked] = self._plain(before, step if whole else step.take(asked))
+            late[asked] = self._plain(before, by_late if whole else by_late.take(asked))
+            kept.mix_experts(events, judged.shares, late)
+        codes = _told(rows)
+>>>>>>> late
         known, stack, ordered, made = model.targets, None, None, [late, in_order]
         if self.stacking and settings.policy.combines:
             stack = self._grown(known.stack, step)
@@ -284,13 +301,15 @@ class Classification:
             model = _with_stacks(model, stack, ordered, experts)
         assert model.late is not None
         judge, out = choose(
-            *(model.late, events, judged, kept, rows.targets, weight), np.stack(made, axis=1)
+            *(model.late, events, judged, kept, rows.targets, weight),
+            np.concatenate(made, axis=1).reshape(n, len(made), width),
         )
         return model.but(late=judge), out[asked]
 
-    def together(self, parts: list[Array]) -> Array:
+    def together(self, parts: list[Array], n_outputs: int = 0) -> Array:
         """Probabilities (a, K) of rows in their order; 0 for classes not known before a row."""
-        whole = np.zeros((sum(map(len, parts)), max((p.shape[1] for p in parts), default=0)))
+        width = max([n_outputs, *(part.shape[1] for part in parts)])
+        whole = np.zeros((sum(map(len, parts)), width))
         start = 0
         for part in parts:
             whole[start : start + len(part), : part.shape[1]] = part
@@ -299,10 +318,7 @@ class Classification:
 
     def answers(self, model: Model, parts: list[Array]) -> Array:
         """Probabilities (a, K) of all classes, sorted."""
-        made = self.together(parts)
-        whole = np.zeros((len(made), self.n_outputs(model)))
-        whole[:, : made.shape[1]] = made
-        return whole[:, model.targets.labels.order]
+        return self.together(parts, self.n_outputs(model))[:, model.targets.labels.order]
 
     def nothing_known(self, n: int) -> Array:
         """No class has a probability (b, 0)."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kalstream.core import checks as check
-from kalstream.core.judging import Case, Events, Kept, Sizes, runs
+from kalstream.core.judging import Case, Events, Index, Kept, LateJudge, Sizes, places, runs
 from kalstream.core.stacking import Stack
 from kalstream.errors import InvalidInput
 from kalstream.estimators._chunk import Ahead, Chunk, LateRows, LateSteps
@@ -32,9 +32,12 @@ from kalstream.estimators._settings import Settings
 from kalstream.estimators._waiting import NOTHING, Book, Store, StoredRow
 
 Array = NDArray[Any]
+# Columns, numbers and times of rows, and what was predicted of them; see `_Rows`.
+_Taken = tuple[Array, Array, Array | None, Kept]
 
 
-@dataclass(frozen=True, slots=True)
+# What one call makes and drops is not frozen: that triples the time to make it.
+@dataclass(slots=True)
 class NewTargets:
     """Targets that have come.
 
@@ -43,17 +46,17 @@ class NewTargets:
     ids : list of t ids
     targets : list of t labels, None where there will be none; or (t,) or (t, K) numbers
     weight : (t,) or None
-    before : (t,)
+    before : list of t whole numbers
         How many of the rows that are asked for in the same call come before each.
     """
 
     ids: list[Hashable]
     targets: Any
     weight: Array | None
-    before: Array
+    before: list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asked:
     """Rows to predict: columns (a, d), times (a,) or None, and their ids; None numbers them.
 
@@ -68,7 +71,7 @@ class Asked:
         return len(self.rows)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Sequence:
     """Events in their order: rows of the store that are asked for or told.
 
@@ -79,11 +82,18 @@ class _Sequence:
         Row of the store.
     entry : (n,)
         Place among the rows asked, or among the targets told.
+    asks, tells : indices of (n,)
+        As in `Events`.
     """
 
     asked: Array
     row: Array
     entry: Array
+    asks: Index = field(init=False)
+    tells: Index = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.asks, self.tells = places(self.asked), places(~self.asked)
 
     @classmethod
     def of(cls, book: Book) -> _Sequence:
@@ -91,7 +101,12 @@ class _Sequence:
         asked, row, entry = zip(*book.events, strict=True) if book.events else ((), (), ())
         return cls(np.array(asked, bool), np.array(row, np.int64), np.array(entry, np.int64))
 
+    def __len__(self) -> int:
+        return len(self.asked)
+
     def __getitem__(self, part: slice) -> _Sequence:
+        if part.stop - part.start == len(self):
+            return self
         return _Sequence(self.asked[part], self.row[part], self.entry[part])
 
 
@@ -111,18 +126,19 @@ def exchange(
     """
     if len(asked):
         representation, scaled = model.representation.scaled(asked.rows)
-        model, asked = model.but(representation=representation), replace(asked, rows=scaled)
+        model = model.but(representation=representation)
+        asked = Asked(scaled, asked.times, asked.ids)
     book = _entered(model, asked, told, settings, bounds, strict)
     sequence = _Sequence.of(book)
-    chunk = _chunk_of(told, sequence.entry[~sequence.asked])
+    chunk = _chunk_of(told, sequence.entry[sequence.tells])
     if len(chunk):
         settings.task.check(chunk)
     parts: list[Any] = []
-    start, done, n = 0, 0, len(sequence.row)
+    start, done, n = 0, 0, len(sequence)
     while start < n:
         stop = _end_of_piece(model, book, sequence, chunk, start, done, settings)
         piece = sequence[start:stop]
-        n_told = int((~piece.asked).sum())
+        n_told = len(piece.row[piece.tells])
         model, answers = _piece(model, book, piece, asked, chunk[done : done + n_told], settings)
         _ask_again(model, book, stop, settings)
         if answers is not None:
@@ -151,7 +167,7 @@ def _entered(
     times = [math.nan] * n if asked.times is None else asked.times.tolist()
     data, width = np.asarray(asked.rows, np.float64).tobytes(), 8 * asked.rows.shape[1]
     # Targets that come before row k of the call stand before it.
-    targets = iter(zip([*told.before.tolist(), n + 1], [*told.ids, None], strict=True))
+    targets = iter(zip([*told.before, n + 1], [*told.ids, None], strict=True))
     entry, (before, key) = 0, next(targets)
     for k in range(n + 1):
         while before <= k:
@@ -188,17 +204,17 @@ def _end_of_piece(
     It ends behind a target that makes room for a class, or with which enough is known to predict
     rows that were asked for when nothing was known.
     """
-    places = np.flatnonzero(~sequence.asked[start:])
-    if not len(places):
-        return len(sequence.row)
-    if model.state is None and places[0] > 0:  # these rows are asked for while nothing is known
-        return start + int(places[0])
+    if done == len(chunk):
+        return len(sequence)
+    tells = np.flatnonzero(~sequence.asked[start:])
+    if model.state is None and tells[0] > 0:  # these rows are asked for while nothing is known
+        return start + int(tells[0])
     n_told = settings.task.end_of_piece(model, chunk, done, settings) - done
     if _judges(settings) and book.again < book.blank:
         n_told = min(n_told, max(book.again - model.n_targets, 1))
     if model.state is None:
-        n_told = min(n_told, int(np.argmax(np.r_[np.diff(places) > 1, True])) + 1)
-    return start + int(places[min(n_told, len(places)) - 1]) + 1
+        n_told = min(n_told, int(np.argmax(np.r_[np.diff(tells) > 1, True])) + 1)
+    return start + int(tells[min(n_told, len(tells)) - 1]) + 1
 
 
 def _judges(settings: Settings) -> bool:
@@ -209,25 +225,30 @@ def _piece(
     model: Model, book: Book, piece: _Sequence, asked: Asked, chunk: Chunk, settings: Settings
 ) -> tuple[Model, Any]:
     """Events among which only the last may bring a class."""
-    own, judges = piece.entry[piece.asked], _judges(settings)
+    own = piece.entry[piece.asks]
     if len(chunk) == 0 and model.state is None:  # nothing is known
         model = _came(model, book, piece, Kept.blank(len(own), NOTHING))
         return model, settings.task.nothing_known(len(own))
-    sizes = _sizes(model, chunk, settings) if judges else NOTHING
-    rows = _gathered(model, book, piece, asked, sizes)
-    events = _timed(model, piece.asked, rows, settings)
-    advance = _judged if judges else _by_runs
-    after, answers = advance(model, rows.scaled, chunk, events, rows.kept, settings)
-    tells = ~piece.asked
-    last, time = int(np.max(rows.number[tells], initial=model.last)), model.time
-    if rows.time is not None and len(chunk):
-        time = float(np.max(rows.time[tells], initial=-np.inf if time is None else time))
-    watch = after.watch.in_rows(model.watch, rows.number[tells])
-    after = _came(after.but(last=last, time=time, watch=watch), book, piece, rows.kept)
+    if _judges(settings):
+        read = settings.task.read(model, chunk) if len(chunk) else (model, chunk)
+        rows = _gathered(model, book, piece, asked, _sizes(read[0], settings))
+        events = _timed(model, piece, rows, settings)
+        after, answers = _judged(model, *read, rows.scaled, events, rows.kept, settings)
+    else:
+        rows = _gathered(model, book, piece, asked, NOTHING)
+        events = _timed(model, piece, rows, settings)
+        after, answers = _by_runs(model, rows.scaled, chunk, events, settings)
+    if len(chunk):
+        numbers, time = rows.number[piece.tells], model.time
+        if rows.time is not None:
+            time = float(np.max(rows.time[piece.tells], initial=-np.inf if time is None else time))
+        watch = after.watch.in_rows(model.watch, numbers)
+        after = after.but(last=max(model.last, int(numbers.max())), time=time, watch=watch)
+    after = _came(after, book, piece, rows.kept)
     return after, answers if len(own) or not len(chunk) else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Rows:
     """The rows of n events.
 
@@ -249,25 +270,34 @@ class _Rows:
 
 def _gathered(model: Model, book: Book, piece: _Sequence, asked: Asked, sizes: Sizes) -> _Rows:
     """The rows of a piece: of the call those that are asked for in it, of the book the others."""
-    own, n_columns = piece.entry[piece.asked], _width(model, book)
-    n_own, first = len(own), piece.row[piece.asked][0] if len(own) else book.stop
-    old = np.flatnonzero(piece.row < first)
-    scaled, times, numbers, kept = book.take(piece.row[old].tolist(), n_columns, sizes)
+    own, n = piece.entry[piece.asks], len(piece)
+    n_own, first = len(own), piece.row[piece.asks][0] if len(own) else book.stop
+    old = places(piece.row < first)
+    numbers = piece.row[old].tolist()
+    parts = []
     if n_own:
-        workspace, n_old = Kept.blank(n_own + len(old), sizes), np.arange(len(old))
-        if len(old):
-            workspace.put(n_own + n_old, kept, n_old)
-        # In the order of slots.
-        scaled = np.concatenate([asked.rows[own], scaled])
-        numbers = np.concatenate([model.came + np.arange(n_own), numbers])
-        times = np.concatenate([np.full(n_own, np.nan), times])
-        if asked.times is not None:
-            times[:n_own] = asked.times[own]
-        kept = workspace
-    slot = piece.row - first
-    slot[old] = n_own + np.arange(len(old))
-    timed = len(times) > 0 and times[0] == times[0]
-    return _Rows(scaled[slot], numbers[slot], times[slot] if timed else None, slot, kept)
+        times = None if asked.times is None else asked.times[own]
+        came = model.came + np.arange(n_own)
+        parts.append((asked.rows[own], came, times, Kept.blank(n_own, sizes)))
+    if numbers:
+        parts.append(book.take(numbers, _width(model, book), sizes))
+    scaled, came, times, kept = parts[0] if len(parts) == 1 else _joined(*parts)
+    slot = np.arange(n)
+    if n_own < n and len(numbers) < n:
+        slot = piece.row - first
+        slot[old] = n_own + np.arange(len(numbers))
+        scaled, came, times = scaled[slot], came[slot], None if times is None else times[slot]
+    return _Rows(scaled, came, times, slot, kept)
+
+
+def _joined(one: _Taken, other: _Taken) -> _Taken:
+    """Rows of a call, and rows of the book behind them."""
+    (n, n_more), sizes = (len(part[0]) for part in (one, other)), one[3].sizes
+    kept = Kept.blank(n + n_more, sizes)
+    kept.put(slice(n, None), other[3], slice(None))
+    times = None if one[2] is None or other[2] is None else np.concatenate([one[2], other[2]])
+    columns, numbers = np.concatenate([one[0], other[0]]), np.concatenate([one[1], other[1]])
+    return columns, numbers, times, kept
 
 
 def _width(model: Model, book: Book) -> int:
@@ -278,7 +308,7 @@ def _width(model: Model, book: Book) -> int:
 
 def _came(model: Model, book: Book, piece: _Sequence, kept: Kept) -> Model:
     """The model after the rows of a piece were asked for; what was predicted is in the book."""
-    numbers = piece.row[piece.asked].tolist()
+    numbers = piece.row[piece.asks].tolist()
     if not numbers:
         return model
     book.predicted(numbers, kept)
@@ -287,29 +317,30 @@ def _came(model: Model, book: Book, piece: _Sequence, kept: Kept) -> Model:
     return model.but(came=model.came + len(numbers))
 
 
-def _timed(model: Model, asked: Array, rows: _Rows, settings: Settings) -> Events:
+def _timed(model: Model, piece: _Sequence, rows: _Rows, settings: Settings) -> Events:
     """The events with the time between each row and the last one that was learned before it."""
 
-    def latest(values: Array, first: float) -> Array:
-        learned = np.where(asked, -np.inf, values)
+    def latest(values: Array, first: float) -> Any:
+        if len(piece) == 1:
+            return first
+        learned = np.where(piece.asked, -np.inf, values)
         return np.maximum.accumulate(np.concatenate([[first], learned]))[:-1]
 
     last = latest(rows.number, model.last)
-    gap = np.maximum(rows.number - last, 0.0)
-    lag = np.maximum(rows.number - last - 1.0, 0.0)
+    rows_since = rows.number - last
+    gap, lag = np.maximum(rows_since, 0.0), np.maximum(rows_since - 1.0, 0.0)
     if rows.time is not None:
         clock = latest(rows.time, -np.inf if model.time is None else model.time)
         # Before the first target no time has passed.
         ahead = np.maximum(rows.time - clock, 0.0) / settings.unit
         gap = np.where(np.isinf(clock), 1.0, ahead)
-    return Events(asked, rows.slot, gap, lag)
+    return Events(piece.asked, rows.slot, gap, lag, piece.asks, piece.tells)
 
 
-def _sizes(model: Model, chunk: Chunk, settings: Settings) -> Sizes:
-    """Sizes of what is kept of a row while this chunk is learned."""
+def _sizes(model: Model, settings: Settings) -> Sizes:
+    """Sizes of what is kept of a row while a model that has read its targets learns them."""
     policy, task = settings.policy, settings.task
-    after, _ = task.read(model, chunk) if len(chunk) else (model, None)
-    n_outputs = outputs_with_room(model.state, task.n_outputs(after))
+    n_outputs = outputs_with_room(model.state, task.n_outputs(model))
     if n_outputs == 0:
         return NOTHING
     stacked, n_experts = task.keeps(settings)
@@ -319,21 +350,31 @@ def _sizes(model: Model, chunk: Chunk, settings: Settings) -> Sizes:
 
 
 def _judged(
-    before: Model, rows: Array, chunk: Chunk, events: Events, kept: Kept, settings: Settings
+    before: Model,
+    model: Model,
+    chunk: Chunk,
+    rows: Array,
+    events: Events,
+    kept: Kept,
+    settings: Settings,
 ) -> tuple[Model, Any]:
+<<<<<<< HEAD
     """Advance the filters over the events; weigh them one step ahead, and as they predicted."""
+=======
+    """Advance the filters over the events; weigh them one step ahead, and by what they said.
+
+    ``model`` and ``chunk`` are what `Task.read` returned.
+    """
+>>>>>>> late
     policy, task = settings.judging, settings.task
     assert policy is not None
-    n, tells = len(events), np.flatnonzero(~events.asked)
-    model, read = before, chunk
-    if len(tells):
-        model, read = task.read(before, replace(chunk, rows=rows[tells]))
+    n, tells = len(events), events.tells
     phi = model.representation.features(rows)
-    model = model.but(n_seen=model.n_seen + len(tells))
     n_outputs = task.n_outputs(model)
     if n_outputs == 0:  # targets that will never come, before there was any
-        return model, task.nothing_known(int(events.asked.sum()))
-    targets, weight = task.spread_out(read, tells, n, n_outputs)
+        model = model.but(n_seen=model.n_seen + len(chunk))
+        return model, task.nothing_known(n - len(chunk))
+    targets, weight = task.spread_out(chunk, tells, n, n_outputs)
     state = state_with_room(model, phi.shape[1], n_outputs, settings)
     noise_var, prior_var = settings.noise_var, settings.prior_var
     after, step, far = policy.step_events(
@@ -342,29 +383,46 @@ def _judged(
     late = LateRows(rows, targets, weight, events, kept)
     spoken = task.keep(before, late, state.seen)
     begun = policy.late_judge(state, kept.sizes)
-    judge = before.late or begun
-    for name in ("beliefs", "beside"):  # stacking or experts were set to other values
-        if len(getattr(judge, name)) != len(getattr(begun, name)):
-            judge = replace(judge, **{name: getattr(begun, name)})
+    judge = _fitting(before.late, begun)
     case = Case(step, far, targets, weight, events, kept, noise_var, model.n_targets)
     judge, by_late, judged = policy.judge(judge, case)
-    n_targets = model.n_targets + np.cumsum(weight > 0.0)
-    since = np.full(n, judge.since)
-    if len(tells):
-        told = step.take(tells)
-        belief = policy.belief(told, read.gap, settings.transition, model.watch.now)
-        watch, began = model.watch.after(policy.watched, *belief, policy.evidence(told))
-        model = model.but(watch=watch, last_step=told.bank.tail(LAST_ROWS))
-        since[tells[began]] = n_targets[tells[began]]
-    since = np.maximum.accumulate(since)
-    judge, judged = replace(judge, since=int(since[-1])), replace(judged, since=since)
-    model = model.but(state=after, late=judge, n_targets=int(n_targets[-1]))
+    learned = weight > 0.0
+    judged.since, watch, last_step = np.full(n, judge.since), model.watch, model.last_step
+    if len(chunk):
+        told = step if len(chunk) == n else step.take(tells)
+        belief = policy.belief(told, chunk.gap, settings.transition, watch.now)
+        watch, began = watch.after(policy.watched, *belief, policy.evidence(told))
+        last_step = told.bank.tail(LAST_ROWS)
+        if began.any():
+            alarms = np.arange(n)[tells][began]
+            judged.since[alarms] = model.n_targets + np.cumsum(learned)[alarms]
+            judged.since = np.maximum.accumulate(judged.since)
+            judge = replace(judge, since=int(judged.since[-1]))
+    model = model.but(
+        state=after,
+        late=judge,
+        watch=watch,
+        last_step=last_step,
+        n_seen=model.n_seen + len(chunk),
+        n_targets=model.n_targets + int(np.count_nonzero(learned)),
+    )
     steps = LateSteps(step, by_late, judged, spoken)
     return task.judge(before, model, late, steps, settings)
 
 
+def _fitting(judge: LateJudge | None, begun: LateJudge) -> LateJudge:
+    """The judge of a model; a part begins again if stacking or experts were set to other values."""
+    if judge is None:
+        return begun
+    if len(judge.beliefs) != len(begun.beliefs):
+        judge = replace(judge, beliefs=begun.beliefs)
+    if len(judge.beside) != len(begun.beside):
+        judge = replace(judge, beside=begun.beside)
+    return judge
+
+
 def _by_runs(
-    before: Model, rows: Array, chunk: Chunk, events: Events, kept: Kept, settings: Settings
+    before: Model, rows: Array, chunk: Chunk, events: Events, settings: Settings
 ) -> tuple[Model, Any]:
     """As `_judged`, for a policy that judges one step ahead only: learn and predict in turn."""
     task, model, done = settings.task, before, 0
@@ -401,14 +459,14 @@ def _ask_again(model: Model, book: Book, n_events: int, settings: Settings) -> N
     book.again = 2 * model.n_targets
     if not rows:
         return
-    sizes = _sizes(model, Chunk(np.empty((0, 0)), [], None, None, None), settings)
-    columns, times, numbers, kept = book.take(rows, _width(model, book), sizes)
+    sizes = _sizes(model, settings)
+    columns, numbers, times, kept = book.take(rows, _width(model, book), sizes)
     every = np.arange(len(rows))
-    timed = times[0] == times[0]
-    gathered = _Rows(columns, numbers, times if timed else None, every, kept)
-    events = _timed(model, np.ones(len(rows), bool), gathered, settings)
+    gathered = _Rows(columns, numbers, times, every, kept)
+    piece = _Sequence(np.ones(len(rows), bool), np.array(rows), every)
+    events = _timed(model, piece, gathered, settings)
     nothing = Chunk(np.empty((0, columns.shape[1])), [], None, None, None)
-    _judged(model, columns, nothing, events, kept, settings)
+    _judged(model, model, nothing, columns, events, kept, settings)
     book.predicted(rows, kept)
 
 
@@ -429,20 +487,20 @@ def read_told(
     keys = listed("ids", ids)
     if len(keys) != len(targets):
         raise InvalidInput(f"ids has {len(keys)} ids for {len(targets)} targets; give one for each")
-    places = np.full(len(keys), n_asked)
-    if before is not None and len(keys):
-        try:
-            places = np.asarray(before)
-        except ValueError:  # a ragged list
-            places = np.empty(0)
-    if places.shape != (len(keys),) or places.dtype.kind not in "iu":
+    if before is None or not len(keys):
+        return NewTargets(keys, targets, weight, [n_asked] * len(keys))
+    try:
+        come = np.asarray(before)
+    except ValueError:  # a ragged list
+        come = np.empty(0)
+    if come.shape != (len(keys),) or come.dtype.kind not in "iu":
         raise InvalidInput(f"before must be {len(keys)} whole numbers, got {check.shown(before)}")
-    if len(places) and not (places.min() >= 0 and places.max() <= n_asked):
+    if not (come.min() >= 0 and come.max() <= n_asked):
         raise InvalidInput(f"before must lie between 0 and the {n_asked} rows of X")
-    places = places.astype(np.int64)  # differences of unsigned numbers are never negative
-    if (np.diff(places) < 0).any():
+    come = come.astype(np.int64)  # differences of unsigned numbers are never negative
+    if (np.diff(come) < 0).any():
         raise InvalidInput("before decreases; give the targets in the order in which they came")
-    return NewTargets(keys, targets, weight, places)
+    return NewTargets(keys, targets, weight, come.tolist())
 
 
 def no_rows(n_columns: int) -> Asked:

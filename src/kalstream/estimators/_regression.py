@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kalstream.core import checks as check
 from kalstream.core.checks import Targets
 from kalstream.core.half_lives import KEEP_SCALE
-from kalstream.core.judging import choose
+from kalstream.core.judging import Index, choose
 from kalstream.errors import InvalidInput
 from kalstream.estimators._chunk import Ahead, Chunk, LateRows, LateSteps
 from kalstream.estimators._learning import predict_chunk, state_of
@@ -197,16 +197,15 @@ class Regression:
         return False, 0
 
     def spread_out(
-        self, chunk: Chunk, tells: Array, n: int, n_outputs: int
+        self, chunk: Chunk, tells: Index, n: int, n_outputs: int
     ) -> tuple[Targets, Array]:
         """Targets of n events, and their weights (n,); of the events ``tells`` in a chunk."""
         dense, weight = np.zeros((n, n_outputs)), np.zeros(n)
-        if len(tells):
-            read = check.targets(chunk.targets, len(tells), n_outputs, np.float64)
+        if len(chunk):
+            read = check.targets(chunk.targets, len(chunk), n_outputs, np.float64)
             assert read.dense is not None
-            dense[tells] = read.dense
-            weight[tells] = 1.0 if chunk.weight is None else chunk.weight
-            weight[tells[~read.observed]] = 0.0
+            given = 1.0 if chunk.weight is None else chunk.weight
+            dense[tells], weight[tells] = read.dense, np.where(read.observed, given, 0.0)
         return Targets(None, dense, weight > 0.0), weight
 
     def keep(self, before: Model, rows: LateRows, seen: Array) -> None:

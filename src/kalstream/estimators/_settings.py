@@ -14,6 +14,7 @@ from kalstream.core import checks as check
 from kalstream.core.calibration import Calibration
 from kalstream.core.checks import Targets
 from kalstream.core.fixed import Fixed
+from kalstream.core.judging import Index
 from kalstream.core.learned import Learned
 from kalstream.core.likelihoods import LIKELIHOODS
 from kalstream.core.mixture import Mixture
@@ -152,7 +153,7 @@ class Task(Protocol):
         ...
 
     def spread_out(
-        self, chunk: Chunk, tells: Array, n: int, n_outputs: int
+        self, chunk: Chunk, tells: Index, n: int, n_outputs: int
     ) -> tuple[Targets, Array]:
         """Targets of n events, and their weights (n,); of the events ``tells`` in a chunk."""
         ...

@@ -374,18 +374,24 @@ class Book:
 
     def take(
         self, numbers: Sequence[int], n_columns: int, sizes: Sizes
-    ) -> tuple[Array, Array, Array, Kept]:
-        """Columns (n, d), times and numbers (n,) of rows, and what was predicted in these sizes."""
+    ) -> tuple[Array, Array, Array | None, Kept]:
+        """Columns (n, d), numbers and times (n,) of rows, and what was predicted in these sizes."""
         rows = [row for number in numbers if (row := self.row(number)) is not None]
+        came, times = np.array([row.number for row in rows], np.int64), None
+        if rows[0].time == rows[0].time:
+            times = np.array([row.time for row in rows], np.float64)
+        groups = _grouped(rows)
+        if list(groups) == [(8 * n_columns, sizes)] and sizes != NOTHING:  # as it mostly is
+            kept = Kept.unpacked(_matrix([row.kept for row in rows]), sizes)
+            return _matrix([row.columns for row in rows]), came, times, kept
         columns, kept = np.zeros((len(rows), n_columns)), Kept.blank(len(rows), sizes)
-        for (width, own), places in _grouped(rows).items():
+        for (width, own), places in groups.items():
             here = np.array(places)
             columns[here, : width // 8] = _matrix([rows[k].columns for k in places])
             if own != NOTHING and _fits(own, sizes):
                 matrix = _matrix([rows[k].kept for k in places])
                 kept.put(here, Kept.unpacked(matrix, own), np.arange(len(here)))
-        times = np.array([row.time for row in rows], np.float64)
-        return columns, times, np.array([row.number for row in rows], np.int64), kept
+        return columns, came, times, kept
 
     def predicted(self, numbers: Sequence[int], kept: Kept) -> None:
         """Enter what was predicted of rows, the first ones of ``kept``."""
@@ -419,8 +425,11 @@ class Book:
     def store(self) -> Store:
         """The store after the call."""
         n = self._n_forgotten
-        done = np.concatenate([self.before.done, np.array(self._done, np.int64)])
-        return Store(
+        done = self.before.done
+        if self._done:
+            done = np.concatenate([done, np.array(self._done, np.int64)])
+        return check.trusted(
+            Store,
             _changed(self.before.blocks, self._changed | dict.fromkeys(done[:n].tolist())),
             self.ids.finish(),
             done[n:],
@@ -430,7 +439,7 @@ class Book:
             self.newest,
             self.blank,
             self.again,
-            Waiting(**self.counts),
+            check.trusted(Waiting, *self.counts.values()),
         )
 
 

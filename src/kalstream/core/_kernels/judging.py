@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kalstream.core._kernels.chunk import calibrated_terms
+from kalstream.core._kernels.chunk import Integral, calibrated_terms
 from kalstream.core._kernels.mixture import (
     gaussian_log_density,
     learn_spread,
@@ -50,17 +50,16 @@ def judge_rows(
     noise_var: float,
     weight: Floats,
     moments: tuple[Floats, Floats],
-    kept: tuple[Floats, Floats, Flags, Floats, Floats, Labels, Flags],
+    kept: tuple[Floats, Floats, Floats, Floats, Floats, Floats, Floats],
     calibrations: Floats,
     gammas: Floats,
     share: float,
-    exact: bool,
+    exact: Floats,
     learn_scale: bool,
     n_targets: int,
     log_weights: Floats,
     beside: Floats,
     spread: Floats,
-    integral: tuple[Floats, Floats, Floats],
 ) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats]:
     """Bayes' rule over J filters, C calibrations and X experts beside them, event by event.
 
@@ -78,6 +77,8 @@ def judge_rows(
         Means, variances, classes known, log-probabilities of the experts, spread, number of
         targets known, and whether there is a prediction.
     calibrations, gammas : (J, C), (J,)
+    exact : (n, J, C) or (0, 0, 0)
+        Of `exact_kept`; without it, labels are judged by the probit approximation.
     n_targets : int
         Targets learned so far.
     log_weights, beside, spread : (J, C), (X,), (J, 2), changed in place
@@ -98,18 +99,24 @@ def judge_rows(
     scale, log_prob = np.ones((n, n_filters)), np.full(n, np.nan)
     evidence, rates = np.full((n, n_filters), np.nan), np.ones(n)
     log_liks, ahead = np.empty((n_filters, n_calibrations)), np.empty(log_weights.shape)
-    scaled = np.empty(max(means.shape[2], 1))
+    every = np.empty(active.shape[1], np.int64)
     for i in range(n):
         s = slot[i]
         if asked[i]:
             rates[i] = (1.0 + lag[i]) ** LATE
             switch = 1.0 - (1.0 - share) ** (gap[i] * rates[i])
-            ahead[:] = log_weights
+            for j in range(n_filters):
+                for c in range(n_calibrations):
+                    ahead[j, c] = log_weights[j, c]
             switch_weights(ahead, switch, weights[i])
             late = gap[i] * lag[i] / (1.0 + lag[i])
             look_ahead(weights[i], gammas, late, lag[i], switch, beside, shares[i])
         else:
+<<<<<<< HEAD
             if predicted[s]:
+=======
+            if said[s] > 0.0:
+>>>>>>> late
                 rates[i] = (1.0 + (n_targets - known_then[s])) ** LATE
             switch = 1.0 - (1.0 - share) ** (gap[i] * rates[i])
             switch_weights(log_weights, switch, weights[i])
@@ -118,22 +125,32 @@ def judge_rows(
         if learn_scale:
             for j in range(n_filters):
                 scale[i, j] = spread[j, 1] / spread[j, 0]
-            if asked[i]:
-                spreads[s] = spread
+                if asked[i]:
+                    spreads[s, j, 0], spreads[s, j, 1] = spread[j]
         if asked[i]:
             known_then[s] = n_targets
             continue
         if not weight[i] > 0.0:
             continue
         n_targets += 1
+<<<<<<< HEAD
         if learn_scale and not predicted[s]:
             for j in range(n_filters):
                 unit = max(moments[1][j, i], 0.0) + noise_var
                 learn_spread(dense[i], moments[0][j, i], unit, weight[i], spread[j])
         if not predicted[s] or (labels.shape[0] and not active[s, labels[i]]):
+=======
+        if learn_scale and not said[s] > 0.0:
+            for j in range(n_filters):
+                unit = max(moments[1][j, i], 0.0) + noise_var
+                learn_spread(dense[i], moments[0][j, i], unit, weight[i], spread[j])
+        if not said[s] > 0.0 or (labels.shape[0] and not active[s, labels[i]] > 0.0):
+>>>>>>> late
             continue
-        unknown = learn_scale and not spreads[s, :, 1].min() > 0.0
-        classes = np.flatnonzero(active[s])
+        unknown = False
+        for j in range(n_filters):
+            unknown = unknown or (learn_scale and not spreads[s, j, 1] > 0.0)
+        classes = list_classes(active[s], every)
         for j in range(n_filters):
             mean, var = means[s, j], max(variances[s, j], 0.0)
             total = var + noise_var
@@ -144,10 +161,8 @@ def judge_rows(
                     log_lik = student_log_density(dense[i], mean, total, spreads[s, j])
                 elif labels.shape[0] == 0:
                     log_lik = gaussian_log_density(dense[i], mean, total)
-                elif exact:
-                    log_lik = calibrated_terms(
-                        mean, var, calibrations[j, c], labels[i], classes, scaled, integral
-                    )[0]
+                elif exact.shape[0]:
+                    log_lik = exact[i, j, c]
                 else:
                     log_lik = probit_log_prob(mean, var, calibrations[j, c], labels[i], classes)
                 log_liks[j, c] = max(log_lik, _LEAST_LOG)
@@ -163,6 +178,152 @@ def judge_rows(
             beside[x] += power * max(experts[s, x, labels[i]], _LEAST_LOG) - average
         learn_weights(log_weights, power, log_liks)
     return weights, shares, scale, log_prob, evidence, rates
+
+
+@jit
+def look_far(
+    asked: Flags,
+    gap: Floats,
+    features: Floats,
+    prior_vars: Floats,
+    gammas: Floats,
+    means: Floats,
+    variances: Floats,
+    coefficients: Floats,
+) -> tuple[Floats, Floats, Floats]:
+    """Moments (J, n, K), (J, n) and coefficients (J, n), a gap (n,) after those given, eq. (7).
+
+    Those of rows that are told stay. features (n, m), prior_vars (J,) and gammas (J, 1) are of the
+    rows and the filters.
+    """
+    mean, var, gamma = means.copy(), variances.copy(), coefficients.copy()
+    for i in range(asked.shape[0]):
+        norm = 0.0
+        if not asked[i]:
+            continue
+        for m in range(features.shape[1]):
+            norm += features[i, m] * features[i, m]
+        for j in range(prior_vars.shape[0]):
+            g = gammas[j, 0] ** gap[i]
+            for k in range(mean.shape[2]):
+                mean[j, i, k] *= g
+            left = g * g * max(var[j, i], 0.0)
+            var[j, i] = left + (1.0 - g) * (1.0 + g) * prior_vars[j] * norm
+            gamma[j, i] = g
+    return mean, var, gamma
+
+
+@jit
+def keep_frequencies(
+    asked: Flags,
+    slot: Labels,
+    labels: Labels,
+    weight: Floats,
+    seen: Flags,
+    counts: Floats,
+    active: Floats,
+    experts: Floats,
+) -> None:
+    """Write what the class frequencies say about each row that is asked for.
+
+    Parameters
+    ----------
+    labels, weight : (n,)
+        As in `judge_rows`.
+    seen, counts : (K,), (K',)
+        The classes that were seen before, and how often.
+    active, experts : (S, K), (S, X, K), changed in place
+        1 for the classes seen before each row; the first of the experts is the class frequencies.
+    """
+    n_outputs = seen.shape[0]
+    now, known = np.empty(n_outputs), seen.copy()
+    for k in range(n_outputs):
+        now[k] = 0.5 + (counts[k] if k < counts.shape[0] else 0.0)
+    for i in range(asked.shape[0]):
+        if weight[i] > 0.0:
+            now[labels[i]] += 1.0
+            known[labels[i]] = True
+        if not asked[i]:
+            continue
+        s, whole = slot[i], 0.0
+        for k in range(n_outputs):
+            whole += now[k] if known[k] else 0.0
+        for k in range(n_outputs):
+            active[s, k] = 1.0 if known[k] else 0.0
+            experts[s, 0, k] = np.log(now[k] / max(whole, 0.5))
+
+
+@jit
+def mix_experts(
+    asked: Flags,
+    slot: Labels,
+    shares: Floats,
+    active: Floats,
+    experts: Floats,
+    plain: Floats,
+) -> None:
+    """Mix experts with shares (n, X) into probabilities (n, K), in place, of rows asked for.
+
+    active (S, K) and experts (S, X, K) are as in `judge_rows`.
+    """
+    for i in range(asked.shape[0]):
+        s, n_active, whole = slot[i], 0.0, 0.0
+        for k in range(plain.shape[1]):
+            n_active += active[s, k]
+        # Frequencies predict nothing where classes are declared and none was seen.
+        if not asked[i] or not n_active > 0.0:
+            continue
+        for x in range(shares.shape[1]):
+            whole += shares[i, x]
+        for k in range(plain.shape[1]):
+            plain[i, k] *= 1.0 - whole
+            for x in range(shares.shape[1]):
+                if active[s, k] > 0.0:
+                    plain[i, k] += shares[i, x] * np.exp(experts[s, x, k])
+
+
+@jit
+def exact_kept(
+    asked: Flags,
+    slot: Labels,
+    labels: Labels,
+    weight: Floats,
+    means: Floats,
+    variances: Floats,
+    active: Floats,
+    said: Floats,
+    calibrations: Floats,
+    integral: Integral,
+) -> Floats:
+    """Log predictive of each label that is told, eq. (13), from what was said (n, J, C).
+
+    The arguments are those of `judge_rows`. Few mixtures use it: see `mixture.exact_log_probs`.
+    """
+    n_filters, n = means.shape[1], asked.shape[0]
+    out, scaled = np.zeros((n, *calibrations.shape)), np.empty(means.shape[2])
+    every = np.empty(means.shape[2], np.int64)
+    for i in range(n):
+        s = slot[i]
+        if asked[i] or not weight[i] > 0.0 or not said[s] > 0.0 or not active[s, labels[i]] > 0.0:
+            continue
+        classes = list_classes(active[s], every)
+        for j in range(n_filters):
+            var = max(variances[s, j], 0.0)
+            for c in range(calibrations.shape[1]):
+                known = means[s, j], var, calibrations[j, c], labels[i], classes, scaled
+                out[i, j, c] = calibrated_terms(*known, integral)[0]
+    return out
+
+
+@jit
+def list_classes(flags: Floats, out: Labels) -> Labels:
+    """The classes whose flag (K,) is above 0, written into the front of out (K,)."""
+    n = 0
+    for k in range(flags.shape[0]):
+        if flags[k] > 0.0:
+            out[n] = k
+            n += 1
+    return out[:n]
 
 
 @jit
@@ -234,7 +395,7 @@ def stack_rows(
     prior: Floats,
     keep: Floats,
     described: Floats,
-    counted: Flags,
+    counted: Floats,
     belief: float,
     last: int,
     counts: Floats,
@@ -266,10 +427,11 @@ def stack_rows(
     shares, log_probabilities = experts
     n_filters, n_outputs = means.shape[0], means.shape[2]
     out, n_terms = plain.copy(), coef.shape[0]
+    every = np.empty(max(counts.shape[0], counted.shape[1]), np.int64)
     for i in range(asked.shape[0]):
         s = slot[i]
         if asked[i]:
-            active = np.flatnonzero(counts > 0.0)
+            active = list_classes(counts, every)
             if len(active) == 0:
                 continue
             if active[-1] >= min(out.shape[1], n_outputs):
@@ -279,7 +441,6 @@ def stack_rows(
                 means[:, i], variances[:, i], weights[i], calibrations, active, rows
             )
             add_experts(shares[i], log_probabilities[s], active, rows)
-            rows[:, n_filters + 1 :] = 0.0
             if ordered and last >= 0:
                 describe_labels(counts, recent, stays, last, active, n_filters + 1, rows)
             describe_spoken(spoken[i], active, rows)
@@ -290,15 +451,19 @@ def stack_rows(
                 return out, belief, last, i
             for a in range(len(active)):
                 described[s, active[a]] = rows[a]
-                counted[s, active[a]] = True
+                counted[s, active[a]] = 1.0
             continue
         label = labels[i]
         if not weight[i] > 0.0:
             continue
-        if counted[s, label]:
-            active = np.flatnonzero(counted[s])
-            rows, own = described[s][active], np.empty(len(active))
-            place, rate = np.searchsorted(active, label), rates[i]
+        if counted[s, label] > 0.0:
+            active = list_classes(counted[s], every)
+            rows, own = np.empty((len(active), n_terms)), np.empty(len(active))
+            place, rate = 0, rates[i]
+            for a in range(len(active)):
+                place = a if active[a] == label else place
+                for d in range(n_terms):
+                    rows[a, d] = described[s, active[a], d]
             softmax(rows, coef, own)
             switch = 1.0 - (1.0 - share) ** rate
             now = belief + switch * (0.5 - belief)
@@ -327,7 +492,7 @@ def choose_rows(
     since: Labels,
     made: Floats,
     answers: Floats,
-    known_then: Labels,
+    known_then: Floats,
     share: float,
     beliefs: Floats,
 ) -> Floats:
@@ -347,8 +512,12 @@ def choose_rows(
         if asked[i]:
             others = 0.5 * lag[i] / (1.0 + lag[i])
             now[0] *= 1.0 - others
-            now[1:] *= others / (n_answers - 1)
-            now /= now.sum()
+            whole = now[0]
+            for a in range(1, n_answers):
+                now[a] *= others / (n_answers - 1)
+                whole += now[a]
+            for a in range(n_answers):
+                now[a] /= whole
             for a in range(n_answers):
                 for k in range(width):
                     out[i, k] += now[a] * made[i, a, k]
@@ -356,21 +525,26 @@ def choose_rows(
             if labels.shape[0] == 0:
                 add_spread(now, made[i], out[i])
             continue
-        beliefs[:] = now
+        for a in range(n_answers):
+            beliefs[a] = now[a]
         if not weight[i] > 0.0 or known_then[s] < since[i]:
             continue
         if labels.shape[0]:
-            scores[:] = answers[s, :, labels[i]]
+            for a in range(n_answers):
+                scores[a] = answers[s, a, labels[i]]
         else:
             compare_densities(answers[s], dense[i], scores)
-        if not scores.max() > 0.0:
+        top, whole = 0.0, 0.0
+        for a in range(n_answers):
+            top = max(top, scores[a])
+        if not top > 0.0:
             continue
         power = min(weight[i], LARGEST_WEIGHT) * rates[i]
         for a in range(n_answers):
             beliefs[a] *= max(scores[a], LEAST_PROBABILITY) ** power
-        beliefs /= beliefs.sum()
+            whole += beliefs[a]
         for a in range(n_answers):
-            beliefs[a] = max(beliefs[a], LEAST_PROBABILITY)  # it may come back
+            beliefs[a] = max(beliefs[a] / whole, LEAST_PROBABILITY)  # it may come back
     return out
 
 

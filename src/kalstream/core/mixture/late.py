@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
+_NOT_EXACT: Final = np.empty((0, 0, 0))
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class LateChunk:
     """Rows (n, m) with their targets, weights and events: the arguments of `step_events`."""
 
@@ -60,8 +62,13 @@ def step_events(
         return state, check.trusted(MixtureStep, *report), far
     # A row that is only asked for changes nothing if no time passes before it.
     gap = np.where(events.asked, 0.0, events.gap)
+<<<<<<< HEAD
     rows = Rows.read(state, **(chunk[:] | {"time_gap": gap}))
     chunk = replace(chunk, features=rows.features)
+=======
+    rows = Rows.read(state, **(told[:] | {"time_gap": gap}))
+    told.features = rows.features
+>>>>>>> late
     if decays:
         bank, moments = _moments(policy, state, rows, chunk)
         near, far = _ahead_of(policy, moments, rows.features, events, state, prior_var)
@@ -129,27 +136,25 @@ def _ahead_of(
     prior_var: float,
 ) -> tuple[BankStep, BankStep]:
     """Moments of rows that are asked for, one step ahead and as far as they are, eq. (7)."""
-    asked = np.flatnonzero(events.asked)
-    if not len(asked):
+    from kalstream.core._kernels.judging import look_far
+
+    if len(events.slot[events.asks]) == 0:
         return step, step
-    phi = features[asked].astype(np.float64, copy=False)
-    prior = prior_vars_of(state.prior_scales, prior_var, state.dtype)[:, None]
-    prior = prior * np.einsum("bm,bm->b", phi, phi)
+    phi = features.astype(np.float64, copy=False)
+    prior_vars = prior_vars_of(state.prior_scales, prior_var, state.dtype)
+    moments = step.logit_mean, step.logit_var, step.gamma
 
     def after(gap: Array) -> BankStep:
-        g = gammas_of(policy.half_lives) ** gap[asked]
-        mean, var, gammas = step.logit_mean.copy(), step.logit_var.copy(), step.gamma.copy()
-        mean[:, asked] *= g[:, :, None]
-        own = g * g * np.maximum(var[:, asked], 0.0)
-        var[:, asked], gammas[:, asked] = own + (1.0 - g) * (1.0 + g) * prior, g
-        return BankStep(mean, var, gammas, step.noise_var, step.nis)
+        how = events.asked, gap, phi, prior_vars, gammas_of(policy.half_lives)
+        mean, var, gamma = look_far(*how, *moments)
+        return BankStep(mean, var, gamma, step.noise_var, step.nis)
 
     return after(events.step), after(events.gap)
 
 
 def judged(policy: Mixture, judge: LateJudge, case: Case) -> tuple[LateJudge, MixtureStep, Judged]:
     """`JudgingPolicy.judge` of a mixture."""
-    from kalstream.core._kernels.judging import judge_rows
+    from kalstream.core._kernels.judging import exact_kept, judge_rows
     from kalstream.core.softmax_integral import table, workspace
 
     events, far, step, kept = case.events, case.far, case.step, case.kept
@@ -157,6 +162,11 @@ def judged(policy: Mixture, judge: LateJudge, case: Case) -> tuple[LateJudge, Mi
     log_weights, spread = judge.log_weights.copy(), judge.spread.copy()
     beside = judge.beside.copy()
     labels, dense = case.targets.arrays()
+    grid, exact = grid_of(step.calibrations, policy.n_filters), _NOT_EXACT
+    if policy.predictive == "exact" and case.targets.labels is not None:
+        said = kept.means, kept.variances, kept.active, kept.said
+        told = events.asked, events.slot, labels, case.weight
+        exact = exact_kept(*told, *said, grid, (*table(), workspace()))
     weights, shares, scale, log_prob, evidence, rates = judge_rows(
         *(events.asked, events.slot, events.gap, events.lag),
         *(labels, dense, case.noise_var, case.weight),
@@ -165,16 +175,15 @@ def judged(policy: Mixture, judge: LateJudge, case: Case) -> tuple[LateJudge, Mi
             *(kept.means, kept.variances, kept.active, kept.experts),
             *(kept.spread, kept.n_targets, kept.said),
         ),
-        grid_of(step.calibrations, policy.n_filters),
+        grid,
         gammas_of(policy.half_lives)[:, 0],
         policy.share,
-        policy.predictive == "exact",
+        exact,
         policy.learn_scale and case.targets.labels is None,
         case.n_targets,
         *(log_weights, beside, spread),
-        (*table(), workspace()),
     )
-    after = replace(judge, log_weights=log_weights, spread=spread, beside=beside)
+    after = LateJudge(log_weights, spread, beside, judge.beliefs, judge.since)
     grids = step.half_lives, step.calibrations, step.prior_scales
     late = check.trusted(MixtureStep, far, weights, log_prob, scale, *grids, evidence)
     return after, late, Judged(shares, rates, policy.share, np.zeros(len(events), np.int64))
