@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ import numpy as np
 import pytest
 
 from kalstream import KalmanClassifier, __version__, cli
+from kalstream.core.jit import cache_folder, when_compiling
+from kalstream.estimators.warming import warm_up
 from kalstream.runs import Run
 from kalstream.runs.options import Options, declared, typed
 
 ROOT = Path(__file__).parents[1]
 # Small, and quick to learn: what is tested here is not the learning.
 QUICK = ("--features", "raw", "--limit", "600")
-COMMANDS = [command.callback.__name__ for command in cli.app.registered_commands]
+COMMANDS = [each.name or each.callback.__name__ for each in cli.app.registered_commands]
 
 
 @pytest.fixture
@@ -75,6 +78,30 @@ def test_version_and_help(run_cli: Any) -> None:
     assert status == 0
     for name in (*COMMANDS, "completion"):
         assert name in out
+
+
+def test_what_was_compiled_is_loaded_later(run_cli: Any) -> None:
+    status, out, _ = run_cli("compile")
+    assert status == 0
+    assert str(cache_folder()) in out
+    compiled: list[str] = []
+    with when_compiling(lambda: compiled.append("again")):
+        warm_up()
+    assert not compiled
+
+
+def test_a_run_says_that_it_compiles(tmp_path: Path) -> None:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    code = (
+        "from kalstream.core.jit import when_compiling\n"
+        "from kalstream.core._kernels.alarm import moved\n"
+        "import numpy as np\n"
+        "with when_compiling(lambda: print('compiles')):\n"
+        "    moved(np.zeros(2), np.zeros(2)), moved(np.zeros(2), np.zeros(2))\n"
+    )
+    run = partial(subprocess.run, [sys.executable, "-c", code], env=environment, text=True)
+    printed = [run(stdout=subprocess.PIPE, check=True).stdout for _ in range(2)]
+    assert printed == ["compiles\n", ""]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -1,6 +1,6 @@
 """The command line: parse, call, print. One module for each group of commands."""
 
-from kalstream.cli import embed, paper, results, run  # noqa: F401  (they register their commands)
+from kalstream.cli import compiling, embed, paper, results, run  # noqa: F401  (they register their commands)
 from kalstream.cli.console import app, main
 
 __all__ = ["app", "main"]

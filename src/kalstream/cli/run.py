@@ -275,14 +275,22 @@ def _report_is_outdated(folder: Path) -> bool:
 
 def _go(job: Run, live: bool) -> None:
     """Run to the end, write the report, and exit with the status of the run."""
-    from kalstream.cli.run_output import LiveLines, print_end, print_start, progress
+    from kalstream.cli.run_output import (
+        LiveLines,
+        print_compiling,
+        print_end,
+        print_start,
+        progress,
+    )
+    from kalstream.core.jit import when_compiling
     from kalstream.report import write_report
 
     print_start(job)
     with _until_interrupted(job) as signal_number, progress(job) as watch:
         lines = LiveLines(watch, job.stream.task) if live else None
         nobody_reads = lines.closed if lines is not None else lambda: False
-        end = job.go(lines or watch, lambda: signal_number() > 0 or nobody_reads())
+        with when_compiling(print_compiling):
+            end = job.go(lines or watch, lambda: signal_number() > 0 or nobody_reads())
     print_end(job, end, write_report(job.folder) if end["row"] else None)
     if end["reason"] == "interrupted":
         sys.exit(128 + (signal_number() or _SIGPIPE))

@@ -52,7 +52,11 @@ def print_start(job: Run) -> None:
         out.print(f"  half-lives are in units of {params['time_unit']:g} (seconds for dates)")
     if job.resumed_at is not None:
         out.print(f"  resuming after row {job.resumed_at:,}")
-    out.print("  compiling (about 30 s on first use; cached afterwards)")
+
+
+def print_compiling() -> None:
+    """Say why nothing happens for a while."""
+    out.print("  compiling (about 20 s on first use; cached afterwards)")
 
 
 def _kinds(encoder: Columns) -> str:

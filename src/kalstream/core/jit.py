@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -44,6 +45,34 @@ def jit(function: Callable[..., Any]) -> Any:
     if file is not None and hasattr(file, "_source_stamp"):
         file._source_stamp = f"{file._source_stamp} {stamp_of(Path(function.__code__.co_filename))}"
     return compiled
+
+
+@contextmanager
+def when_compiling(act: Callable[[], None]) -> Iterator[None]:
+    """Call ``act`` once, if a function is compiled in this context and not loaded from disk."""
+    from numba.core import event
+
+    class Listener(event.Listener):  # type: ignore[misc]  (numba has no types)
+        called = False
+
+        def on_start(self, event: Any) -> None:
+            if not self.called:
+                self.called = True
+                act()
+
+        def on_end(self, event: Any) -> None:
+            pass
+
+    with event.install_listener("numba:compile", Listener()):
+        yield
+
+
+def cache_folder() -> Path | None:
+    """The folder of the compiled functions of the core; None if there is none to write to."""
+    from kalstream.core._kernels import mixture
+
+    path = getattr(getattr(mixture.mix, "_cache", None), "cache_path", None)
+    return None if path is None else Path(path)
 
 
 @cache
