@@ -214,9 +214,8 @@ class Fixed(SingleFilter):
         from kalstream.core._kernels.motion import learn_alphas
         from kalstream.core.softmax_integral import table, workspace
 
-        labels, _, *rest = rows.observed()
-        known = alpha.log_mean, alpha.log_var, calibration.rule
-        alphas, *learned = learn_alphas(mean, var, labels, *rest, *known, *table(), workspace())
+        known = rows.observed(), alpha.log_mean, alpha.log_var, calibration.rule
+        alphas, *learned = learn_alphas(mean, var, *known, (*table(), workspace()))
         return Alpha(*learned), alphas
 
     def predict(

@@ -390,8 +390,8 @@ class MotionBank(OneOrder):
     def past(self) -> tuple[Any, ...]:
         """Number and arrays of the pending rows, for compiled code."""
         if self.pending is None:
-            return 0, np.empty(0), *_nothing(self.arrays.mean.shape, self.order)
-        return len(self.pending), self.pending.ages, *self.pending.arrays()
+            return 0, (np.empty(0), *_nothing(self.arrays.mean.shape, self.order))
+        return len(self.pending), (self.pending.ages, *self.pending.arrays())
 
     def folded(self, *, own: bool) -> MotionBank:
         """The same filters with the base at the time now, and nothing pending.
@@ -554,7 +554,7 @@ def _advance(
         done, unsound, learned, elapsed, mean, var, nis, noise_vars, rounding = scan_motion(
             *bank.remembered(phi),
             wide,
-            *here.observed(),
+            here.observed(),
             here.gap,
             bank.elapsed,
             bank.rates,
@@ -565,8 +565,7 @@ def _advance(
             _EPSILON[bank.dtype],
             ROUNDING_LIMITS,
             n_past,
-            ages,
-            *room.buffers,
+            (ages, *room.buffers),
         )
         if unsound >= 0 and done > 0:
             check_innovations(

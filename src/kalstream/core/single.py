@@ -315,10 +315,8 @@ class _Scanner:
         from kalstream.core.softmax_integral import table, workspace
 
         parts, alphas, self.delta, log_mean, log_var = scan_learned(
-            grams.cov,
-            grams.eye,
-            grams.mean,
-            *rows.observed(),
+            (grams.cov, grams.eye, grams.mean),
+            rows.observed(),
             rows.gap,
             rows.prior_var,
             rows.keep_mean,
@@ -331,8 +329,7 @@ class _Scanner:
             self.alpha.log_var,
             self.alpha_rule,
             self.calibrated,
-            *table(),
-            workspace(),
+            (*table(), workspace()),
         )
         self.alpha = Alpha(log_mean, log_var)
         scan = Scan(*parts)
