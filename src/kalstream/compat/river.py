@@ -16,9 +16,9 @@ from itertools import pairwise
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kalstream import estimators
+from kalstream._arrays import Array
 from kalstream._optional import require
 from kalstream.core import checks as check
 from kalstream.errors import InvalidInput
@@ -30,7 +30,6 @@ base: Any = require("river.base", "river")
 
 __all__ = ["KalmanClassifier", "KalmanRegressor"]
 
-Array = NDArray[Any]
 Columns = dict[Hashable, int]
 
 _NAN: Final = math.nan

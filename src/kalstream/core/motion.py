@@ -13,9 +13,10 @@ from functools import lru_cache
 from typing import Any, Final, final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.linalg import blas
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core._threads import OneThread
 from kalstream.core.bank import BankArrays, How, Lookahead, OneOrder, joined_steps
@@ -39,8 +40,6 @@ from kalstream.core.state import (
     pending_capacity,
 )
 from kalstream.errors import InvalidInput
-
-Array = NDArray[Any]
 
 _EPSILON: Final = {np.dtype(t): float(np.finfo(t).eps) for t in (np.float32, np.float64)}
 # Products of up to this many predicted rows are kept, for when these rows are learned.

@@ -23,8 +23,9 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core.chunk import Rows
 from kalstream.core.judging import Case, Events, Judged, LateJudge, Sizes
@@ -34,8 +35,6 @@ from kalstream.errors import InvalidInput
 
 if TYPE_CHECKING:
     from kalstream.core.predictive import Method
-
-Array = NDArray[Any]
 
 
 class PolicyState(Tagged):

@@ -10,8 +10,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core._threads import OneThread
 from kalstream.core.calibration import Alpha, Calibration
@@ -22,8 +23,6 @@ from kalstream.core.policy import Policy, PolicyState, check_seen
 from kalstream.core.recursion import init
 from kalstream.core.state import Posterior, Step, add_features, add_outputs, keep_outputs
 from kalstream.errors import InvalidInput
-
-Array = NDArray[Any]
 
 # gamma = 0.08 keeps nothing worth having, and the gradient of delta, which vanishes with gamma,
 # still leads back: SGD that overshot further would never return.

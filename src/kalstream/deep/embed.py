@@ -15,17 +15,16 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from kalstream import streams
+from kalstream._arrays import Array
 from kalstream._files import Lock, replacing, write_whole
 from kalstream.deep import backbones
 from kalstream.errors import InvalidInput, MissingFile
 from kalstream.streams import REGRESSION, Batch, ImageStream, Stream
 
-Array = NDArray[Any]
 Preprocess = Callable[[Array], torch.Tensor]
 
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}

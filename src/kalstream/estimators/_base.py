@@ -11,10 +11,11 @@ from os import PathLike
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core.alarm import Drift
 from kalstream.core.guard import Health, health
@@ -36,8 +37,6 @@ from kalstream.estimators._sharing import Shared, interruptible
 from kalstream.estimators._time import gaps_ahead, gaps_before, read_unit
 from kalstream.estimators._waiting import Store
 from kalstream.estimators.inputs import read_columns, read_path, read_seed, read_weights
-
-Array = NDArray[Any]
 
 
 class KalmanEstimator(BaseEstimator, ABC):

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core.calibration import Calibration
 from kalstream.core.checks import Targets
@@ -24,8 +24,6 @@ from kalstream.errors import InvalidInput
 if TYPE_CHECKING:
     from kalstream.estimators._chunk import Ahead, Chunk, LateRows, LateSteps
     from kalstream.estimators._model import Model
-
-Array = NDArray[Any]
 
 
 # The filters of forgetting="mixture", for each likelihood; benchmarks/choose.py chose them.

@@ -7,14 +7,12 @@ import warnings
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core import reading
 from kalstream.errors import InvalidInput
 from kalstream.estimators._model import Model
-
-Array = NDArray[Any]
 
 # Dates further apart than this many seconds, among the first rows, suggest a forgotten time_unit.
 _LONG_GAP: Final = 1000.0

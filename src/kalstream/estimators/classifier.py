@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core.experts import Expert
 from kalstream.core.experts.expert import check_experts
@@ -26,8 +27,6 @@ from kalstream.estimators._settings import policy_of, store
 from kalstream.estimators._sharing import interruptible
 from kalstream.estimators.inputs import read_weights
 from kalstream.estimators.labels import read_labels
-
-Array = NDArray[Any]
 
 
 class KalmanClassifier(ClassifierMixin, AskingEstimator[Array]):

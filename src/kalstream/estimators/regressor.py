@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core.guard import Health
 from kalstream.core.policy import Policy
@@ -19,8 +20,6 @@ from kalstream.estimators._model import Model
 from kalstream.estimators._regression import Regression, shaped
 from kalstream.estimators._settings import policy_of, store
 from kalstream.estimators.inputs import read_values, read_weights
-
-Array = NDArray[Any]
 
 
 class KalmanRegressor(RegressorMixin, AskingEstimator[tuple[Array, Array]]):

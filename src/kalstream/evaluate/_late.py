@@ -13,16 +13,14 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kalstream._arrays import Array
 from kalstream.errors import InvalidInput
 from kalstream.evaluate._forgetting import Place
 from kalstream.evaluate.adapters import Answer, known
 from kalstream.evaluate.metrics import Scored
 from kalstream.evaluate.trackers import LatePrediction, Tracker, restored, saved
 from kalstream.streams import Batch
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
