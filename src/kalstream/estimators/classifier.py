@@ -265,41 +265,6 @@ class KalmanClassifier(ClassifierMixin, AskingEstimator[Array]):
         self._learn(X, read_labels(y), sample_weight, time, prepared=declare)
         return self
 
-    def predict_then_learn(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        time: Any = None,
-    ) -> Array:
-        """Predict then learn, row by row: each row is predicted before its label is learned.
-
-        The result is that of `predict_proba` and `partial_fit` for one row at a time (for the whole
-        chunk, if transition is "chunk"), several times faster. The label of each row is known
-        before the next row is predicted, so the stack also uses recent labels here. With
-        ``recent_labels=False``, or transition "chunk", it does not.
-
-        Parameters
-        ----------
-        X, y, sample_weight, time
-            As in `partial_fit`.
-
-        Returns
-        -------
-        probabilities : (b, K)
-            One column for each of `classes_` after the call. A class that was not known before a
-            row has probability 0 there; the row is all zeros if no class was known.
-
-        Examples
-        --------
-        >>> model = KalmanClassifier(features="raw")
-        >>> model.predict_then_learn([[1.0], [-1.0], [1.0]], ["up", "down", "up"]).round(2)
-        array([[0.  , 0.  ],
-               [0.  , 1.  ],
-               [0.27, 0.73]])
-        """
-        return self._learn(X, read_labels(y), sample_weight, time, predict=True)
-
     # ---- predicting -----------------------------------------------------------------------
 
     def predict_proba(self, X: ArrayLike, time: Any = None) -> Array:

@@ -137,37 +137,6 @@ dtype, random_state, max_waiting, max_age
         self._learn(X, read_values(y), sample_weight, time)
         return self
 
-    def predict_then_learn(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        time: Any = None,
-    ) -> tuple[Array, Array]:
-        """Predict then learn, row by row: each row is predicted before its target is learned.
-
-        The result is that of `predict` and `partial_fit` for one row at a time (for the whole
-        chunk, if transition is "chunk"), several times faster.
-
-        Parameters
-        ----------
-        X, y, sample_weight, time
-            As in `partial_fit`.
-
-        Returns
-        -------
-        mean, std : (b,) or (b, K)
-            As from `predict`; NaN and inf before any target is known.
-
-        Examples
-        --------
-        >>> model = KalmanRegressor(features="raw", noise_var=0.01)
-        >>> mean, _ = model.predict_then_learn([[1.0], [1.0], [1.0]], [2.0, 2.0, 2.0])
-        >>> mean.round(2)
-        array([nan,  2.,  2.])
-        """
-        return self._learn(X, read_values(y), sample_weight, time, predict=True)
-
     def _task(self) -> Regression:
         small = check.float_dtype(self.dtype) == np.float32
         limit = check.LARGEST_FLOAT32 if small else check.LARGEST_FLOAT64
