@@ -8,13 +8,12 @@ from collections.abc import Callable, Collection
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, clone
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.errors import InvalidInput
 
-Array = NDArray[Any]
 Make = Callable[[], Any]
 
 _WEIGHTS: Final = (

@@ -33,7 +33,6 @@ from kalstream.deep.backbones import (  # noqa: E402
     preprocess,
     resnet18,
     resnet50,
-    set_batch_norm,
     slim_resnet18,
 )
 from kalstream.errors import InvalidInput, MissingExtra, MissingFile  # noqa: E402
@@ -321,31 +320,6 @@ def test_wrong_pixels() -> None:
         preprocess(good, size=8, interpolation="nearest")
     with pytest.raises(InvalidInput, match="std positive"):
         preprocess(good, std=(1.0, 1.0, 0.0))
-
-
-# ---- batch norm
-
-
-def test_batch_norm_modes() -> None:
-    backbone = tiny()
-    norms = [m for m in backbone.modules() if isinstance(m, nn.BatchNorm2d)]
-    for mode, moves, learns in (
-        ("frozen", False, False),
-        ("eval", False, True),
-        ("train", True, True),
-    ):
-        backbone.train()
-        set_batch_norm(backbone, mode)
-        backbone.zero_grad()
-        before = [m.running_mean.clone() for m in norms]
-        backbone(images(4)).sum().backward()
-        for m, mean in zip(norms, before, strict=True):
-            assert torch.equal(m.running_mean, mean) != moves
-            assert (m.weight.grad is not None) == learns
-        assert backbone.training
-        assert backbone.conv1.weight.grad is not None
-    with pytest.raises(InvalidInput, match="'off'"):
-        set_batch_norm(backbone, "off")
 
 
 # ---- networks of other libraries

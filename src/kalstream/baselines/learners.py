@@ -73,17 +73,13 @@ class OnlineSGD(_BaselineLearner):
     Parameters
     ----------
     backbone : nn.Module
-        Maps rows, as `preprocess` returns them, to features (b, n_features). Parameters that do not
-        require gradients are not trained.
+        As for `Learner`.
     head : SoftmaxHead
     optimizer : function from a list of parameters to an optimizer
         SGD with lr 0.001, momentum 0.9 and weight decay 1e-4 by default.
     replay : ReplayStreams, optional
-    flip : bool
-        Mirror each training image, new or replayed, with probability 1/2. Images are predicted and
-        added to the replay memory without mirroring.
-    seed : int
-        Seed of the flips.
+    flip, seed
+        As for `CrossEntropy`.
     batch_norm, preprocess, device, autocast, capture
         As for `OnlineLearner`. With batch_norm="eval" rows are predicted with the running averages
         and trained with those of the chunk.
@@ -141,11 +137,9 @@ class ExperienceReplay(_BaselineLearner):
 class ACE(_BaselineLearner):
     """ER with an asymmetric cross-entropy (Caccia et al., 2022), which protects past classes.
 
-    The loss is L_new + L_past. The network runs once for each part, so batch norm averages over
-    each separately. L_past is the mean cross-entropy of the replayed rows. L_new is the mean
-    cross-entropy of the new rows. Logits of past classes (seen in an earlier chunk, absent from
-    this one) are set to minus infinity. So the softmax covers the classes of this chunk and those
-    never seen. For the first chunk the loss is the plain mean cross-entropy.
+    The loss is that of ``CrossEntropy(spare_past=True)``. The network runs once for each of its two
+    parts, so batch norm averages over each separately. For the first chunk the loss is the plain
+    mean cross-entropy.
 
     Parameters
     ----------

@@ -13,12 +13,12 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kalstream import estimators
+from kalstream._arrays import Array
 from kalstream._optional import require
 from kalstream.core import checks as check
 from kalstream.errors import InvalidInput
@@ -30,7 +30,6 @@ base: Any = require("river.base", "river")
 
 __all__ = ["KalmanClassifier", "KalmanRegressor"]
 
-Array = NDArray[Any]
 Columns = dict[Hashable, int]
 
 _NAN: Final = math.nan
@@ -69,6 +68,7 @@ class _Adapter:
     """
 
     _known: tuple[Columns, Any]
+    _UNKNOWN: ClassVar[Any]  # what is predicted before the first target
     _is_late = False
     _kept: dict[int, bytes] | None = None  # rows that the estimator keeps: their ids, first to last
     _places: dict[bytes, list[int]] | None = None  # the same by the bytes of the row
@@ -220,8 +220,18 @@ class _Adapter:
         self._widen(len(columns) - n_columns)
         self._known = columns, estimator
 
-    def _learn_rows(self, X: Any, y: Any, w: Any) -> None:
-        """Learn the rows of a chunk in their order; after an error nothing has changed."""
+    def learn_many(self, X: Any, y: Any, w: Any = 1.0) -> None:
+        """Learn rows in their order; after an error nothing has changed.
+
+        Parameters
+        ----------
+        X : DataFrame
+        y : Series
+            Targets, None or NaN where unknown.
+        w : float or Series
+            As in `learn_one`.
+        """
+        y = self._read_many(y)
         columns, estimator = self._known
         n_columns = len(columns)
         frame, n = _frame(X), len(X)
@@ -249,6 +259,32 @@ class _Adapter:
             )
         self._widen(len(columns) - n_columns)
         self._known = columns, estimator
+
+    def _read_many(self, y: Any) -> Any:
+        """Targets of rows."""
+        raise NotImplementedError
+
+    def predict_many(self, X: Any) -> Any:
+        """Most probable label, or predicted mean, of each row of X.
+
+        Before the first target it is None, or 0.0 in regression.
+
+        Parameters
+        ----------
+        X : DataFrame
+
+        Returns
+        -------
+        Series
+            With the index of X.
+        """
+        ready = self._ready_many(X)
+        values = np.full(len(X), self._UNKNOWN) if ready is None else self._points(*ready)
+        return sys.modules["pandas"].Series(values, index=X.index)
+
+    def _points(self, estimator: Any, rows: Array) -> Any:
+        """Predictions (b,) of rows, each as if it were the next one."""
+        raise NotImplementedError
 
 
 def _constructor(kind: type) -> Any:
@@ -278,40 +314,13 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
 
     Parameters
     ----------
-    forgetting : "mixture", "learned", float or policy
-        "mixture" runs filters with several half-lives and weights them by how well they predict.
-        "learned" is the paper's online SGD on gamma. A float is a fixed gamma: 1 forgets
-        nothing. Or a `kalstream.core.Mixture`, `Learned` or `Fixed`.
+    forgetting, n_components, likelihood, order, noise_var, prior_var, predictive, calibration, \
+class_weight, stacking, experts, intercept, dtype
+        As in `kalstream.KalmanClassifier`.
     features : "raw", "scaled", "fourier" or transformer
-        "fourier" scales features online and adds random Fourier features of them. "scaled" only
-        scales. "raw" only divides columns by sqrt(d); their size should be about 1. A transformer
-        needs ``partial_fit`` and ``transform``, and ``add_columns`` if features can come later.
-    n_components : int
-        Number of Fourier features.
+        As there. A transformer needs ``add_columns`` if features can come later.
     transition : "example" or "chunk"
         Forget before every row, or once in every call of `learn_one` or `learn_many`.
-    likelihood : "auto", "softmax" or "onehot"
-        How filters observe a label: through the softmax, or as a one-hot vector with Gaussian
-        noise. "auto" is the mixture that predicts best on real streams.
-    order : 1, 2, 3 or several of these
-        Order of the motion of weights: from 2 on they have a velocity, at 3 an acceleration. Of a
-        mixture every half-life has each of the orders, such as (1, 2).
-    noise_var, prior_var : "auto" or float
-        Variance of the noise of one-hot targets, and variance of the weights before any data.
-    predictive : "auto", "exact", "probit", "monte-carlo" or "plug-in"
-        Method that turns logits into probabilities; see `kalstream.core.class_probabilities`.
-    calibration : "auto", float, Calibration or sequence of floats
-        Factor of the logits: learned ("auto"), fixed, or, for a mixture, a grid of factors.
-    class_weight : dict, "balanced" or None
-        Weights of classes; "balanced" uses the class frequencies so far.
-    stacking : bool
-        Whether a logistic regression also combines the predictions of a mixture's filters.
-    experts : list of kalstream.core.Expert, optional
-        Further voices of that logistic regression.
-    intercept : bool
-        Whether the linear model has a constant.
-    dtype : float64 or float32
-        Precision of the filters.
     seed : int or None
         Seed of the Fourier features and of sampled predictions.
 
@@ -365,6 +374,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
     """
 
     __init__ = _constructor(estimators.KalmanClassifier)
+    _UNKNOWN = None
 
     def _next(self, estimator: Any, row: Array) -> tuple[Any, Any]:
         """The prediction of the next row, with recent labels."""
@@ -431,18 +441,8 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         probabilities = self.predict_proba_one(x)
         return max(probabilities, key=probabilities.__getitem__) if probabilities else None
 
-    def learn_many(self, X: Any, y: Any, w: Any = 1.0) -> None:
-        """Learn rows in their order.
-
-        Parameters
-        ----------
-        X : DataFrame
-        y : Series
-            Labels, None or NaN where unknown.
-        w : float or Series
-            As in `learn_one`.
-        """
-        self._learn_rows(X, read_labels(y), w)
+    def _read_many(self, y: Any) -> Any:
+        return read_labels(y)
 
     def predict_proba_many(self, X: Any) -> Any:
         """Probabilities of the labels seen so far (columns) for each row of X.
@@ -463,24 +463,9 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
         probabilities, classes = self._many(*ready)
         return pandas.DataFrame(probabilities, index=X.index, columns=classes.tolist())
 
-    def predict_many(self, X: Any) -> Any:
-        """Most probable label for each row of X; None before the first label.
-
-        Parameters
-        ----------
-        X : DataFrame
-
-        Returns
-        -------
-        Series
-            With the index of X.
-        """
-        ready = self._ready_many(X)
-        pandas = sys.modules["pandas"]
-        if ready is None:
-            return pandas.Series([None] * len(X), index=X.index, dtype=object)
-        probabilities, classes = self._many(*ready)
-        return pandas.Series(classes[probabilities.argmax(axis=1)].tolist(), index=X.index)
+    def _points(self, estimator: Any, rows: Array) -> list[Any]:
+        probabilities, classes = self._many(estimator, rows)
+        return classes[probabilities.argmax(axis=1)].tolist()
 
     def _many(self, estimator: Any, rows: Array) -> tuple[Array, Array]:
         """Probabilities (b, K) of rows, of which each could be the next, and the labels (K,)."""
@@ -498,16 +483,10 @@ class KalmanRegressor(_Adapter, base.MiniBatchRegressor):
 
     Parameters
     ----------
-    forgetting, features, n_components, transition, order, calibration, intercept, dtype, seed
-        As in `KalmanClassifier`; calibration has no effect in regression.
-    noise_var : "auto" or float
-        Variance of the noise of the targets; "auto" learns it online. ``forgetting="learned"``
-        needs a number, because the gradient of gamma depends on it.
-    prior_var : "auto" or float
-        Variance of a weight before any data; with noise_var="auto", in units of a scale that is
-        learned with the noise.
-    predictive
-        Has no effect in regression.
+    features, transition, seed
+        As in `KalmanClassifier`.
+    forgetting, n_components, order, noise_var, prior_var, predictive, calibration, intercept, dtype
+        As in `kalstream.KalmanRegressor`.
 
     Attributes
     ----------
@@ -535,6 +514,7 @@ class KalmanRegressor(_Adapter, base.MiniBatchRegressor):
     """
 
     __init__ = _constructor(estimators.KalmanRegressor)
+    _UNKNOWN = 0.0
 
     @classmethod
     def _unit_test_params(cls) -> Iterator[dict[str, Any]]:
@@ -579,42 +559,16 @@ class KalmanRegressor(_Adapter, base.MiniBatchRegressor):
         gaussian = require("river.proba", "river").Gaussian
         return gaussian._from_state(n=1, m=mean, var=std**2, ddof=0)
 
-    def learn_many(self, X: Any, y: Any, w: Any = 1.0) -> None:
-        """Learn rows in their order.
-
-        Parameters
-        ----------
-        X : DataFrame
-        y : Series
-            Targets, None or NaN where unknown.
-        w : float or Series
-            As in `learn_one`.
-        """
+    def _read_many(self, y: Any) -> Array:
         values = read_values(y)
         if values.ndim == 2 and values.shape[1] == 1:
             values = values[:, 0]
         if values.ndim != 1:
             raise InvalidInput(f"y has shape {values.shape}; give one number for each row of X")
-        self._learn_rows(X, values, w)
+        return values
 
-    def predict_many(self, X: Any) -> Any:
-        """Predicted mean for each row of X; 0.0 before the first target.
-
-        Parameters
-        ----------
-        X : DataFrame
-
-        Returns
-        -------
-        Series
-            With the index of X.
-        """
-        ready = self._ready_many(X)
-        pandas = sys.modules["pandas"]
-        if ready is None:
-            return pandas.Series(0.0, index=X.index)
-        estimator, rows = ready
-        return pandas.Series(estimator.predict(rows), index=X.index)
+    def _points(self, estimator: Any, rows: Array) -> Array:
+        return estimator.predict(rows)
 
 
 def _version(estimator: Any) -> tuple[int, int]:

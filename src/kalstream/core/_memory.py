@@ -7,9 +7,8 @@ from typing import Any, Final
 from weakref import ref
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from kalstream._arrays import Array
 
 # The allocator itself keeps smaller blocks (mmap threshold of glibc).
 _LARGE: Final = 1 << 17

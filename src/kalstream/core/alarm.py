@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kalstream._arrays import Array
 from kalstream.core.half_lives import weighted_median
-
-Array = NDArray[Any]
 
 # Where each number stands in `Watch.numbers`.
 N, CONFIDENCE, ON, BEGAN, PEAK, ALARMS, RECENT, AGE = range(8)

@@ -8,11 +8,11 @@ from functools import cache
 from typing import Any, Final, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from kalstream._arrays import Array
 from kalstream.errors import InvalidInput
 
-Array = NDArray[Any]
 T = TypeVar("T")
 
 _new: Final = object.__new__

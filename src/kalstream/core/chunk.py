@@ -11,16 +11,15 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.linalg import blas
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core._threads import OneThread
 from kalstream.core.guard import ROUNDING_LIMITS, check_innovations, rounding_error
 from kalstream.core.likelihoods import LIKELIHOODS, ONEHOT, check_likelihood
 from kalstream.core.state import DEFERRED_ROWS, Posterior, Step, Stored
-
-Array = NDArray[Any]
 
 # Up to this many rows a compiled loop is faster than a BLAS call.
 _FEW_ROWS: Final = 16

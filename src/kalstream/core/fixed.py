@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core.bank import How, Lookahead
 from kalstream.core.calibration import Alpha, Calibration
@@ -20,8 +21,6 @@ from kalstream.core.policy import check_seen
 from kalstream.core.single import FilterState, OneFilterState, SingleFilter, as_calibration
 from kalstream.core.state import Posterior, Step
 from kalstream.errors import InvalidInput
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +213,8 @@ class Fixed(SingleFilter):
         from kalstream.core._kernels.motion import learn_alphas
         from kalstream.core.softmax_integral import table, workspace
 
-        labels, _, *rest = rows.observed()
-        known = alpha.log_mean, alpha.log_var, calibration.rule
-        alphas, *learned = learn_alphas(mean, var, labels, *rest, *known, *table(), workspace())
+        known = rows.observed(), alpha.log_mean, alpha.log_var, calibration.rule
+        alphas, *learned = learn_alphas(mean, var, *known, (*table(), workspace()))
         return Alpha(*learned), alphas
 
     def predict(

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core.state import Posterior, Step
 from kalstream.errors import InvalidInput, NumericalError
-
-Array = NDArray[Any]
 
 # Limits of (1) one rounding of the covariance over the noise variance, (2) the sum of all roundings
 # over a predicted variance, unless (3) that sum over the noise variance is below the third.

@@ -52,7 +52,7 @@ def when_compiling(act: Callable[[], None]) -> Iterator[None]:
     """Call ``act`` once, if a function is compiled in this context and not loaded from disk."""
     from numba.core import event
 
-    class Listener(event.Listener):  # type: ignore[misc]  (numba has no types)
+    class Listener(event.Listener):  # type: ignore[misc]
         called = False
 
         def on_start(self, event: Any) -> None:

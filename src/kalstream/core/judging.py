@@ -29,7 +29,7 @@ Index = slice | Array
 # What one call makes and drops is not frozen: that triples the time to make it.
 @dataclass(slots=True)
 class Events:
-    """A sequence of n events: rows that are asked for, and rows whose targets are told.
+    """A sequence of n events: rows that are asked for, and rows whose targets come.
 
     Attributes
     ----------
@@ -196,7 +196,7 @@ class Case:
     step, far
         Of `JudgingPolicy.step_events`.
     targets, weight : n targets, (n,)
-        Weight 0 where nothing is told.
+        Weight 0 where no target comes.
     events : Events
     kept : Kept
         Predictions of the rows.
@@ -257,7 +257,7 @@ def choose(
     Parameters
     ----------
     targets, weight : n targets, (n,)
-        Weight 0 where nothing is told.
+        Weight 0 where no target comes.
     made : (n, A, K') or (n, A, 2 K')
         Predictions of the rows that are asked for: probabilities, or means beside variances. They
         are written into ``kept``. The first ones, which alone count where no target is late, are

@@ -13,9 +13,10 @@ from functools import lru_cache
 from typing import Any, Final, final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.linalg import blas
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core._threads import OneThread
 from kalstream.core.bank import BankArrays, How, Lookahead, OneOrder, joined_steps
@@ -39,8 +40,6 @@ from kalstream.core.state import (
     pending_capacity,
 )
 from kalstream.errors import InvalidInput
-
-Array = NDArray[Any]
 
 _EPSILON: Final = {np.dtype(t): float(np.finfo(t).eps) for t in (np.float32, np.float64)}
 # Products of up to this many predicted rows are kept, for when these rows are learned.
@@ -390,8 +389,8 @@ class MotionBank(OneOrder):
     def past(self) -> tuple[Any, ...]:
         """Number and arrays of the pending rows, for compiled code."""
         if self.pending is None:
-            return 0, np.empty(0), *_nothing(self.arrays.mean.shape, self.order)
-        return len(self.pending), self.pending.ages, *self.pending.arrays()
+            return 0, (np.empty(0), *_nothing(self.arrays.mean.shape, self.order))
+        return len(self.pending), (self.pending.ages, *self.pending.arrays())
 
     def folded(self, *, own: bool) -> MotionBank:
         """The same filters with the base at the time now, and nothing pending.
@@ -554,7 +553,7 @@ def _advance(
         done, unsound, learned, elapsed, mean, var, nis, noise_vars, rounding = scan_motion(
             *bank.remembered(phi),
             wide,
-            *here.observed(),
+            here.observed(),
             here.gap,
             bank.elapsed,
             bank.rates,
@@ -565,8 +564,7 @@ def _advance(
             _EPSILON[bank.dtype],
             ROUNDING_LIMITS,
             n_past,
-            ages,
-            *room.buffers,
+            (ages, *room.buffers),
         )
         if unsound >= 0 and done > 0:
             check_innovations(

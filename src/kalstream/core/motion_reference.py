@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import gammainc
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core.half_lives import gamma_of
 from kalstream.errors import InvalidInput
-
-Array = NDArray[Any]
 
 ORDERS: Final = (1, 2, 3)
 # Where the autocorrelation of each order is one half.

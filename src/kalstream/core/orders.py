@@ -11,16 +11,14 @@ from functools import lru_cache
 from typing import Any, final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core.bank import Bank, Filters, How, Lookahead, OneOrder
 from kalstream.core.chunk import Rows
 from kalstream.core.motion import MotionBank, refuse_keep_mean
 from kalstream.core.recursion import init
 from kalstream.core.state import BankStep, Posterior
-
-Array = NDArray[Any]
 
 
 @final

@@ -23,8 +23,9 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core.chunk import Rows
 from kalstream.core.judging import Case, Events, Judged, LateJudge, Sizes
@@ -34,8 +35,6 @@ from kalstream.errors import InvalidInput
 
 if TYPE_CHECKING:
     from kalstream.core.predictive import Method
-
-Array = NDArray[Any]
 
 
 class PolicyState(Tagged):
@@ -259,32 +258,17 @@ class Policy(Tagged):
         features: ArrayLike,
         targets: ArrayLike,
         *,
-        noise_var: float,
-        prior_var: float,
-        transition: str = "example",
-        keep_mean: bool = False,
-        sample_weight: ArrayLike | None = None,
-        time_gap: ArrayLike | None = None,
         donate: bool = False,
+        **settings: Any,
     ) -> tuple[Any, Any]:
         """Advance over the rows of a chunk; returns the state after it, and a `PolicyStep`.
 
-        The arguments are those of `kalstream.core.step_chunk`. The state that was given stays as
-        it was, unless ``donate`` gives it away.
+        The settings are those of `kalstream.core.step_chunk`: noise_var, prior_var, transition,
+        keep_mean, sample_weight and time_gap. The state that was given stays as it was, unless
+        ``donate`` gives it away.
         """
         self.check_state(state)
-        rows = Rows.read(
-            state,
-            features,
-            targets,
-            noise_var=noise_var,
-            prior_var=prior_var,
-            transition=transition,
-            keep_mean=keep_mean,
-            sample_weight=sample_weight,
-            time_gap=time_gap,
-        )
-        return self.step_rows(state, rows, donate)
+        return self.step_rows(state, Rows.read(state, features, targets, **settings), donate)
 
     @abstractmethod
     def step_rows(self, state: Any, rows: Rows, donate: bool) -> tuple[Any, Any]:

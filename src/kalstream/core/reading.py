@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.errors import InvalidInput
-
-Array = NDArray[Any]
 
 _FILL = "with None where a label is unknown"
 

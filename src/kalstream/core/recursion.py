@@ -10,17 +10,16 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core.guard import check_innovations, rounding_error
 from kalstream.core.likelihoods import LIKELIHOODS, SOFTMAX, SOFTMAX_LABEL, Curvature
 from kalstream.core.predictive import gaussian_log_density, label_log_prob, probit_width
 from kalstream.core.state import Posterior, Step
 from kalstream.errors import InvalidInput, NumericalError
-
-Array = NDArray[Any]
 
 
 def log_likelihood(

@@ -10,8 +10,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core._threads import OneThread
 from kalstream.core.calibration import Alpha, Calibration
@@ -22,8 +23,6 @@ from kalstream.core.policy import Policy, PolicyState, check_seen
 from kalstream.core.recursion import init
 from kalstream.core.state import Posterior, Step, add_features, add_outputs, keep_outputs
 from kalstream.errors import InvalidInput
-
-Array = NDArray[Any]
 
 # gamma = 0.08 keeps nothing worth having, and the gradient of delta, which vanishes with gamma,
 # still leads back: SGD that overshot further would never return.
@@ -315,10 +314,8 @@ class _Scanner:
         from kalstream.core.softmax_integral import table, workspace
 
         parts, alphas, self.delta, log_mean, log_var = scan_learned(
-            grams.cov,
-            grams.eye,
-            grams.mean,
-            *rows.observed(),
+            (grams.cov, grams.eye, grams.mean),
+            rows.observed(),
             rows.gap,
             rows.prior_var,
             rows.keep_mean,
@@ -331,8 +328,7 @@ class _Scanner:
             self.alpha.log_var,
             self.alpha_rule,
             self.calibrated,
-            *table(),
-            workspace(),
+            (*table(), workspace()),
         )
         self.alpha = Alpha(log_mean, log_var)
         scan = Scan(*parts)

@@ -6,17 +6,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.linalg import blas
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core._memory import Spares
 from kalstream.errors import DonatedState, InvalidInput
 
 if TYPE_CHECKING:
     from kalstream.core.predictive import Method
-
-Array = NDArray[Any]
 
 # Once the scale of the stored covariance has decayed this far, pending rows, stored divided by
 # its square root, are folded before they lose half their digits to the larger shift.

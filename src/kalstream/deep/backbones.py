@@ -1,4 +1,4 @@
-"""ResNets and MobileNetV2 without classifier; weight files, preprocessing, batch norm."""
+"""ResNets and MobileNetV2 without classifier; weight files and preprocessing."""
 
 from __future__ import annotations
 
@@ -421,27 +421,3 @@ def preprocess(
     if size is not None and scaled.shape[2:] != (size, size):
         scaled = functional.interpolate(scaled, (size, size), mode=interpolation, antialias=True)
     return scaled
-
-
-def set_batch_norm(backbone: nn.Module, mode: str) -> None:
-    """Set the mode of all batch norm layers of a network.
-
-    Parameters
-    ----------
-    backbone : nn.Module
-    mode : "train", "eval" or "frozen"
-        - "train": normalise by the moments of the batch, and update the running moments.
-        - "eval": normalise by the running moments, which are not updated; learn scale and shift.
-        - "frozen": as "eval", with scale and shift fixed.
-
-    Notes
-    -----
-    ``backbone.train()`` and ``backbone.eval()`` change batch norm too, so call this after them.
-    """
-    if mode not in ("train", "eval", "frozen"):
-        raise InvalidInput(f'mode must be "train", "eval" or "frozen", got {mode!r}')
-    for module in backbone.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.train(mode == "train")
-            for parameter in module.parameters(recurse=False):
-                parameter.requires_grad_(mode != "frozen")

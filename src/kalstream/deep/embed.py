@@ -15,17 +15,16 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from kalstream import streams
+from kalstream._arrays import Array
 from kalstream._files import Lock, replacing, write_whole
 from kalstream.deep import backbones
 from kalstream.errors import InvalidInput, MissingFile
 from kalstream.streams import REGRESSION, Batch, ImageStream, Stream
 
-Array = NDArray[Any]
 Preprocess = Callable[[Array], torch.Tensor]
 
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -254,25 +253,14 @@ def _move(backbone: nn.Module, device: str | torch.device) -> None:
 
 def _rebatched(batches: Iterator[Batch], size: int) -> Iterator[Batch]:
     """The same rows in batches of ``size``; features then do not depend on the stream's batches."""
-    held: list[Batch] = []
+    held: Batch | None = None
     for batch in batches:
-        while len(batch):
-            room = size - sum(map(len, held))
-            held.append(batch[:room])
-            batch = batch[room:]
-            if sum(map(len, held)) == size:
-                yield _joined(held)
-                held = []
+        held = batch if held is None else held.joined(batch)
+        while len(held) >= size:
+            yield held[:size]
+            held = held[size:]
     if held:
-        yield _joined(held)
-
-
-def _joined(batches: list[Batch]) -> Batch:
-    rows, targets = (np.concatenate([getattr(b, k) for b in batches]) for k in ("rows", "targets"))
-    times = None
-    if batches[0].times is not None:
-        times = np.concatenate([batch.times for batch in batches])
-    return Batch(batches[0].start, rows, targets, times)
+        yield held
 
 
 def _features(
@@ -445,7 +433,8 @@ class _UnfinishedFile:
 
     def _save(self) -> None:
         assert self.file is not None
-        _sync(self.file)
+        self.file.flush()
+        os.fsync(self.file.fileno())
         state = {
             "source": self.identity,
             "done": self.done,
@@ -481,11 +470,6 @@ def _flat(source: Any) -> dict[str, Any]:
     return flat
 
 
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
 def open_images(source: Path, layout: str, split: str, size: int) -> tuple[Stream, int | None]:
     """The stream, and the size to resize its images to (None if the stream does so)."""
     if layout == "cifar100":
@@ -499,7 +483,7 @@ def open_images(source: Path, layout: str, split: str, size: int) -> tuple[Strea
 
 def named_backbone(name: str, weights: Path | None) -> Any:
     """A network of `kalstream.deep.backbones` with weights from a file, or timm:NAME."""
-    from kalstream.deep import adapters, backbones
+    from kalstream.deep import adapters
 
     library, _, model = name.partition(":")
     if library == "timm" and model:

@@ -11,9 +11,10 @@ from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from kalstream._arrays import Array
 from kalstream._files import replacing
 from kalstream.core import checks as check
 from kalstream.deep._ranks import Ranks
@@ -23,8 +24,6 @@ from kalstream.deep.stack import as_tuple
 from kalstream.deep.step import ChunkStep, Executors, Made, Outcome
 from kalstream.deep.training import CrossEntropy, ThroughHead, Training
 from kalstream.errors import CheckpointError, InvalidInput, NumericalError
-
-Array = NDArray[Any]
 
 BATCH_NORM: Final = ("eval", "train", "running", "fixed")
 # Raise it when `state_dict` changes. `restore` reads all formats from the oldest on. In format 2 a

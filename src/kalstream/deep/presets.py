@@ -28,18 +28,8 @@ class OnlineLearner(Learner):
     backbone : nn.Module
         Maps rows, as `preprocess` returns them, to features (b, n_features).
     head : KalmanHead or MixtureHead
-    lr : float
-        Learning rate of the calibration; 0 disables all gradient steps.
-    beta : float
-        Learning rate of the backbone divided by ``lr``; 0 freezes the backbone.
-    optimizer : function from parameter groups to an optimizer
-        `torch.optim.SGD` by default.
-    replay : RecentMemory, optional
-        Drawn rows are appended to the chunk. They enter the gradient and the filter, never a
-        metric.
-    replay_head : bool
-        Whether the filter also learns drawn rows, as in the paper. Otherwise it learns each row
-        once, and drawn rows only train the network and the calibration.
+    lr, beta, optimizer, replay, replay_head
+        As for `ThroughHead`.
     slow, batch_norm, preprocess, device, autocast, capture
         As for `Learner`.
 

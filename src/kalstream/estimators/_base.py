@@ -8,13 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from operator import is_
 from os import PathLike
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core.alarm import Drift
 from kalstream.core.guard import Health, health
@@ -22,8 +23,6 @@ from kalstream.core.policy import Policy, PolicyState
 from kalstream.core.state import Posterior
 from kalstream.errors import InvalidInput
 from kalstream.estimators._chunk import Ahead, Chunk
-from kalstream.estimators._ids import listed
-from kalstream.estimators._late import Asked, exchange, no_rows, read_ids, read_told
 from kalstream.estimators._learning import (
     learn,
     new_model,
@@ -36,13 +35,9 @@ from kalstream.estimators._representation import Representation
 from kalstream.estimators._row import learn_row
 from kalstream.estimators._settings import Settings, Task, variance_of
 from kalstream.estimators._sharing import Shared, interruptible
-from kalstream.estimators._time import gaps_ahead, gaps_before, read_unit, times_of
-from kalstream.estimators._waiting import EXPIRED, TOLD, WAITS, Store, Waiting, read_bounds
+from kalstream.estimators._time import gaps_ahead, gaps_before, read_unit
+from kalstream.estimators._waiting import Store
 from kalstream.estimators.inputs import read_columns, read_path, read_seed, read_weights
-
-Array = NDArray[Any]
-
-_STATUS: Final = {WAITS: "waits", TOLD: "told", EXPIRED: "expired"}
 
 
 class KalmanEstimator(BaseEstimator, ABC):
@@ -153,111 +148,6 @@ class KalmanEstimator(BaseEstimator, ABC):
         representation = Representation.of(*shape, columns, self._SCALE_HALF_LIFE)
         return new_model(representation, fitted, read_seed(self.random_state), self._settings)
 
-    # ---- late targets ---------------------------------------------------------------------
-
-    @interruptible
-    def _exchange(
-        self,
-        X: Any,
-        ids: Any,
-        time: Any,
-        told: tuple[Any, Any, Any, Any] | None,
-        unknown: str = "raise",
-        keep: bool = True,
-    ) -> Any:
-        """Predict rows and keep them, and learn targets that are told: published in one step.
-
-        ``told`` has the ids, the targets, the weights, and how many of the rows come before each.
-        Without ``keep`` nothing is published.
-        """
-        settings = self._settings
-        strict = check.choice("unknown", unknown, ("raise", "skip")) == "raise"
-        bounds = read_bounds(self.max_waiting, self.max_age)
-
-        def change(model: Model | None) -> tuple[Model, Any]:
-            if X is None:
-                if model is None or (strict and model.store is None):
-                    raise InvalidInput(
-                        f"this {type(self).__name__} was not asked for any row; call ask first"
-                    )
-                asked = no_rows(model.fitted["n_features_in_"])
-            else:
-                rows, fitted = self._columns(X, model)
-                model = self._new_model(fitted) if model is None else model
-                times = times_of(model, time, len(rows))
-                names = read_ids(ids, len(rows))
-                # What is not kept needs no id, so that a row that waits can be predicted again.
-                asked = Asked(rows, times, names if keep else [object() for _ in rows])
-            keys, targets, weight, before = told or ([], self._no_targets(), None, None)
-            weight = read_weights(weight, len(targets))
-            come = read_told(keys, targets, weight, before, len(asked))
-            return exchange(model, asked, come, settings, bounds, strict=strict)
-
-        shared = self.__dict__.get("_published")
-        if X is None and shared is None and not strict:
-            return None  # no id is known, and there is no model to count in
-        if not check.flag("keep", keep):
-            return change(None if shared is None else shared.value)[1]
-        if shared is None:
-            model, answers = change(None)
-            shared = self.__dict__.setdefault("_published", made := Shared(model))
-            if shared is made:
-                return answers
-        return shared.update(change)
-
-    @abstractmethod
-    def _no_targets(self) -> Any:
-        """Targets of no row, as `Chunk` takes them."""
-
-    @property
-    def waiting_(self) -> Waiting:
-        """How many rows wait for their targets, and what became of the others."""
-        return self._store.counts
-
-    @property
-    def waiting_ids_(self) -> list[Any]:
-        """Ids of the rows that wait, in the order in which they were asked for; a new list.
-
-        Examples
-        --------
-        >>> from kalstream import KalmanClassifier
-        >>> model = KalmanClassifier(features="raw")
-        >>> _ = model.ask([[1.0], [-1.0], [2.0]], ids=["b", "a", "c"])
-        >>> model.tell(["a"], ["up"]).waiting_ids_
-        ['b', 'c']
-        """
-        return [row.id for row in self._store.rows.values() if row.status == WAITS]
-
-    @property
-    def _store(self) -> Store:
-        shared = self.__dict__.get("_published")
-        return (None if shared is None else shared.value.store) or Store()
-
-    def status_of(self, ids: Any) -> list[str | None]:
-        """Whether rows that were asked for wait for their targets.
-
-        Parameters
-        ----------
-        ids : b ids
-            As in `ask`.
-
-        Returns
-        -------
-        status : list of b strings
-            "waits", "told" or "expired"; None for an id that nobody knows (any more).
-
-        Examples
-        --------
-        >>> from kalstream import KalmanClassifier
-        >>> model = KalmanClassifier(features="raw")
-        >>> _ = model.ask([[1.0], [-1.0]], ids=["a", "b"])
-        >>> model.tell(["b"], ["up"]).status_of(["a", "b", "c"])
-        ['waits', 'told', None]
-        """
-        keys, store = listed("ids", ids), self._store
-        rows = (store.row(store.ids.get(key, -1)) for key in keys)
-        return [None if row is None else _STATUS[row.status] for row in rows]
-
     def add_columns(self, n_columns: int) -> Self:
         """Grow by columns that were missing (NaN) in all rows so far, behind the others.
 
@@ -286,40 +176,6 @@ class KalmanEstimator(BaseEstimator, ABC):
         """
         columns = {"n_features_in_": self.n_features_in_}
         self._published.update(lambda model: (model.but(fitted=columns), None))
-        return self
-
-    def drop_waiting(self, ids: Any = None) -> Self:
-        """Forget all rows that were asked for, and the counts of `waiting_`; or give up some rows.
-
-        Parameters
-        ----------
-        ids : n ids, optional
-            Rows that wait, and for which no label is expected any more. They expire: a label that
-            comes nevertheless is left out, and counted as too late. The other rows still wait, and
-            what was learned does not change.
-
-        Examples
-        --------
-        >>> from kalstream import KalmanClassifier
-        >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
-        >>> _ = model.ask([[1.0], [2.0], [3.0]], ids=["a", "b", "c"])
-        >>> model.drop_waiting(["b"]).waiting_ids_
-        ['a', 'c']
-        >>> model.drop_waiting().waiting_.waiting
-        0
-        """
-        self._model  # noqa: B018  (raises if nothing was learned)
-        keys = None if ids is None else listed("ids", ids)
-
-        def without(model: Model) -> tuple[Model, None]:
-            if keys is not None:
-                return model.but(store=(model.store or Store()).without(keys)), None
-            store, kept = model.store, None
-            if store is not None and model.time is None and store.has_times:
-                kept = Store(newest=store.newest)  # nothing else holds that rows have times
-            return model.but(store=kept), None
-
-        self._published.update(without)
         return self
 
     @interruptible

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from numpy.typing import NDArray
-
+from kalstream._arrays import Array
 from kalstream.core.checks import Targets
 from kalstream.core.judging import Events, Judged, Kept
-
-Array = NDArray[Any]
 
 
 @dataclass(slots=True)  # not frozen: that triples the time to make one

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core.checks import Targets
 from kalstream.core.half_lives import KEEP_SCALE
@@ -18,8 +18,6 @@ from kalstream.estimators._chunk import Ahead, Chunk, LateRows, LateSteps
 from kalstream.estimators._learning import predict_chunk, state_of
 from kalstream.estimators._model import Model
 from kalstream.estimators._settings import Settings
-
-Array = NDArray[Any]
 
 # The first target is subtracted from all, so it shows nothing; two others are few enough.
 _TARGETS_OF_SCALE: Final = 3

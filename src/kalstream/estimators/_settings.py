@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core.calibration import Calibration
 from kalstream.core.checks import Targets
@@ -25,8 +25,6 @@ from kalstream.errors import InvalidInput
 if TYPE_CHECKING:
     from kalstream.estimators._chunk import Ahead, Chunk, LateRows, LateSteps
     from kalstream.estimators._model import Model
-
-Array = NDArray[Any]
 
 
 # The filters of forgetting="mixture", for each likelihood; benchmarks/choose.py chose them.
@@ -186,34 +184,29 @@ def policy_of(
     """The policy that the parameters of these names ask for."""
     check.choice("likelihood", likelihood, tuple(_BANKS))
     orders = _orders(order)
+    if isinstance(calibration, str) and calibration != "auto":
+        raise InvalidInput(
+            f"calibration must be 'auto', a number, a Calibration, or for a mixture a sequence "
+            f"of numbers; got {calibration!r}"
+        )
     if isinstance(forgetting, Policy):
-        if orders != (1,):
-            raise InvalidInput(
-                f"order={order!r} cannot be combined with a policy object; give the order to "
-                f"{type(forgetting).__name__}(...), and leave order=1"
-            )
-        if likelihood != "auto":
-            raise InvalidInput(
-                f"likelihood={likelihood!r} cannot be combined with a policy object; give the "
-                f'likelihood to {type(forgetting).__name__}(...), and leave likelihood="auto"'
-            )
+        for name, value, usual, is_usual in (
+            ("order", order, "1", orders == (1,)),
+            ("likelihood", likelihood, '"auto"', likelihood == "auto"),
+            ("calibration", calibration, '"auto"', isinstance(calibration, str)),
+        ):
+            if not is_usual:
+                raise InvalidInput(
+                    f"{name}={value!r} cannot be combined with a policy object; give the {name} to "
+                    f"{type(forgetting).__name__}(...), and leave {name}={usual}"
+                )
         for cls in (type(forgetting), forgetting.state_type):
             if not hasattr(cls, "tag"):
                 raise InvalidInput(
                     f"{cls.__name__} has no tag, so no checkpoint could hold it; give the class "
                     f'one: tag = "{cls.__name__}"'
                 )
-        if not (isinstance(calibration, str) and calibration == "auto"):
-            raise InvalidInput(
-                f"calibration={calibration!r} cannot be combined with a policy object; give the "
-                f'calibration to {type(forgetting).__name__}(...), and leave calibration="auto"'
-            )
         return forgetting
-    if isinstance(calibration, str) and calibration != "auto":
-        raise InvalidInput(
-            f"calibration must be 'auto', a number, a Calibration, or for a mixture a sequence "
-            f"of numbers; got {calibration!r}"
-        )
     if isinstance(forgetting, str) and forgetting == "mixture":
         return _with_orders(_mixture(calibration, likelihood), orders)
     if len(orders) > 1:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kalstream.core.bank import Bank, BankArrays
 from kalstream.core.checks import LARGEST_VARIANCE
@@ -17,8 +16,6 @@ from kalstream.core.motion_reference import ORDERS
 from kalstream.core.orders import MixedBank
 from kalstream.core.state import Base, Posterior, Stored
 from kalstream.features import OnlineScaler, RandomFourierFeatures
-
-Array = NDArray[Any]
 
 # As in a Posterior: products with features must not overflow.
 _LARGEST_MEAN: Final = np.float64(1e150)

@@ -7,18 +7,23 @@ import warnings
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core import reading
 from kalstream.errors import InvalidInput
 from kalstream.estimators._model import Model
 
-Array = NDArray[Any]
-
 # Dates further apart than this many seconds, among the first rows, suggest a forgotten time_unit.
 _LONG_GAP: Final = 1000.0
 _EARLY: Final = 100
+_MISSING: Final = (
+    "time was given in earlier calls but not in this one; give it in every call or in none"
+)
+_NEW: Final = (
+    "time is given in this call but was not in earlier ones; give it in every call or in none, or "
+    "call reset() to start again"
+)
 
 
 def read_unit(unit: Any) -> float:
@@ -50,18 +55,12 @@ def gaps_before(model: Model, time: Any, n: int, unit: float) -> tuple[Array | N
     """
     if time is None:
         if model.time is not None:
-            raise InvalidInput(
-                "time was given in earlier calls but not in this one; give it in every call or "
-                "in none"
-            )
+            raise InvalidInput(_MISSING)
         return None, None
     times = reading.times(time, n)
     asked_without = model.came > 0 and not (model.store is not None and model.store.has_times)
     if model.time is None and (model.n_seen or asked_without):
-        raise InvalidInput(
-            "time is given in this call but was not in earlier ones; give it in every call or in "
-            "none, or call reset() to start again"
-        )
+        raise InvalidInput(_NEW)
     gaps = _steps(times, times[0] - unit if model.time is None else model.time) / unit
     if model.n_seen < _EARLY and unit == 1.0 and reading.are_dates(time):
         _warn_of_long_gaps(float(np.median(gaps)))
@@ -115,16 +114,10 @@ def times_of(model: Model, time: Any, n: int) -> Array | None:
     had = model.time is not None or (model.store is not None and model.store.has_times)
     if time is None:
         if had:
-            raise InvalidInput(
-                "time was given in earlier calls but not in this one; give it in every call or "
-                "in none"
-            )
+            raise InvalidInput(_MISSING)
         return None
     if earlier and not had:
-        raise InvalidInput(
-            "time is given in this call but was not in earlier ones; give it in every call or in "
-            "none, or call reset() to start again"
-        )
+        raise InvalidInput(_NEW)
     times = reading.times(time, n)
     newest = -np.inf if model.store is None else np.nan_to_num(model.store.newest, nan=-np.inf)
     last = max(newest, -np.inf if model.time is None else model.time)

@@ -45,9 +45,9 @@ from numpy.random import (
     RandomState,
     SeedSequence,
 )
-from numpy.typing import NDArray
 
 from kalstream import __version__
+from kalstream._arrays import Array
 from kalstream._files import write_whole
 from kalstream.core.alarm import Watch
 from kalstream.core.bank import Bank, BankArrays
@@ -69,7 +69,6 @@ from kalstream.estimators.labels import Labels
 from kalstream.estimators.migrations import FORMAT, MIGRATIONS
 from kalstream.features import OnlineScaler, RandomFourierFeatures
 
-Array = NDArray[Any]
 FilePath = str | os.PathLike[str]
 
 # Where the digest stands. A quote inside a string is escaped, so this occurs nowhere else.

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core.experts import Expert
 from kalstream.core.experts.expert import check_experts
@@ -18,7 +19,7 @@ from kalstream.core.guard import Health
 from kalstream.core.likelihoods import LIKELIHOODS
 from kalstream.core.policy import Policy
 from kalstream.errors import InvalidInput
-from kalstream.estimators._base import KalmanEstimator
+from kalstream.estimators._asking import AskingEstimator
 from kalstream.estimators._chunk import Ahead
 from kalstream.estimators._classification import Classification, declared, without_class
 from kalstream.estimators._model import Model
@@ -28,10 +29,8 @@ from kalstream.estimators._sharing import interruptible
 from kalstream.estimators.inputs import read_weights
 from kalstream.estimators.labels import read_labels
 
-Array = NDArray[Any]
 
-
-class KalmanClassifier(ClassifierMixin, KalmanEstimator):
+class KalmanClassifier(ClassifierMixin, AskingEstimator[Array]):
     """Online classifier: a Kalman filter over the weights of a linear readout.
 
     It learns row by row or in chunks, forgets as fast as the stream drifts, is calibrated, and
@@ -150,7 +149,7 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
     """
 
     _SETTINGS = (
-        *KalmanEstimator._SETTINGS,
+        *AskingEstimator._SETTINGS,
         *("likelihood", "predictive", "class_weight", "stacking", "recent_labels", "experts"),
     )
     # The paper's 1/K depends on a K that is not known at the start. This does as well, for 2
@@ -158,6 +157,8 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
     _NOISE_VAR = 0.03
     # benchmarks/choose.py chose it: columns that begin to move after a long time are followed.
     _SCALE_HALF_LIFE = 2000.0
+    _read_targets = staticmethod(read_labels)
+    _NO_TARGETS = ()
 
     def __init__(
         self,
@@ -264,151 +265,6 @@ class KalmanClassifier(ClassifierMixin, KalmanEstimator):
             declare = partial(declared, names=read_labels(classes, name="classes"))
         self._learn(X, read_labels(y), sample_weight, time, prepared=declare)
         return self
-
-    def predict_then_learn(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        time: Any = None,
-    ) -> Array:
-        """Predict then learn, row by row: each row is predicted before its label is learned.
-
-        The result is that of `predict_proba` and `partial_fit` for one row at a time (for the whole
-        chunk, if transition is "chunk"), several times faster. The label of each row is known
-        before the next row is predicted, so the stack also uses recent labels here. With
-        ``recent_labels=False``, or transition "chunk", it does not.
-
-        Parameters
-        ----------
-        X, y, sample_weight, time
-            As in `partial_fit`.
-
-        Returns
-        -------
-        probabilities : (b, K)
-            One column for each of `classes_` after the call. A class that was not known before a
-            row has probability 0 there; the row is all zeros if no class was known.
-
-        Examples
-        --------
-        >>> model = KalmanClassifier(features="raw")
-        >>> model.predict_then_learn([[1.0], [-1.0], [1.0]], ["up", "down", "up"]).round(2)
-        array([[0.  , 0.  ],
-               [0.  , 1.  ],
-               [0.27, 0.73]])
-        """
-        return self._learn(X, read_labels(y), sample_weight, time, predict=True)
-
-    # ---- late labels ----------------------------------------------------------------------
-
-    def ask(self, X: ArrayLike, ids: Any = None, time: Any = None, *, keep: bool = True) -> Array:
-        """Predict rows whose labels come later, and keep them until `tell` brings the labels.
-
-        Where labels come late, use `ask` and `tell` in place of `predict_proba` and `partial_fit`:
-        half-lives, calibrations, the stack and the drift alarm are then judged by the predictions
-        that were made, and the labels that are known help to predict. Where each label comes before
-        the next row, the result is that of `predict_then_learn`.
-
-        Parameters
-        ----------
-        X : (b, d)
-        ids : b numbers, strings, bytes, dates, Decimals, UUIDs or tuples of these, optional
-            Names of the rows, for `tell`. Without them rows are numbered from 0, in the order in
-            which they were asked for.
-        time : (b,) numbers or dates, optional
-            As in `partial_fit`; times must not decrease.
-        keep : bool
-            With False, the prediction is the same, but the model does not change: the rows do not
-            wait, and their ids stay unknown.
-
-        Returns
-        -------
-        probabilities : (b, K)
-            One column for each of `classes_`; (b, 0) while no label is known.
-
-        Examples
-        --------
-        >>> model = KalmanClassifier(features="raw")
-        >>> model.ask([[1.0], [-1.0]], ids=["a", "b"]).shape
-        (2, 0)
-        >>> model.tell(["a", "b"], ["up", "down"]).ask([[1.0]], ids=["c"]).round(2)
-        array([[0.27, 0.73]])
-        """
-        return self._exchange(X, ids, time, None, keep=keep)
-
-    def tell(
-        self,
-        ids: Any,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        *,
-        unknown: str = "raise",
-    ) -> Self:
-        """Learn the labels of rows that were asked for, in any order.
-
-        A label that comes again counts once. Another label for the same row is a correction,
-        which is learned as well: a filter cannot unlearn. `waiting_` counts both.
-
-        Parameters
-        ----------
-        ids : b ids
-            As in `ask`.
-        y : (b,)
-            Labels; None for a row whose label will never come.
-        sample_weight : (b,), optional
-        unknown : "raise" or "skip"
-            What to do if an id is of no row that waits. Rows that expired are passed over.
-
-        Examples
-        --------
-        >>> model = KalmanClassifier(features="raw")
-        >>> _ = model.ask([[1.0], [-1.0]])
-        >>> model.tell([1, 0], ["down", "up"]).classes_.tolist()
-        ['down', 'up']
-        """
-        self._exchange(None, None, None, (ids, read_labels(y), sample_weight, None), unknown)
-        return self
-
-    def ask_and_tell(
-        self,
-        X: ArrayLike,
-        told: Any,
-        y: ArrayLike,
-        before: ArrayLike,
-        *,
-        ids: Any = None,
-        sample_weight: ArrayLike | None = None,
-        time: Any = None,
-        unknown: str = "raise",
-    ) -> Array:
-        """`ask` and `tell` in turn, in one call that is several times faster.
-
-        Parameters
-        ----------
-        X, ids, time
-            As in `ask`.
-        told, y, sample_weight, unknown
-            As in `tell`.
-        before : one whole number for each label
-            How many rows of X are asked for before it comes.
-
-        Examples
-        --------
-        Every label comes after the next row:
-
-        >>> model = KalmanClassifier(features="raw")
-        >>> rows, labels = [[1.0], [-1.0], [1.0]], ["up", "down"]
-        >>> model.ask_and_tell(rows, [0, 1], labels, before=[2, 3]).round(2)
-        array([[0., 0.],
-               [0., 0.],
-               [0., 1.]])
-        """
-        new = told, read_labels(y), sample_weight, before
-        return self._exchange(X, ids, time, new, unknown)
-
-    def _no_targets(self) -> list[Any]:
-        return []
 
     # ---- predicting -----------------------------------------------------------------------
 

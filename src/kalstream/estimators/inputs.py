@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core.policy import Policy
 from kalstream.errors import InvalidInput, InvalidType, OutOfMemory
 from kalstream.features.rows import bounded, read_rows
 
-Array = NDArray[Any]
 T = TypeVar("T")
 
 

@@ -12,14 +12,12 @@ from typing import Any, Final
 
 import numpy as np
 from immutables import Map
-from numpy.typing import NDArray
 from sklearn.exceptions import DataConversionWarning
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core import reading
 from kalstream.errors import InvalidInput
-
-Array = NDArray[Any]
 
 _PLAIN: Final = frozenset({int, str, bool, bytes, type(None)})
 

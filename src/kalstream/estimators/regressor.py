@@ -7,23 +7,22 @@ from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core.guard import Health
 from kalstream.core.policy import Policy
 from kalstream.errors import InvalidInput
-from kalstream.estimators._base import KalmanEstimator
+from kalstream.estimators._asking import AskingEstimator
 from kalstream.estimators._model import Model
 from kalstream.estimators._regression import Regression, shaped
 from kalstream.estimators._settings import policy_of, store
 from kalstream.estimators.inputs import read_values, read_weights
 
-Array = NDArray[Any]
 
-
-class KalmanRegressor(RegressorMixin, KalmanEstimator):
+class KalmanRegressor(RegressorMixin, AskingEstimator[tuple[Array, Array]]):
     """Online regression with uncertainty: a Kalman filter over the weights of a linear readout.
 
     Parameters
@@ -61,6 +60,8 @@ dtype, random_state, max_waiting, max_age
 
     # Over the variance of a weight, when both are multiples of a scale that is learned.
     _NOISE_VAR = 0.03
+    _read_targets = staticmethod(read_values)
+    _NO_TARGETS = np.empty(0)
 
     def __init__(
         self,
@@ -135,103 +136,6 @@ dtype, random_state, max_waiting, max_age
         """
         self._learn(X, read_values(y), sample_weight, time)
         return self
-
-    def predict_then_learn(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        time: Any = None,
-    ) -> tuple[Array, Array]:
-        """Predict then learn, row by row: each row is predicted before its target is learned.
-
-        The result is that of `predict` and `partial_fit` for one row at a time (for the whole
-        chunk, if transition is "chunk"), several times faster.
-
-        Parameters
-        ----------
-        X, y, sample_weight, time
-            As in `partial_fit`.
-
-        Returns
-        -------
-        mean, std : (b,) or (b, K)
-            As from `predict`; NaN and inf before any target is known.
-
-        Examples
-        --------
-        >>> model = KalmanRegressor(features="raw", noise_var=0.01)
-        >>> mean, _ = model.predict_then_learn([[1.0], [1.0], [1.0]], [2.0, 2.0, 2.0])
-        >>> mean.round(2)
-        array([nan,  2.,  2.])
-        """
-        return self._learn(X, read_values(y), sample_weight, time, predict=True)
-
-    def ask(
-        self, X: ArrayLike, ids: Any = None, time: Any = None, *, keep: bool = True
-    ) -> tuple[Array, Array]:
-        """Predict rows whose targets come later; see `KalmanClassifier.ask`.
-
-        Returns
-        -------
-        mean, std : (b,) or (b, K)
-            As from `predict`; NaN and inf before any target is known.
-
-        Examples
-        --------
-        >>> model = KalmanRegressor(features="raw", noise_var=0.01)
-        >>> _ = model.ask([[1.0], [1.0]])
-        >>> model.tell([0, 1], [2.0, 2.0]).ask([[1.0]])[0].round(2)
-        array([2.])
-        """
-        return self._exchange(X, ids, time, None, keep=keep)
-
-    def tell(
-        self,
-        ids: Any,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        *,
-        unknown: str = "raise",
-    ) -> Self:
-        """Learn the targets of rows that were asked for; see `KalmanClassifier.tell`.
-
-        Examples
-        --------
-        >>> model = KalmanRegressor(features="raw", noise_var=0.01)
-        >>> _ = model.ask([[1.0], [1.0]], ids=["a", "b"])
-        >>> model.tell(["b"], [2.0]).waiting_.waiting
-        1
-        """
-        self._exchange(None, None, None, (ids, read_values(y), sample_weight, None), unknown)
-        return self
-
-    def ask_and_tell(
-        self,
-        X: ArrayLike,
-        told: Any,
-        y: ArrayLike,
-        before: ArrayLike,
-        *,
-        ids: Any = None,
-        sample_weight: ArrayLike | None = None,
-        time: Any = None,
-        unknown: str = "raise",
-    ) -> tuple[Array, Array]:
-        """`ask` and `tell` in turn, in one call; see `KalmanClassifier.ask_and_tell`.
-
-        Examples
-        --------
-        >>> model = KalmanRegressor(features="raw", noise_var=0.01)
-        >>> mean, _ = model.ask_and_tell([[1.0]] * 3, [0, 1], [2.0, 2.0], before=[1, 2])
-        >>> mean.round(2)
-        array([nan,  2.,  2.])
-        """
-        new = told, read_values(y), sample_weight, before
-        return self._exchange(X, ids, time, new, unknown)
-
-    def _no_targets(self) -> Array:
-        return np.empty(0)
 
     def _task(self) -> Regression:
         small = check.float_dtype(self.dtype) == np.float32

@@ -1,6 +1,6 @@
 """Targets that come after the next row: which of them are due, and rows that have ids.
 
-`LateTargets` is for streams that hold each target beside its row: the target is told some rows, or
+`LateTargets` is for streams that hold each target beside its row: the target comes some rows, or
 some time, after its row was predicted. `NamedRows` is for streams in which a later row brings it.
 """
 
@@ -13,8 +13,8 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kalstream._arrays import Array
 from kalstream.errors import InvalidInput
 from kalstream.evaluate._forgetting import Place
 from kalstream.evaluate.adapters import Answer, known
@@ -22,12 +22,10 @@ from kalstream.evaluate.metrics import Scored
 from kalstream.evaluate.trackers import LatePrediction, Tracker, restored, saved
 from kalstream.streams import Batch
 
-Array = NDArray[Any]
-
 
 @dataclass(frozen=True, slots=True)
 class DueTargets:
-    """Targets that are told while rows are asked for.
+    """Targets that come while rows are asked for.
 
     Attributes
     ----------
@@ -80,9 +78,9 @@ class _LastTime:
 
 
 class LateTargets(_LastTime):
-    """Targets that are known to the stream, but told late.
+    """Targets that are known to the stream, but come late.
 
-    Each target has an arrival: the row, or the time, from which on it may be told.
+    Each target has an arrival: the row, or the time, from which on it may be learned.
 
     Parameters
     ----------
@@ -127,7 +125,7 @@ class LateTargets(_LastTime):
     def due(self, batch: Batch) -> tuple[DueTargets, Callable[[], None]]:
         """Targets to tell while the rows of a batch are asked for; and what to do when it is done.
 
-        A target that arrives at a time is told before the first row, after its own, whose time is
+        A target that arrives at a time comes before the first row, after its own, whose time is
         not earlier; targets of the same time in the order of their rows.
         """
         n, own = len(batch), np.arange(len(batch))
@@ -144,17 +142,17 @@ class LateTargets(_LastTime):
         else:
             is_due = arrivals <= batch.stop
             place = (arrivals[is_due] - batch.start).astype(np.int64)
-        # Rows of a chunk are predicted before any target is told.
+        # Rows of a chunk are predicted before any target is learned.
         place = np.minimum(-(-np.maximum(place, 0) // self.chunk) * self.chunk, n)
         order = np.lexsort((rows[is_due], arrivals[is_due], place))
-        told = DueTargets(rows[is_due][order].tolist(), targets[is_due][order], place[order])
+        due = DueTargets(rows[is_due][order].tolist(), targets[is_due][order], place[order])
         left = ~is_due & np.isfinite(arrivals)
 
         def done() -> None:
-            self.missing += int((~known(told.targets)).sum())
+            self.missing += int((~known(due.targets)).sum())
             self.rows, self.arrivals, self.targets = rows[left], arrivals[left], targets[left]
 
-        return told, done
+        return due, done
 
     def _arrivals(self, batch: Batch) -> Array:
         if self.labelled:

@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kalstream._arrays import Array
 from kalstream.evaluate.adapters import Answer
 from kalstream.evaluate.metrics import Scored
 from kalstream.streams import REGRESSION, Batch
-
-Array = NDArray[Any]
 
 
 class Pieces:

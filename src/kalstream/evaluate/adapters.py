@@ -30,10 +30,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kalstream._arrays import Array
 from kalstream.errors import InvalidInput
 from kalstream.streams import REGRESSION, Batch, Stream
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,11 @@ from typing import Any, Final, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from kalstream._arrays import Array
 from kalstream._json import finite, to_number
 from kalstream.errors import InvalidInput
 from kalstream.streams import CLASSIFICATION, REGRESSION
 
-Array = NDArray[Any]
 Values = dict[str, float | None]
 _Number = TypeVar("_Number", float, NDArray[np.float64])
 

@@ -714,10 +714,6 @@ def prequential(
     learner, stream, **protocol
         As for `iter_prequential`.
 
-    Returns
-    -------
-    result : Result
-
     Examples
     --------
     >>> from kalstream import KalmanClassifier

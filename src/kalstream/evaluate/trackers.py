@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kalstream._arrays import Array
 from kalstream.evaluate.adapters import Answer, known
 from kalstream.evaluate.metrics import (
     LabelScore,
@@ -22,8 +22,6 @@ from kalstream.evaluate.metrics import (
 )
 from kalstream.evaluate.naive import NaiveLabels, NaiveValues, sums_of, values_since
 from kalstream.streams import Batch
-
-Array = NDArray[Any]
 
 _MANY: Final = 1 << 31  # more than any number of classes: a pair of codes is one number
 # Targets (t,) that were learned while rows were predicted, before which of the rows each was, and

@@ -53,10 +53,6 @@ def reproduce(
         Number of processes. Each runs one group of methods on one stream at a time.
     say : function
         Called with a line of text after each step.
-
-    Returns
-    -------
-    files : list of Path
     """
     plan = Plan.read(name)
     plan = plan.quick() if quick else plan

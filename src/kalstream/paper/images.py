@@ -8,20 +8,20 @@ import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kalstream._arrays import Array
 from kalstream.deep.backbones import CIFAR100_MEAN, CIFAR100_STD, preprocess
 from kalstream.errors import InvalidInput
 from kalstream.streams import Cifar100Stream, ClocStream
 from kalstream.streams.files import tasks
 from kalstream.streams.fingerprint import of_arrays
 
-Array = NDArray[Any]
 Pixels = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
 

@@ -74,10 +74,6 @@ def linear(
         See `Axis`.
     snug : bool
         Whether it ends exactly at `lo` and `hi` instead of at a mark.
-
-    Returns
-    -------
-    Axis
     """
     size = max(abs(lo), abs(hi))
     if not hi - lo > max(1e-9 * size, 1e-200):

@@ -73,10 +73,6 @@ def table(
         Whether the first cell of a row is its head.
     left : collection of int
         The columns that hold text, not numbers.
-
-    Returns
-    -------
-    Markup
     """
     sides = dict.fromkeys(left, "left")
     top = [tag("th", cell, scope="col", class_=sides.get(j)) for j, cell in enumerate(head)]

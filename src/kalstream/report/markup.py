@@ -26,10 +26,6 @@ def escape(value: object) -> Markup:
     value : object
         `Markup` stays as it is, everything else is escaped.
 
-    Returns
-    -------
-    Markup
-
     Examples
     --------
     >>> escape("<b> & 'c'")
@@ -47,10 +43,6 @@ def join(children: Iterable[object]) -> Markup:
     ----------
     children : iterable
         Each is treated as by `escape`.
-
-    Returns
-    -------
-    Markup
     """
     return Markup("".join(escape(child) for child in children if child is not None))
 
@@ -67,10 +59,6 @@ def tag(name: str, *children: object, **attributes: object) -> Markup:
     **attributes : object
         None is left out. A trailing underscore is dropped, and others become hyphens:
         ``class_``, ``data_x``.
-
-    Returns
-    -------
-    Markup
 
     Examples
     --------

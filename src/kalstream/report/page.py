@@ -125,10 +125,6 @@ def page(title: str, top: Markup, body: Markup) -> str:
         Title of the browser's tab.
     top, body : Markup
         The header and the sections.
-
-    Returns
-    -------
-    str
     """
     style, script = _resource("style.css"), _resource("script.js")
     # The policy forbids every request, and every script but this one, by its hash. If a label were

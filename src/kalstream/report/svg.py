@@ -238,10 +238,6 @@ class Figure:
         ----------
         caption : str, optional
             Text under it.
-
-        Returns
-        -------
-        Markup
         """
         inner = tag(
             "svg",

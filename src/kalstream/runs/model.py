@@ -10,8 +10,8 @@ from threading import Lock
 from typing import Any, Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kalstream._arrays import Array
 from kalstream._files import sha256_of
 from kalstream._printable import quoted
 from kalstream.errors import InvalidInput
@@ -19,7 +19,6 @@ from kalstream.runs.checkpoint import open_checkpoint
 from kalstream.runs.files import FORMAT, METRICS, PREDICTIONS, write_progress
 from kalstream.streams import CLASSIFICATION, REGRESSION, Batch, Columns, as_table
 
-Array = NDArray[Any]
 Pair = tuple[Any, Columns | None]  # a model, and the encoder of its columns
 R = TypeVar("R")
 

@@ -15,6 +15,7 @@ import numpy as np
 from kalstream.core._kernels.observing import (
     ONEHOT,
     SOFTMAX,
+    Observed,
     linearise_softmax,
     observe,
     write_residual,
@@ -411,18 +412,11 @@ def label_slopes(
     return by_delta, by_log_alpha
 
 
-# over 80 lines: a third are arguments, which numba takes one by one.
+# over 80 lines: one pass, in which every row changes what the next one reads.
 @jit
 def scan_learned(
-    gram_cov: Floats,
-    gram_eye: Floats,
-    base_mean: Floats,
-    labels: Labels,
-    dense: Floats,
-    noise_var: Floats,
-    weight: Floats,
-    classes: Labels,
-    n_seen: Labels,
+    grams: Grams,
+    observed: Observed,
     gap: Floats,
     prior_var: float,
     keep_mean: bool,
@@ -435,9 +429,7 @@ def scan_learned(
     log_alpha_var: float,
     alpha_rule: AlphaRule,
     calibrated: bool,
-    ell: Floats,
-    slope: Floats,
-    work: Floats,
+    integral: Integral,
 ) -> tuple[Any, ...]:
     """Scan that learns gamma, and alpha, from each row's own prediction and target.
 
@@ -448,6 +440,8 @@ def scan_learned(
 
     Returns the fields of `chunk.Scan`, alphas (b,), delta, log_alpha, log_alpha_var.
     """
+    _, gram_eye, base_mean = grams
+    labels, dense, noise_var, weight, classes, n_seen = observed
     n, n_outputs = base_mean.shape
     noises, nis = noise_var.copy(), np.full(n, np.nan)
     logit_mean, logit_var = np.empty((n, n_outputs)), np.empty(n)
@@ -456,8 +450,7 @@ def scan_learned(
     innovations, reach = np.zeros((n, n_outputs)), np.zeros(n)
     kept, lost = np.empty(n), np.empty(n)
     residual, mean, scaled = np.empty(n_outputs), np.empty(n_outputs), np.empty(n_outputs)
-    grams, past = (gram_cov, gram_eye, base_mean), (cross, reach, innovations, system)
-    observed = labels, dense, noise_var, weight, classes, n_seen
+    past = cross, reach, innovations, system
     kept_now, lost_now, done = 1.0, 0.0, n
     for i in range(n):
         # The posterior after row i - 1, then one transition with the old delta.
@@ -494,7 +487,7 @@ def scan_learned(
                     calibrated,
                     classes[: n_seen[i]],
                     scaled,
-                    (ell, slope, work),
+                    integral,
                 )
                 if alpha_rule[1] > 0.0:
                     log_alpha, log_alpha_var = learn_alpha(

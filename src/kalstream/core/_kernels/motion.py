@@ -12,16 +12,18 @@ import numpy as np
 
 from kalstream.core._kernels.chunk import (
     AlphaRule,
+    Integral,
     label_slopes,
     learn_alpha,
     mean_square,
     solve_lower,
 )
-from kalstream.core._kernels.observing import ONEHOT, observe
+from kalstream.core._kernels.observing import ONEHOT, Observed, observe
 from kalstream.core.jit import Floats, Labels, jit
 
 # ages (r,), features (r, m), gains (r, p m), factor (r, r), innovations (r, K) and noise (r, p) of
-# the rows since the base, of one filter; see `motion.Pending`.
+# the rows since the base, of one filter; see `motion.Pending`. Of J filters all but the first two
+# begin with (J,).
 Past = tuple[Floats, Floats, Floats, Floats, Floats, Floats]
 
 # As in `chunk`: a block ends before a row that has less than this part of its variance left.
@@ -138,13 +140,8 @@ def motion_products(features: Floats, cov: Floats, mean: Floats, order: int) -> 
 
 @jit
 def row_moments(
-    features: Floats,
-    times_cov: Floats,
-    times_mean: Floats,
-    now: float,
-    gap: float,
-    rate: float,
-    prior_var: float,
+    row: tuple[Floats, Floats, Floats],
+    age: tuple[float, float, float, float],
     past: Past,
     n_past: int,
     gain: Floats,
@@ -153,10 +150,13 @@ def row_moments(
 ) -> tuple[float, float]:
     """Moments of one row: mean (K,) in place, variance before the past rows, and variance.
 
-    times_cov (p, p m) and times_mean (p, K) are the products of features (m,) with the base, which
-    is ``now`` old. The ages of past rows, the first n_past, are those before ``gap``. Writes the
+    row has its features (m,) and their products with the base, times_cov (p, p m) and times_mean
+    (p, K). age has how old the base is, the gap before the row, the rate of the filter and its
+    prior variance. The ages of past rows, the first n_past, are those before the gap. Writes the
     covariance of the base's state with the row, gain (p m,), and the row of the factor, cross (r,).
     """
+    features, times_cov, times_mean = row
+    now, gap, rate, prior_var = age
     ages, others, gains, factor, innovations, noise = past
     order, m = times_cov.shape[0], features.shape[0]
     f, ahead, own = np.empty(order), np.empty(order), np.empty((order, order))
@@ -235,18 +235,13 @@ def is_sound(
     return sound and (leak <= leaked * var or leak <= harmless * noise_var)
 
 
-# over 80 lines: a third are arguments and results, which numba takes one by one.
+# over 80 lines: one pass, in which every row changes what the next one reads.
 @jit
 def scan_motion(
     times_cov: Floats,
     times_mean: Floats,
     features: Floats,
-    labels: Labels,
-    dense: Floats,
-    noise_var: Floats,
-    weight: Floats,
-    classes: Labels,
-    n_seen: Labels,
+    observed: Observed,
     gap: Floats,
     elapsed: float,
     rates: Floats,
@@ -257,19 +252,13 @@ def scan_motion(
     epsilon: float,
     limits: tuple[float, float, float],
     n_past: int,
-    ages: Floats,
-    others: Floats,
-    gains: Floats,
-    factor: Floats,
-    innovations: Floats,
-    noise: Floats,
+    pending: Past,
 ) -> tuple[Any, ...]:
     """Predict and learn n rows under J filters; the rows that are learned are appended.
 
     times_cov (J, n, p, p m), times_mean (J, n, p, K), cov (J, p m, p m) and scales (J, 2) are of
-    the base, which is ``elapsed`` old. others (r, m), gains (J, r, p m), factor (J, r, r),
-    innovations (J, r, K) and noise (J, r, p) have ``n_past`` rows of the past; the rest is
-    overwritten. ages (r,) is changed.
+    the base, which is ``elapsed`` old. ``pending`` has ``n_past`` rows of the past; the rest is
+    overwritten.
 
     Returns
     -------
@@ -281,6 +270,8 @@ def scan_motion(
     elapsed : float
     logit_mean, logit_var, nis, noise_vars, rounding : (J, n, K), and (J, n) the others
     """
+    ages, others, gains, factor, innovations, noise = pending
+    noise_var = observed[2]
     n_filters, n, order, size = times_cov.shape
     n_outputs = times_mean.shape[3]
     mean, var = np.empty((n_filters, n, n_outputs)), np.empty((n_filters, n))
@@ -289,7 +280,6 @@ def scan_motion(
     gain, cross, residual = np.empty(size), np.empty(ages.shape[0]), np.empty(n_outputs)
     aged, own = np.empty(ages.shape[0]), np.empty((order, order))
     spread = np.empty((order, size // order))
-    observed = labels, dense, noise_var, weight, classes, n_seen
     done, unsound, learned = n, -1, n_past
     for j in range(n_filters):
         past = aged, others, gains[j], factor[j], innovations[j], noise[j]
@@ -301,20 +291,9 @@ def scan_motion(
         aged[:n_past] = ages[:n_past]
         for i in range(done):
             now += gap[i]
-            base_var, var[j, i] = row_moments(
-                features[i],
-                times_cov[j, i],
-                times_mean[j, i],
-                now,
-                gap[i],
-                rates[j],
-                prior_vars[j],
-                past,
-                learned,
-                gain,
-                cross,
-                mean[j, i],
-            )
+            here = features[i], times_cov[j, i], times_mean[j, i]
+            age = now, gap[i], rates[j], prior_vars[j]
+            base_var, var[j, i] = row_moments(here, age, past, learned, gain, cross, mean[j, i])
             if learned > 0 and var[j, i] < _LOSSY * base_var:
                 done = i
                 break
@@ -325,16 +304,8 @@ def scan_motion(
                     i, mean[j, i], var[j, i], observed, likelihoods[j], residual
                 )
                 others[learned] = features[i]
-                append_row(
-                    learned,
-                    np.sqrt(var[j, i] + noise_vars[j, i]),
-                    gain,
-                    cross,
-                    residual,
-                    gains[j],
-                    factor[j],
-                    innovations[j],
-                )
+                sd = np.sqrt(var[j, i] + noise_vars[j, i])
+                append_row(learned, sd, gain, cross, residual, past)
                 process_noise(order, rates[j] * now, own)
                 noise[j, learned] = own[:, 0]
                 aged[learned] = 0.0
@@ -359,23 +330,18 @@ def scan_motion(
 def learn_alphas(
     mean: Floats,
     var: Floats,
-    labels: Labels,
-    noise_var: Floats,
-    weight: Floats,
-    classes: Labels,
-    n_seen: Labels,
+    observed: Observed,
     log_alpha: float,
     log_alpha_var: float,
     alpha_rule: AlphaRule,
-    ell: Floats,
-    slope: Floats,
-    work: Floats,
+    integral: Integral,
 ) -> tuple[Floats, float, float]:
     """Alpha before each row (b,), and log_alpha and its variance after the last.
 
     As in `chunk.scan_learned`: moments (b, K) and (b,) do not depend on alpha, so it can be learned
     after them.
     """
+    labels, _, noise_var, weight, classes, n_seen = observed
     n, n_outputs = mean.shape
     alphas, scaled = np.empty(n), np.empty(n_outputs)
     for i in range(n):
@@ -392,7 +358,7 @@ def learn_alphas(
                 True,
                 classes[: n_seen[i]],
                 scaled,
-                (ell, slope, work),
+                integral,
             )
             log_alpha, log_alpha_var = learn_alpha(
                 log_alpha, log_alpha_var, by_log_alpha, weight[i], alpha_rule
@@ -402,16 +368,10 @@ def learn_alphas(
 
 @jit
 def append_row(
-    i: int,
-    innovation_sd: float,
-    gain: Floats,
-    cross: Floats,
-    residual: Floats,
-    gains: Floats,
-    factor: Floats,
-    innovations: Floats,
+    i: int, innovation_sd: float, gain: Floats, cross: Floats, residual: Floats, past: Past
 ) -> None:
-    """Write row i of gains (r, p m), factor (r, r) and innovations (r, K)."""
+    """Write row i of the gains, factor and innovations of the past."""
+    _, _, gains, factor, innovations, _ = past
     gains[i] = gain
     for before in range(i):
         factor[i, before] = cross[before]
@@ -430,37 +390,22 @@ def predict_motion_rows(
     rates: Floats,
     prior_vars: Floats,
     n_past: int,
-    ages: Floats,
-    others: Floats,
-    gains: Floats,
-    factor: Floats,
-    innovations: Floats,
-    noise: Floats,
+    pending: Past,
 ) -> tuple[Floats, Floats]:
     """Means (J, n, K) and variances (J, n) of rows, each predicted as if it were the next one.
 
     The arguments are those of `scan_motion`; gap (n,) is the time since the last row.
     """
+    ages, others, gains, factor, innovations, noise = pending
     n_filters, n, _, size = times_cov.shape
     mean, var = np.empty((n_filters, n, times_mean.shape[3])), np.empty((n_filters, n))
     gain, cross = np.empty(size), np.empty(ages.shape[0])
     for j in range(n_filters):
         past = ages, others, gains[j], factor[j], innovations[j], noise[j]
         for i in range(n):
-            _, var[j, i] = row_moments(
-                features[i],
-                times_cov[j, i],
-                times_mean[j, i],
-                elapsed + gap[i],
-                gap[i],
-                rates[j],
-                prior_vars[j],
-                past,
-                n_past,
-                gain,
-                cross,
-                mean[j, i],
-            )
+            here = features[i], times_cov[j, i], times_mean[j, i]
+            age = elapsed + gap[i], gap[i], rates[j], prior_vars[j]
+            _, var[j, i] = row_moments(here, age, past, n_past, gain, cross, mean[j, i])
     return mean, var
 
 
@@ -555,12 +500,7 @@ def fold_small(
     prior_vars: Floats,
     ceilings: Floats,
     n_past: int,
-    ages: Floats,
-    others: Floats,
-    gains: Floats,
-    factor: Floats,
-    innovations: Floats,
-    noise: Floats,
+    pending: Past,
     out_mean: Floats,
     out_cov: Floats,
 ) -> None:
@@ -568,6 +508,7 @@ def fold_small(
 
     ceilings (J, p m) are the largest variances. The other arguments are those of `scan_motion`.
     """
+    ages, others, gains, factor, innovations, noise = pending
     n_filters, size, n_outputs = mean.shape
     order = noise.shape[2]
     F, Q = np.empty((order, order)), np.empty((order, order))

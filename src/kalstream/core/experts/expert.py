@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core.tagged import Tagged
 from kalstream.errors import InvalidInput
-
-Array = NDArray[Any]
 
 # Smaller log-probabilities count as this, as in the stack: a class that was ruled out may come.
 _LEAST: Final = math.log(1e-9)

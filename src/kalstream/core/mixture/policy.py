@@ -271,9 +271,9 @@ class Mixture(JudgingPolicy):
         noise_var: float,
         prior_var: float,
     ) -> tuple[MixtureState, MixtureStep, BankStep]:
-        """Predict rows, and learn those that are told; see `JudgingPolicy.step_events`."""
-        told = LateChunk(features, targets, weight, events, noise_var, prior_var)
-        return step_events(self, state, told)
+        """Predict rows, and learn those whose targets come; see `JudgingPolicy.step_events`."""
+        chunk = LateChunk(features, targets, weight, events, noise_var, prior_var)
+        return step_events(self, state, chunk)
 
     def late_judge(self, state: MixtureState, sizes: Sizes) -> LateJudge:
         """A judge by the predictions that are made from now on; it begins with the weights now."""

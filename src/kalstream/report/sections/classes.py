@@ -57,10 +57,6 @@ def choose(run: Run, counted: IntArray) -> Choice:
         The run.
     counted : ndarray of shape (n, 4)
         Its confusions.
-
-    Returns
-    -------
-    Choice
     """
     codes = np.unique(np.concatenate([counted[:, 1], counted[counted[:, 2] >= 0, 2]]))
     rows = _by_code(codes, counted[:, 1], counted[:, 3])
