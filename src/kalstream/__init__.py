@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from kalstream import core, errors, estimators, evaluate, features, streams, testing
     from kalstream.errors import KalstreamError
     from kalstream.estimators import KalmanClassifier, KalmanRegressor
+    from kalstream.features import TableEncoder
 
 __version__ = "0.1.0"
 
@@ -18,6 +19,7 @@ __all__ = [
     "KalmanClassifier",
     "KalmanRegressor",
     "KalstreamError",
+    "TableEncoder",
     "__version__",
     "core",
     "errors",
@@ -33,6 +35,7 @@ _HOME = {
     "KalmanClassifier": "kalstream.estimators",
     "KalmanRegressor": "kalstream.estimators",
     "KalstreamError": "kalstream.errors",
+    "TableEncoder": "kalstream.features",
     "core": "kalstream.core",
     "errors": "kalstream.errors",
     "estimators": "kalstream.estimators",

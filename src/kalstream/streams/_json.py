@@ -7,14 +7,13 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
-from kalstream.features.values import text_of
-from kalstream.streams._rows import Problem, marked
+from kalstream.features.frames import batch_of
+from kalstream.streams._rows import Problem
 
 # Numbers that may be too large for float64: large exponents, and many digits.
 _LARGE = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{100}")
@@ -80,22 +79,3 @@ def _float(text: str) -> float:
     """A number; one that is too large for float64 becomes the largest, not infinity."""
     number = float(text)
     return math.copysign(sys.float_info.max, number) if math.isinf(number) else number
-
-
-def batch_of(columns: Mapping[str, list[Any]]) -> pa.RecordBatch:
-    """Columns of values; as text, and marked, where they have several types."""
-    arrays, mixed = [], set()
-    for name, values in columns.items():
-        try:
-            array = pa.array(values)
-        except (ValueError, TypeError, OverflowError, pa.ArrowException):  # of several types
-            array = pa.array([_encodable(text_of(value)) for value in values], pa.string())
-            mixed.add(name)
-        arrays.append(array)
-    return marked(arrays, list(columns), mixed)
-
-
-def _encodable(text: str | None) -> str | None:
-    return (
-        text and text.encode(errors="backslashreplace").decode()
-    )  # half a surrogate pair is no UTF-8

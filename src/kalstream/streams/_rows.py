@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -122,23 +122,6 @@ class Part(Protocol):
 
     def blocks(self, wanted: list[str], skip: int = 0) -> Iterator[Block]:
         """The blocks, starting at the one with row ``skip`` or an earlier one."""
-
-
-_MIXED = {b"kalstream": b"of several types"}
-
-
-def marked(
-    arrays: Sequence[pa.Array], names: Sequence[str], mixed: Container[str]
-) -> pa.RecordBatch:
-    """A batch of columns, some of which are text because their values have several types."""
-    pairs = zip(names, arrays, strict=True)
-    fields = [pa.field(n, a.type, metadata=_MIXED if n in mixed else None) for n, a in pairs]
-    return pa.RecordBatch.from_arrays(list(arrays), schema=pa.schema(fields))
-
-
-def mixed_columns(batch: pa.RecordBatch) -> set[str]:
-    """Names of the columns that are text because their values have several types."""
-    return {field.name for field in batch.schema if field.metadata == _MIXED}
 
 
 def no_duplicates(file: str, names: list[str]) -> list[str]:

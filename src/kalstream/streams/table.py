@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from kalstream._printable import quoted
-from kalstream.errors import InvalidInput, InvalidType, MissingFile
+from kalstream.errors import InvalidInput, MissingFile
+from kalstream.features.frames import as_table, marked, mixed_columns
 from kalstream.features.values import Bad, as_text, is_string
 from kalstream.streams._columns import (
     Columns,
@@ -24,10 +25,9 @@ from kalstream.streams._columns import (
     check_known,
     listed,
 )
-from kalstream.streams._json import batch_of
 from kalstream.streams._notes import notes_on
 from kalstream.streams._parquet import MAGIC, ParquetPart
-from kalstream.streams._rows import BadRow, Block, Part, damaged, marked, mixed_columns
+from kalstream.streams._rows import BadRow, Block, Part, damaged
 from kalstream.streams._text import (
     Arriving,
     TextPart,
@@ -449,55 +449,6 @@ class TableStream(Stream):
             "n_rows": self.n_rows,
             "fingerprint": of_files(self.files) if self.files else None,
         }
-
-
-def as_table(rows: Any, more: Mapping[str, Any] | None = None) -> pa.RecordBatch:
-    """Rows in memory as a table, for `Columns.encode`.
-
-    Parameters
-    ----------
-    rows : list of dicts, DataFrame, pyarrow.Table or pyarrow.RecordBatch
-        A key that some of the dicts lack is a missing value.
-    more : {name: values}, optional
-        Columns to add, or to use in place of those of the rows.
-
-    Examples
-    --------
-    >>> as_table([{"color": "red", "size": 1}, {"size": 2.5}], {"y": [True, False]}).to_pydict()
-    {'color': ['red', None], 'size': [1.0, 2.5], 'y': [True, False]}
-    """
-    columns: dict[str, Any]
-    if isinstance(rows, pa.Table | pa.RecordBatch):
-        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-    elif hasattr(rows, "columns") and hasattr(rows, "__getitem__"):  # of pandas or polars
-        columns = {str(name): rows[name] for name in rows.columns}
-    elif isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows):
-        names = dict.fromkeys(str(name) for row in rows for name in row)
-        columns = {name: [row.get(name) for row in rows] for name in names}
-    else:
-        raise InvalidType(
-            f"rows must be a list of dicts, a DataFrame or an Arrow table, got "
-            f"{type(rows).__name__}; for one row give [row]"
-        )
-    arrays = {name: _as_array(values) for name, values in {**columns, **(more or {})}.items()}
-    lengths = {name: len(array) for name, array in arrays.items()}
-    if len(set(lengths.values())) > 1:
-        raise InvalidInput(f"columns have different lengths: {lengths}; give one value a row")
-    return pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
-
-
-def _as_array(values: Any) -> pa.Array:
-    """Values of a column, of several types perhaps, as an array of Arrow."""
-    if hasattr(values, "to_arrow"):
-        values = values.to_arrow()
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-    if isinstance(values, pa.Array):
-        return values
-    if hasattr(values, "dtype") and values.dtype.kind != "O":
-        return pa.array(values, from_pandas=True)
-    values = values.tolist() if hasattr(values, "tolist") else list(values)
-    return batch_of({"": values}).column(0)
 
 
 @dataclass(slots=True)
