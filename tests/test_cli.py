@@ -862,6 +862,29 @@ def test_a_resumed_run_keeps_the_option_of_checkpoints(run_cli: Any, tmp_path: P
     assert job.checkpoint_every == 1e12  # never
 
 
+def test_quiet_and_json(run_cli: Any, tmp_path: Path) -> None:
+    how = ("weather", "--features", "raw", "--limit", "120", "--no-stacking", "--calibration", "2")
+    status, out, err = run_cli("run", *how, "--quiet", "-o", tmp_path / "a")
+    assert (status, out, err) == (0, "", "")
+    status, out, err = run_cli("run", *how, "--class-weight", "1=2", "--json", "-o", tmp_path / "b")
+    assert status == 0
+    result = json.loads(out)
+    assert (result["row"], result["reason"]) == (120, "limit")
+    assert result["report"] == str(tmp_path / "b" / "report.html")
+    assert "weather" in err
+    status, out, _ = run_cli("run", "--resume", "--json", "-o", tmp_path / "b")
+    assert json.loads(out) == result
+    runs = tmp_path / "a", tmp_path / "b"
+    status, out, err = run_cli("compare", *runs, "--json", "-o", tmp_path / "c.html")
+    assert json.loads(out)[0]["metric"] == "log_loss"
+    assert "comparison" in err
+    status, out, err = run_cli("run", *how, "--json", "--live", "-o", tmp_path / "d")
+    assert (status, out) == (2, "")
+    assert "give one of them" in err
+    assert run_cli("run", "--no-such-option")[0] == 2
+    assert "rows/s" in run_cli("run", *how, "-o", tmp_path / "e")[1]  # it prints again
+
+
 def test_the_table_of_options_in_the_docs() -> None:
     """Names, short names and defaults are those of the declarations."""
     page = (ROOT / "docs" / "run.md").read_text()
@@ -869,9 +892,10 @@ def test_the_table_of_options_in_the_docs() -> None:
     shown = {name: (short or None, default.strip().strip("`")) for name, short, default in rows}
     for name, field in Options.model_fields.items():
         default = "" if field.default in (None, [], "") else str(field.default)
-        default = "" if field.default is False else default
+        default = "" if isinstance(field.default, bool) else default
         assert shown.pop(typed(name)) == (declared(name)["short"], default), name
     own = {"--out", "--checkpoint-every", "--resume", "--overwrite", "--extend", "--live"}
+    own |= {"--quiet", "--json"}
     assert set(shown) == own
 
 

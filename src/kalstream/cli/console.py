@@ -47,13 +47,13 @@ def main() -> None:
 
 
 @contextmanager
-def to_standard_error() -> Iterator[None]:
-    """Print everything to standard error: standard output is for data."""
-    out.stderr = True
+def printing(*, quiet: bool = False, to_standard_error: bool = False) -> Iterator[None]:
+    """Print nothing but errors and warnings; or all to standard error, where output is data."""
+    out.quiet, out.stderr = quiet, to_standard_error
     try:
         yield
     finally:
-        out.stderr = False
+        out.quiet = out.stderr = False
 
 
 def print_error(message: str) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from kalstream._files import replacing
 from kalstream._printable import printable
-from kalstream.cli.console import app, err, escaped, out, print_file
+from kalstream.cli.console import app, err, escaped, out, print_file, printing
 from kalstream.errors import InvalidInput
 from kalstream.runs.files import CHECKPOINT
 
@@ -43,6 +43,9 @@ def compare(
     page: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path(
         "comparison.html"
     ),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the paired tests as JSON.")
+    ] = False,
 ) -> None:
     """Compare runs on the same stream on one page, with paired tests of their differences.
 
@@ -52,13 +55,16 @@ def compare(
 
     _refuse_to_replace(page, *folders)
     tests = compare_runs(folders)
-    for test in tests:
-        out.print(
-            f"{escaped(test['a'])} minus {escaped(test['b'])}: {test['metric']} "
-            f"{test['difference']:+.5f} ± {test['margin']:.5f} (95% interval), "
-            f"p = {test['p_value']:.3g} ({test['n']} windows)"
-        )
-    print_file("comparison", write_comparison(folders, page, tests))
+    with printing(to_standard_error=as_json):
+        for test in tests:
+            out.print(
+                f"{escaped(test['a'])} minus {escaped(test['b'])}: {test['metric']} "
+                f"{test['difference']:+.5f} ± {test['margin']:.5f} (95% interval), "
+                f"p = {test['p_value']:.3g} ({test['n']} windows)"
+            )
+        print_file("comparison", write_comparison(folders, page, tests))
+    if as_json:
+        print(json.dumps(tests, indent=1))
 
 
 def _refuse_to_replace(file: Path | None, *sources: str | Path) -> None:

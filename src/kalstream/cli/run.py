@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import json
 import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_origin
 
 import typer
 
-from kalstream.cli.console import app, err, escaped, out, to_standard_error
+from kalstream.cli.console import app, err, escaped, out, printing
 from kalstream.errors import InvalidOption
 from kalstream.runs.files import (
     CHECKPOINT,
     METRICS,
     REPORT,
     holds_run,
+    last_line,
     read_progress,
     refuse_other_files,
     refuse_run,
@@ -83,7 +86,9 @@ def _parameter(name: str) -> inspect.Parameter:
     if declared(name)["argument"]:
         info = typer.Argument(**settings)
     else:
-        info = typer.Option(*filter(None, (typed(name), declared(name)["short"])), **settings)
+        # What is on by default is typed to turn it off.
+        first = f" /{typed(name)}" if default is True else typed(name)
+        info = typer.Option(*filter(None, (first, declared(name)["short"])), **settings)
     if get_origin(kind) is list:
         kind, default = kind | None, None
     return inspect.Parameter(
@@ -134,10 +139,41 @@ def run(  # noqa: D103
             "else goes to standard error.",
         ),
     ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print errors and warnings only.")
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print the result to standard output as JSON; all else goes to standard error.",
+        ),
+    ] = False,
     **values: Any,
 ) -> None:
-    with to_standard_error() if live else nullcontext():
-        _run(context, folder, checkpoint_every, resume, overwrite, extend, live, values)
+    if live and as_json:
+        raise InvalidOption("--live and --json both write to standard output; give one of them")
+    with printing(quiet=quiet, to_standard_error=live or as_json):
+        ended = _run(context, folder, checkpoint_every, resume, overwrite, extend, live, values)
+    if as_json:
+        print(json.dumps(ended.result(), indent=1))
+    if ended.status:
+        sys.exit(ended.status)
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How a run ended: its folder, its last line, its report and the exit status."""
+
+    folder: Path
+    line: dict[str, Any]
+    report: Path | None
+    status: int = 0
+
+    def result(self) -> dict[str, Any]:
+        """The result as JSON."""
+        report = None if self.report is None else str(self.report)
+        return {"folder": str(self.folder), "report": report, **self.line}
 
 
 def _run(
@@ -149,7 +185,7 @@ def _run(
     extend: Path | None,
     live: bool,
     values: dict[str, Any],
-) -> None:
+) -> _Ended:
     options, given = _parsed(context, values)
     _check_source_is_typed(options, given, extend)
     if extend is not None:
@@ -160,8 +196,7 @@ def _run(
                     f"{name} out"
                 )
         changes = {name: getattr(options, name) for name in given}
-        _go(_extended(extend, changes, checkpoint_every), live)
-        return
+        return _go(_extended(extend, changes, checkpoint_every), live)
     if resume and folder is None:
         raise InvalidOption("--resume needs --out, the folder of the run to resume")
     if resume and overwrite:
@@ -172,10 +207,8 @@ def _run(
     if resume and folder is not None and ("source" not in given or holds_run(folder)):
         changes = {name: getattr(options, name) for name in given}
         job = _resumed(folder, changes, checkpoint_every)
-    else:
-        job = _new(folder, options, checkpoint_every, overwrite)
-    if job is not None:
-        _go(job, live)
+        return _Ended(folder, last_line(folder), folder / REPORT) if job is None else _go(job, live)
+    return _go(_new(folder, options, checkpoint_every, overwrite), live)
 
 
 def _parsed(context: typer.Context, values: dict[str, Any]) -> tuple[Options, list[str]]:
@@ -208,7 +241,7 @@ def _is_typed(context: typer.Context, name: str) -> bool:
 
 def _new(
     folder: Path | None, options: Options, checkpoint_every: float | None, overwrite: bool
-) -> Run | None:
+) -> Run:
     from kalstream.runs import Run
 
     return Run(
@@ -273,8 +306,8 @@ def _report_is_outdated(folder: Path) -> bool:
     return not report.exists() or report.stat().st_mtime_ns < metrics.stat().st_mtime_ns
 
 
-def _go(job: Run, live: bool) -> None:
-    """Run to the end, write the report, and exit with the status of the run."""
+def _go(job: Run, live: bool) -> _Ended:
+    """Run to the end and write the report."""
     from kalstream.cli.run_output import (
         LiveLines,
         print_compiling,
@@ -291,11 +324,11 @@ def _go(job: Run, live: bool) -> None:
         nobody_reads = lines.closed if lines is not None else lambda: False
         with when_compiling(print_compiling):
             end = job.go(lines or watch, lambda: signal_number() > 0 or nobody_reads())
-    print_end(job, end, write_report(job.folder) if end["row"] else None)
-    if end["reason"] == "interrupted":
-        sys.exit(128 + (signal_number() or _SIGPIPE))
-    if end["reason"] == "error":
-        sys.exit(1)
+    report = write_report(job.folder) if end["row"] else None
+    print_end(job, end, report)
+    stopped = 128 + (signal_number() or _SIGPIPE)
+    status = {"interrupted": stopped, "error": 1}.get(end["reason"], 0)
+    return _Ended(job.folder, end, report, status)
 
 
 @contextmanager

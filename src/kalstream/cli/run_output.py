@@ -82,8 +82,9 @@ def progress(job: Run) -> Iterator[Any]:
         def print_line(evaluation: Any, record: Any) -> None:
             if time.monotonic() - last[0] >= _SECONDS:
                 last[0] = time.monotonic()
-                line = f"row {evaluation.n_rows:>10,}  {_status(evaluation)}"
-                print(line, file=out.file, flush=True)
+                if not out.quiet:
+                    line = f"row {evaluation.n_rows:>10,}  {_status(evaluation)}"
+                    print(line, file=out.file, flush=True)
 
         yield print_line
         return

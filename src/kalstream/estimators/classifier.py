@@ -51,7 +51,7 @@ class KalmanClassifier(ClassifierMixin, AskingEstimator[Array]):
     n_components : int
         Number of Fourier features.
     transition : "example" or "chunk"
-        Forget before every row, or once per call of `partial_fit`.
+        Forget before every row, or once per chunk: the rows of one call of `partial_fit`.
     likelihood : "auto", "softmax" or "onehot"
         How filters observe a label: through the softmax, or as a one-hot vector with Gaussian
         noise, as in the paper. "auto" is the mixture that predicts best on real streams
@@ -60,8 +60,10 @@ class KalmanClassifier(ClassifierMixin, AskingEstimator[Array]):
         Order of the motion of weights: from 2 on they have a velocity, at 3 an acceleration, so
         that predictions follow a relation that turns smoothly. Of a mixture every half-life has
         each of the orders, such as (1, 2). The cost of a filter grows with the square of its order.
-    noise_var, prior_var : "auto" or float
-        Variance of the noise of a one-hot target, and of a weight before any data.
+    noise_var : "auto" or float
+        Variance of the noise of a target, as a one-hot vector.
+    prior_var : "auto" or float
+        Variance of a weight before any data.
     predictive : "auto", "exact", "probit", "monte-carlo" or "plug-in"
         How logits become probabilities; see `kalstream.core.class_probabilities`. "auto" is
         "probit" where filters observe through the softmax, since they learn from these
@@ -80,6 +82,7 @@ class KalmanClassifier(ClassifierMixin, AskingEstimator[Array]):
     experts : list of Expert, optional
         Further voices of the stack, beside the filters: see `kalstream.core.Expert`.
     intercept : bool
+        Whether a constant is one of the features.
     time_unit : float or timedelta
         Unit of ``time``. Half-lives, 30 to 100,000 by default, are counted in it. With dates a
         number means seconds; for daily rows give ``timedelta(days=1)``.

@@ -7,6 +7,7 @@ imports nothing heavy, so that `kalstream --help` is quick.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from datetime import timedelta
@@ -38,7 +39,24 @@ LEAST_UNIT: Final = 1e-9
 LARGEST_UNIT: Final = 1e30
 _LONGEST_DELAY: Final = 1e12  # seconds
 CHECKPOINT_EVERY: Final = 30.0  # seconds
-_LATER: Final = ("missing", "decimal")  # options that config.json has only if they were given
+# Parameters of the estimators that are options of the same name, and those of classifiers only.
+OF_ESTIMATORS: Final = (
+    "n_components",
+    "transition",
+    "noise_var",
+    "prior_var",
+    "intercept",
+    "dtype",
+)
+OF_CLASSIFIERS: Final = (
+    *("likelihood", "predictive", "calibration", "class_weight", "stacking", "recent_labels"),
+)
+# Options that config.json has only if they were given.
+_LATER: Final = (
+    *("missing", "decimal"),
+    *OF_ESTIMATORS,
+    *(name for name in OF_CLASSIFIERS if name != "likelihood"),
+)
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -111,6 +129,50 @@ def _as_forgetting(value: str) -> str:
             f"--forgetting is {quoted(value)}; give mixture, learned, or a gamma from 0 to 1 "
             "(1 forgets nothing)"
         )
+    return value
+
+
+def _as_numbers(name: str, most: int) -> BeforeValidator:
+    """Checks "auto" or numbers, separated by commas, all above 0."""
+
+    def read(value: Any) -> str:
+        parts = str(value).split(",")
+        if str(value) != "auto" and not (
+            len(parts) <= most and all(_is_positive(part) for part in parts)
+        ):
+            several = ", or several, such as 0.5,1,2" if most > 1 else ""
+            raise InvalidOption(
+                f"{typed(name)} is {quoted(value)}; give auto or a number above 0{several}"
+            )
+        return str(value)
+
+    return BeforeValidator(read)
+
+
+def _is_positive(text: str) -> bool:
+    try:
+        return 0.0 < float(text) < math.inf
+    except ValueError:
+        return False
+
+
+def numbers_of(value: str) -> str | float | tuple[float, ...]:
+    """The parameter that an option such as "auto", "0.1" or "0.5,1,2" stands for."""
+    if value == "auto":
+        return value
+    numbers = tuple(map(float, value.split(",")))
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _as_class_weight(value: list[str]) -> list[str]:
+    if value != ["balanced"]:
+        for each in value:
+            label, _, weight = each.rpartition("=")
+            if not label or not _is_positive(weight):
+                raise InvalidOption(
+                    f"--class-weight is {quoted(each)}; give balanced alone, or LABEL=WEIGHT with "
+                    "a weight above 0, and repeat the option for several labels"
+                )
     return value
 
 
@@ -215,13 +277,51 @@ class Options(BaseModel):
         "mixture", "mixture, learned, or a gamma from 0 to 1 (1 forgets nothing)."
     )
     likelihood: Literal["auto", "softmax", "onehot"] = option(
-        "auto", "How filters observe labels: through the softmax, as one-hot vectors, or both."
+        "auto", "How filters observe a label: through the softmax, as a one-hot vector, or both."
     )
     motion: Annotated[str, AfterValidator(_as_motion)] = option(
         "1", "Order of the motion of weights: 1, 2 or 3, or several, such as 1,2."
     )
     features: Literal["fourier", "scaled", "raw"] = option(
         "fourier", "Features that are computed from a row for the filter."
+    )
+    n_components: int = option(200, "Number of Fourier features.", ge=1, le=100_000)
+    class_weight: Annotated[list[str], AfterValidator(_as_class_weight)] = option(
+        [],
+        "Weights of classes: balanced, which uses the class frequencies so far, or LABEL=WEIGHT; "
+        "repeat the option.",
+        repeated=True,
+    )
+    noise_var: Annotated[str, _as_numbers("noise_var", 1)] = option(
+        "auto", "Variance of the noise of a target: auto, or a number."
+    )
+    prior_var: Annotated[str, _as_numbers("prior_var", 1)] = option(
+        "auto", "Variance of a weight before any data: auto, or a number."
+    )
+    transition: Literal["example", "chunk"] = option(
+        "example", "Forget before every row, or once per chunk."
+    )
+    predictive: Literal["auto", "exact", "probit", "monte-carlo", "plug-in"] = option(
+        "auto", "How logits become probabilities."
+    )
+    calibration: Annotated[str, _as_numbers("calibration", 100)] = option(
+        "auto",
+        "Factor that multiplies logits: learned (auto), a number, or several for a mixture, such "
+        "as 0.5,1,2.",
+    )
+    stacking: bool = option(
+        True,
+        "Without this, an online logistic regression combines the filters of a mixture.",
+        typed_as="--no-stacking",
+    )
+    recent_labels: bool = option(
+        True, "Without this, the stack uses recent labels.", typed_as="--no-recent-labels"
+    )
+    intercept: bool = option(
+        True, "Without this, a constant is one of the features.", typed_as="--no-intercept"
+    )
+    dtype: Literal["float64", "float32"] = option(
+        "float64", "Numbers of the filter: float32 needs half the memory."
     )
     learner: Annotated[str, AfterValidator(_as_learner)] = option(
         "", "package.module:factory of your own learner."
@@ -312,12 +412,6 @@ def declared(name: str) -> dict[str, Any]:
 # What the library says of its arguments where the command has another option, or none.
 _PHRASES: Final = {
     "resume=False": "--overwrite",
-    "needs noise_var as a number, since the gradient of gamma depends on it; or use": (
-        "needs to know the noise of numbers, which a run learns; use"
-    ),
-    "raise noise_var or lower prior_var": "or leave out those that repeat others",
-    "lower n_components, or pass fewer columns": "use --features scaled, or --ignore columns",
-    "lower n_components, or pass fewer rows at once": "use --features scaled, or a smaller --chunk",
 }
 _VALUE: Final = r"""\[[^\]]*\]|"[^"]*"|'[^']*'|[0-9][0-9.e+-]*(?![\w(])|(?=[\s;,.:)]|$)"""
 

@@ -15,11 +15,13 @@ from kalstream._printable import quoted
 from kalstream.errors import InvalidInput, InvalidOption, KalstreamError, MissingFile
 from kalstream.runs.checkpoint import model_to_predict_with, open_checkpoint
 from kalstream.runs.files import holds_run, read_config
-from kalstream.runs.options import Options, typed
+from kalstream.runs.options import OF_CLASSIFIERS, OF_ESTIMATORS, Options, typed
 from kalstream.streams import CLASSIFICATION, REGRESSION, Columns, Stream, format_of
 
 # Options that a saved model has decided.
-_OF_MODEL: Final = ("forgetting", "likelihood", "motion", "features", "learner", "time_unit")
+_OF_MODEL: Final = (
+    *("forgetting", "motion", "features", "learner", "time_unit", *OF_ESTIMATORS, *OF_CLASSIFIERS),
+)
 # Options that the encoder of a run has decided.
 _OF_COLUMNS: Final = ("target", "task", "time", "ignore", "categorical", "missing", "decimal")
 

@@ -20,8 +20,19 @@ from kalstream import __version__, streams
 from kalstream._optional import remedy_for
 from kalstream._printable import quoted
 from kalstream.errors import InvalidInput, InvalidOption
+from kalstream.features.values import NO_VALUE
 from kalstream.runs.files import FORMAT
-from kalstream.runs.options import LARGEST_UNIT, LEAST_UNIT, Options, delay_of, seconds_of
+from kalstream.runs.options import (
+    LARGEST_UNIT,
+    LEAST_UNIT,
+    OF_CLASSIFIERS,
+    OF_ESTIMATORS,
+    Options,
+    delay_of,
+    numbers_of,
+    seconds_of,
+    typed,
+)
 from kalstream.streams import REGRESSION, Columns, Stream, format_of
 
 _STREAM_OPTIONS: Final = (
@@ -97,6 +108,11 @@ def window_of(options: Options, stream: Stream) -> int:
 def make_learner(options: Options, stream: Stream) -> Any:
     """A new learner."""
     if options.learner:
+        for name in options.given(*OF_ESTIMATORS, *OF_CLASSIFIERS):
+            raise InvalidOption(
+                f"{typed(name)} does not apply to --learner {options.learner}; leave it out, and "
+                "set its parameters in the factory"
+            )
         return _imported(options.learner, options.seed)
     from kalstream.estimators import KalmanClassifier, KalmanRegressor
 
@@ -106,15 +122,55 @@ def make_learner(options: Options, stream: Stream) -> Any:
     orders = tuple(map(int, options.motion.split(",")))
     more["order"] = orders[0] if len(orders) == 1 else orders
     forgetting = _number_or_name(options.forgetting)
-    if stream.task == REGRESSION:
-        if options.likelihood != "auto":
+    more |= _parameters(options, OF_ESTIMATORS, stream)
+    if stream.task != REGRESSION:
+        more |= _parameters(options, OF_CLASSIFIERS, stream)
+        return KalmanClassifier(forgetting, options.features, **more)
+    for name in options.given(*OF_CLASSIFIERS):
+        value = getattr(options, name)
+        given = typed(name) if value is False else f"{typed(name)} is {_plain(value)}"
+        raise InvalidOption(
+            f"{given}, but the target is a number and has no classes; leave {typed(name)} out, or "
+            "say --task classification"
+        )
+    return KalmanRegressor(forgetting, options.features, **more)
+
+
+def _plain(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def _parameters(options: Options, names: tuple[str, ...], stream: Stream) -> dict[str, Any]:
+    """Parameters of an estimator, from the options of the same names that were given."""
+    values = options.given(*names)
+    for name in {"noise_var", "prior_var", "calibration"} & set(values):
+        values[name] = numbers_of(values[name])
+    if "class_weight" in values:
+        values["class_weight"] = _class_weight(options.class_weight, stream)
+    return values
+
+
+def _class_weight(given: list[str], stream: Stream) -> str | dict[Any, float]:
+    """The weights of classes that "balanced", or texts such as "yes=2", stand for."""
+    if given == ["balanced"]:
+        return "balanced"
+    target = None if stream.encoder is None else stream.encoder.target
+    read = _whole_or_text if target is None else target.reading.parse
+    weights = {}
+    for each in given:
+        label, _, weight = each.rpartition("=")
+        try:
+            weights[read(label)] = float(weight)
+        except NO_VALUE:
             raise InvalidOption(
-                f"--likelihood is {options.likelihood}, but the target is a number and has no "
-                "classes; leave --likelihood out, or say --task classification"
-            )
-        return KalmanRegressor(forgetting, options.features, **more)
-    more["likelihood"] = options.likelihood
-    return KalmanClassifier(forgetting, options.features, **more)
+                f"--class-weight is {quoted(each)}, but {quoted(label)} is no label of the target; "
+                "write the label as it is in the data"
+            ) from None
+    return weights
+
+
+def _whole_or_text(label: str) -> int | str:
+    return int(label) if label.removeprefix("-").isdecimal() else label
 
 
 def max_waiting_of(options: Options) -> int:
