@@ -85,7 +85,8 @@ def check_predictions(learner: Callable[[Any], Iterator[None]], n_predictions: i
         for thread in threads:
             thread.start()
         learning = learner(model)
-        while len(predictions) < n_predictions and not errors:
+        # On a busy machine readers may run long before the learner has its turn.
+        while (len(predictions) < n_predictions or len(set(predictions)) <= 3) and not errors:
             next(learning)
             published.add(key(model.snapshot().predict_proba(ROWS)))
     finally:
