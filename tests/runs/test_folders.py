@@ -676,3 +676,14 @@ def test_folders_of_earlier_formats(old_format: int, name: str) -> None:
     assert progress["model_sha256"] is not None
     KalmanClassifier.load(Path(name, "checkpoint", progress["model"]))
     assert Run.resume(name) is None
+
+
+def test_dates_of_format_5_stay_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(DATA.with_name("run-format-5"), tmp_path / "old")
+    monkeypatch.chdir(tmp_path / "old")
+    run = Run.resume("stopped")
+    assert (run.resumed_at, run.stream.columns[-1]) == (100, "when")
+    end, whole = run.go(), lines_of(Path("ended"))[-1]
+    for metric, value in end["total"].items():
+        assert value == pytest.approx(whole["total"][metric], rel=1e-9)
+    assert Run("new", run.options).stream.columns[-1] == "when[day of year cos]"

@@ -19,6 +19,13 @@ import pytest
 from kalstream.errors import InvalidInput
 from kalstream.streams.table import BadRow, Columns, TableStream
 
+CIRCLES = {"time of day": 86400, "day of week": 604800, "day of year": 31556952}
+
+
+def on_circles(seconds, circles=CIRCLES):
+    angles = [2 * np.pi * seconds / CIRCLES[circle] for circle in circles]
+    return np.array([wave(angle) for angle in angles for wave in (np.sin, np.cos)])
+
 
 def csv(tmp_path, text, name="t.csv"):
     path = tmp_path / name
@@ -65,13 +72,14 @@ def test_kinds_of_text(tmp_path):
         "e": "number",
     }
     rows, targets = joined(stream)
-    assert stream.columns == ("n", "b", *(f"c[{k}]" for k in range(5)), "d", "e")
+    date = [f"d[{c} {w}]" for c in CIRCLES for w in ("sin", "cos")]
+    assert stream.columns == ("n", "b", *(f"c[{k}]" for k in range(5)), *date, "e")
     expected = [
-        [1, 1, 1, 0, 0, 0, 0, 1706659200, np.nan],
-        [np.nan, 0, 0, 1, 0, 0, 0, 1706695200, np.nan],
-        [2.5, np.nan, 0, 0, 1, 0, 0, -0.5, np.nan],
+        [1, 1, 1, 0, 0, 0, 0, *on_circles(1706659200), np.nan],
+        [np.nan, 0, 0, 1, 0, 0, 0, *on_circles(1706695200), np.nan],
+        [2.5, np.nan, 0, 0, 1, 0, 0, *on_circles(-0.5), np.nan],
     ]
-    np.testing.assert_array_equal(rows, expected)
+    np.testing.assert_allclose(rows, expected, atol=1e-9)
     assert targets.tolist() == ["a", "b", "a"]
     assert stream.encoder.features[2].slots == {"red": 0, None: 1, "blue": 2}
 
@@ -107,13 +115,51 @@ def test_kinds_of_parquet(tmp_path):
     np.testing.assert_array_equal(rows[:, at["b"]], [1, np.nan, 0])
     np.testing.assert_array_equal(rows[:, at["s[0]"]], [1, 0, 1])
     np.testing.assert_array_equal(rows[:, at["l[0]"]], [1, 1, 0])  # both are missing
-    np.testing.assert_array_equal(rows[:, at["d"]], [86400, np.nan, 0])
-    np.testing.assert_array_equal(rows[:, at["t"]], [1706702400, np.nan, 1706702400])
-    np.testing.assert_array_equal(rows[:, at["w"]], [86400, np.nan, 0])
+    without_time = ("day of week", "day of year")
+    for name, circles, seconds in (
+        ("d", without_time, [86400, np.nan, 0]),
+        ("t", CIRCLES, [1706702400, np.nan, 1706702400]),
+        ("w", without_time, [86400, np.nan, 0]),
+    ):
+        places = [k for each, k in at.items() if each.startswith(name)]
+        expected = np.transpose(on_circles(np.array(seconds), circles))
+        np.testing.assert_allclose(rows[:, places], expected, atol=1e-9)
     np.testing.assert_array_equal(rows[:, at["k"]], [7, 8, 7])
     np.testing.assert_array_equal(targets, [0.5, np.nan, 2])
     assert stream.task == "regression"
     assert stream.n_rows == stream.approximate_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("first", "step", "n", "circles"),
+    [
+        ("2024-01-01T07:00", "h", 60, ["time of day", "day of week", "day of year"]),
+        ("2024-01-01T07:00", "D", 60, ["day of week", "day of year"]),  # always at the same time
+        ("2024-01-01", "D", 60, ["day of week", "day of year"]),
+        ("2024-01-01", "W", 60, ["day of year"]),
+        ("2020-01-01", "M", 60, ["day of year"]),  # first days of months
+        ("1950-01-01", "Y", 60, []),
+        ("2024-01-01T00:00", "D", 1, ["time of day", "day of week", "day of year"]),  # not known
+    ],
+)
+def test_calendar_features_follow_the_resolution(tmp_path, first, step, n, circles):
+    dates = np.arange(np.datetime64(first, step), n)
+    dates = (dates.astype(f"M8[{'m' if 'T' in first else 'D'}]")).astype(str)
+    if ("T" in first) and step == "D":
+        dates = [f"{each[:10]}T{first[11:]}" for each in dates]
+    stream = TableStream(csv(tmp_path, "d,y\n" + "".join(f"{d},a\n" for d in dates)), "y")
+    names = [f"d[{circle} {wave}]" for circle in circles for wave in ("sin", "cos")]
+    assert list(stream.columns) == (names or ["d[seconds]"])
+    if circles:
+        assert np.abs(joined(stream)[0]).max() <= 1  # however long the stream is
+
+
+def test_dates_without_order_are_also_a_number(tmp_path):
+    days = np.random.default_rng(0).permutation(200) - 7000
+    born = days.astype("M8[D]").astype(str)
+    stream = TableStream(csv(tmp_path, "born,y\n" + "".join(f"{d},a\n" for d in born)), "y")
+    assert stream.columns[-1] == "born[seconds]"
+    np.testing.assert_array_equal(joined(stream)[0][:, -1], days * 86400.0)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from kalstream._printable import printable, quoted
 from kalstream.errors import InvalidInput
+from kalstream.features import calendar
 from kalstream.features.values import (
     Array,
     Bad,
@@ -50,7 +51,8 @@ class Column:
     n_slots : int
         Number of columns of numbers that it becomes.
     slots : mapping
-        For a category, the slot of each value seen; None is a missing value.
+        For a category, the slot of each value seen; None is a missing value. For a date, the slot
+        of each part of the calendar; none in old files, where a date is a number of seconds.
     """
 
     name: str
@@ -138,15 +140,10 @@ class OneNumber:
     kind: str
     plural: str
     has_type: Callable[[Any], bool]
-    in_typed_text: bool = False  # whether text of a file with types may be of this kind
 
     def holds(self, array: pa.Array, as_written: bool) -> bool:
         """At most one value in 20 cannot be read."""
-        if not (as_written or self.in_typed_text):
-            return False
-        numbers, bad = READINGS[self.kind].convert(array)
-        present = len(bad) + int(np.count_nonzero(~np.isnan(numbers)))
-        return len(bad) <= present // TYPOS and (present > 0 or as_written)
+        return as_written and _holds(READINGS[self.kind], array, as_written)
 
     def start(self, name: str, array: pa.Array, n_slots: int | None) -> Column:
         """A column without a state."""
@@ -166,8 +163,47 @@ class OneNumber:
 
     def encode(self, column: Column, array: pa.Array, bad: Bad) -> Array:
         """Values (n, 1)."""
-        hint = f" (if these are codes, give categorical=[{quoted(column.name)}])"
-        return READINGS[self.kind].checked(column.name, array, bad, hint)[:, None]
+        return READINGS[self.kind].checked(column.name, array, bad, _codes(column.name))[:, None]
+
+
+class Dates:
+    """Times of day, week and year as points of circles; see `calendar.slots_of`."""
+
+    plural = "dates"
+
+    def has_type(self, t: Any) -> bool:
+        """Dates of Arrow, with or without a time."""
+        return is_date(t)
+
+    def holds(self, array: pa.Array, as_written: bool) -> bool:
+        """At most one value in 20 is no date."""
+        return _holds(READINGS[DATE], array, as_written)
+
+    def start(self, name: str, array: pa.Array, n_slots: int | None) -> Column:
+        """Those parts of the calendar that the resolution of these dates makes meaningful."""
+        seconds, _ = READINGS[DATE].convert(array)
+        with_time = pa.types.is_timestamp(array.type)
+        if is_string(array.type):
+            with_time = any(":" in (text or "") for text in distinct(array)[1])
+        slots = calendar.slots_of(seconds, with_time)
+        return Column(name, DATE, len(slots), {slot: k for k, slot in enumerate(slots)})
+
+    def is_full(self, column: Column) -> bool:
+        """Nothing is learned."""
+        return True
+
+    def names(self, column: Column) -> list[str]:
+        """The name of the column with that of each part."""
+        return [f"{column.name}[{slot}]" for slot in column.slots] or [column.name]
+
+    def learn(self, column: Column, array: pa.Array) -> Column:
+        """Nothing is learned."""
+        return column
+
+    def encode(self, column: Column, array: pa.Array, bad: Bad) -> Array:
+        """Values (n, n_slots), NaN where missing."""
+        seconds = READINGS[DATE].checked(column.name, array, bad, _codes(column.name))
+        return calendar.encoded(seconds, map(str, column.slots or (calendar.SECONDS,)))
 
 
 class Categories:
@@ -224,6 +260,17 @@ class Categories:
         return -1
 
 
+def _holds(reading: Reading, array: pa.Array, as_written: bool) -> bool:
+    """Whether at most one value in 20 cannot be read."""
+    numbers, bad = reading.convert(array)
+    present = len(bad) + int(np.count_nonzero(~np.isnan(numbers)))
+    return len(bad) <= present // TYPOS and (present > 0 or as_written)
+
+
+def _codes(name: str) -> str:
+    return f" (if these are codes, give categorical=[{quoted(name)}])"
+
+
 def _is_number(t: Any) -> bool:
     return any(getattr(pa.types, f"is_{type_}")(t) for type_ in _NUMERIC)
 
@@ -244,7 +291,7 @@ KINDS: Mapping[str, Kind] = {
     COMMA: OneNumber(COMMA, "numbers with decimal commas", lambda t: False),
     NUMBER: OneNumber(NUMBER, "numbers", _is_number),
     BOOLEAN: OneNumber(BOOLEAN, "booleans", pa.types.is_boolean),
-    DATE: OneNumber(DATE, "dates", is_date, in_typed_text=True),
+    DATE: Dates(),
     CATEGORY: Categories(),
 }
 

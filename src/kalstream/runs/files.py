@@ -23,7 +23,7 @@ from kalstream._json import loads
 from kalstream.errors import InvalidInput
 from kalstream.runs.options import Options, checked
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 LOCK: Final = ".lock"
 CONFIG: Final = "config.json"
 CHECKPOINT: Final = "checkpoint"  # a folder, which holds the models and
@@ -219,11 +219,17 @@ def _with_extensions(content: dict[str, Any]) -> dict[str, Any]:
     return {**content, "skipped": {"n": 0, "why": []}}
 
 
+def _with_calendars(content: dict[str, Any]) -> dict[str, Any]:
+    """Format 6: a date has its parts of the calendar as categories; with none it is one number."""
+    return content
+
+
 _MIGRATIONS: Final[dict[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     1: _with_ids,
     2: _with_names,
     3: _with_likelihood,
     4: _with_extensions,
+    5: _with_calendars,
 }
 
 

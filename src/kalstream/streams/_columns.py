@@ -77,10 +77,11 @@ class Role:
 class Columns:
     """What the columns of a table are, and how they become numbers. Learning returns a new one.
 
-    `TableStream` makes it and has it as `encoder`. A number is one column (NaN if missing). So are
-    a boolean (0 or 1) and a date (seconds since 1970, UTC). A category is one column per value, in
-    the order of first appearance. The number of these columns is fixed; once all are in use, a
-    hash decides which of them a new value shares.
+    `TableStream` makes it and has it as `encoder`. A number is one column (NaN if missing). So is
+    a boolean (0 or 1). A date is a point of a circle for each of time of day, day of week and day
+    of year that its resolution makes meaningful. A category is one column per value, in the order
+    of first appearance. The number of these columns is fixed; once all are in use, a hash decides
+    which of them a new value shares.
 
     Attributes
     ----------
