@@ -144,7 +144,8 @@ class Encoding:
 class TableEncoder(TransformerMixin, BaseEstimator):
     """Columns of a table as numbers, learned online, as ``kalstream run`` does it.
 
-    A number becomes one column, NaN where missing; so do a boolean (0 or 1) and a date. A category
+    A number becomes one column, NaN where missing; so does a boolean (0 or 1). A date becomes
+    points of circles: time of day, day of week and day of year. A category
     becomes one column of 0 and 1 for each value, in the order of first appearance. The number of
     these columns is fixed by the first rows; once all are in use, a hash decides which of them a
     new value shares. Columns are found by their names: later tables may have them in another order,
