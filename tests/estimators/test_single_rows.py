@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kalstream import KalmanClassifier
 from kalstream.core import Mixture
 from kalstream.errors import InvalidInput
-from kalstream.estimators import _base, _row, classifier
+from kalstream.estimators import _base, _late, _row, classifier
 
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((400, 4))
@@ -31,7 +31,8 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.short = 0
-        for module, name in ((_base, "learn_row"), (classifier, "predict_row")):
+        ways = (_base, "learn_row"), (classifier, "predict_row"), (_late, "exchange_row")
+        for module, name in ways:
             monkeypatch.setattr(module, name, self.counted(getattr(_row, name)))
 
     def counted(self, way: Any) -> Any:
@@ -184,3 +185,71 @@ def test_parameters_that_change_are_followed() -> None:
     other.partial_fit(X[60:61].tolist(), LABELS[60:61].tolist())
     for a, b in zip(seen(one), seen(other), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+def asked(model: Any, delay: int, seed: int, rows: slice = slice(0, 150)) -> list[Any]:
+    """What a model answers to rows that are asked for, whose labels come later, some never."""
+    rng, waiting, answers = np.random.default_rng(seed), list(model.waiting_ids_), []
+    for i in range(rows.start, rows.stop):
+        answers.append(model.ask(X[i : i + 1], ids=[i]))
+        waiting.append(i)
+        if len(waiting) > delay:
+            j = waiting.pop(int(rng.integers(0, 3)) if delay > 3 else 0)
+            model.tell([j], LABELS[j : j + 1] if rng.random() > 0.05 else [None])
+        if rng.random() < 0.1:  # a correction, or a label known in time
+            if rng.random() < 0.5 and i > 20:
+                told = [k for k in range(i - 20, i) if model.status_of([k]) == ["told"]]
+                model.tell(told[:1], LABELS[told[:1]])
+            else:
+                answers.append(model.predict_then_learn(X[i - 1 : i], LABELS[i - 1 : i]))
+    return answers
+
+
+def judged(model: Any) -> list[Any]:
+    """What can be read of a model that was asked for rows, as numbers."""
+    late, counts = model._model.late, model.waiting_
+    return [
+        *(late.log_weights, late.beside, late.beliefs, [late.since, model._model.last]),
+        [getattr(counts, name) for name in type(counts).__slots__],
+        *seen(model),
+    ]
+
+
+@settings(max_examples=8)
+@given(
+    policy=POLICIES,
+    features=st.sampled_from(["raw", "scaled", "fourier"]),
+    stacking=st.booleans(),
+    delay=st.sampled_from([0, 1, 20]),
+    seed=st.integers(0, 2**16),
+)
+def test_late_rows_go_both_ways(
+    policy: Any, features: Any, stacking: bool, delay: int, seed: int
+) -> None:
+    parameters = {"n_components": 30, "random_state": 0, "predictive": "probit"}
+    made = []
+    for short in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            counted = Counted(patch)
+            if not short:
+                patch.setattr(_late, "exchange_row", long_way)
+            model = KalmanClassifier(policy, features, **parameters, stacking=stacking)
+            answers = asked(model, delay, seed)
+            usual = policy == "mixture" or policy.predictive == "probit"
+            assert not short or (counted.short > 150) == usual
+            made.append([*answers, *judged(model)])
+    for one, other in zip(*made, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11)
+
+
+def test_a_snapshot_keeps_the_rows_that_wait(tmp_path: Any) -> None:
+    model = KalmanClassifier(features="scaled")
+    asked(model, 5, 1)
+    before, values = model.snapshot(), judged(model)
+    model.save(tmp_path / "model")
+    loaded = KalmanClassifier.load(tmp_path / "model")
+    answers = [asked(each, 5, 2, slice(150, 300)) for each in (model, loaded)]
+    for one, other in zip(*answers, strict=True):  # a file forgets no bit
+        np.testing.assert_array_equal(one, other)
+    for one, other in zip(judged(before), values, strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -99,12 +99,12 @@ class Kept:
     @classmethod
     def blank(cls, n: int, sizes: Sizes) -> Self:
         """Nothing was said about n rows."""
-        return cls._of(np.zeros(n * _layout(sizes)[-1][1]), n, sizes)
+        return cls._of(np.zeros(n * layout(sizes)[-1][1]), n, sizes)
 
     @classmethod
     def _of(cls, numbers: Array, n: int, sizes: Sizes) -> Self:
         """Parts of n rows, one after the other, as views."""
-        parts = _layout(sizes)
+        parts = layout(sizes)
         return cls(*[numbers[n * a : n * b].reshape(n, *shape) for a, b, shape in parts])
 
     @property
@@ -119,14 +119,14 @@ class Kept:
 
     def packed(self) -> Array:
         """All parts of each row side by side (S, W), as numbers."""
-        n, cuts = len(self.said), _layout(self.sizes)
+        n, cuts = len(self.said), layout(self.sizes)
         flat = [part.reshape(n, b - a) for part, (a, b, _) in zip(self.parts(), cuts, strict=True)]
         return np.concatenate(flat, axis=1, dtype=np.float64)
 
     @classmethod
     def unpacked(cls, matrix: Array, sizes: Sizes) -> Self:
         """The inverse of `packed`; raises ValueError if the matrix has another width."""
-        cuts = _layout(sizes)
+        cuts = layout(sizes)
         if matrix.ndim != 2 or cuts[-1][1] != matrix.shape[1]:
             raise ValueError(f"what is kept of a row must be {cuts[-1][1]} numbers")
         numbers = np.concatenate([matrix[:, a:b] for a, b, _ in cuts], axis=None)
@@ -291,7 +291,7 @@ def n_answers(sizes: Sizes) -> int:
 
 
 @lru_cache
-def _layout(sizes: Sizes) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
+def layout(sizes: Sizes) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
     """Where each part of `Kept` begins and ends in a packed row, and its shape."""
     j, k, x, d, scales = sizes
     answers = n_answers(sizes), k if x else 2 * k

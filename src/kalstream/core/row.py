@@ -1,7 +1,8 @@
 """The short way of a single row: a mixture, its stacks and its watch advance in one compiled call.
 
-`Mixture.step_chunk`, `Stack.learn` and `Watch.after` are the reference; tests/core/test_row.py
-compares. What a row changes is one array of numbers, so that a state is copied at once. Everything
+`Mixture.step_chunk`, `Stack.learn` and `Watch.after` are the reference, and for late labels
+`Mixture.judge`, `Stack.judge` and `choose`; tests/estimators/test_single_rows.py compares. What a
+row changes is one array of numbers, so that a state is copied at once. Everything
 that is unusual, such as a new class, a row that is not sound, or pending rows that have to be
 folded, is left to them.
 """
@@ -18,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kalstream.core import checks as check
-from kalstream.core.alarm import Watch
+from kalstream.core.alarm import ALARMS, Watch
 from kalstream.core.bank import FEW_FEATURES, Bank
 from kalstream.core.guard import ROUNDING_LIMITS
+from kalstream.core.judging import LateJudge, Sizes, layout, n_answers
 from kalstream.core.mixture import Mixture, MixtureState
 from kalstream.core.mixture.grids import codes_of, gammas_of, grid_of, prior_vars_of
 from kalstream.core.stacking import KEEP_RECENT, SHARE, Stack, prior_of
@@ -31,6 +33,7 @@ Array = NDArray[Any]
 _EPSILON: Final = float(np.finfo(np.float64).eps)
 # With more outputs the arithmetic of a row is larger than the way to it.
 _MOST_OUTPUTS: Final = 64
+_NOTHING: Final = np.empty(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,10 @@ class _Frame:
     arrays, filters, watched, stacked
         As compiled code takes them.
     noise_var : float
+    judge : LateJudge or None
+        As the state, if labels come late.
+    sizes, cuts : Sizes, (11,)
+        Of what is kept of a row until its label comes, and where each part of it begins.
     """
 
     policy: Mixture
@@ -64,6 +71,9 @@ class _Frame:
     watched: tuple[Array, Array]
     stacked: tuple[float, Array, Array]
     noise_var: float
+    judge: LateJudge | None
+    sizes: Sizes
+    cuts: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +104,7 @@ class RowState:
         watch: Watch,
         stacks: Sequence[Stack],
         counts: Array,
+        judge: LateJudge | None = None,
         *,
         noise_var: float,
         prior_var: float,
@@ -106,6 +117,8 @@ class RowState:
             The one of any row, and the one of rows whose labels are known in time.
         counts : (K,)
             How often each class came.
+        judge : LateJudge, optional
+            Where labels come late; the second stack is then of rows as they were asked for.
         """
         if not _is_usual(policy, state):
             return None
@@ -121,11 +134,17 @@ class RowState:
         watched = (watch.now, watch.usual, watch.levels, watch.gains, watch.odds, watch.numbers)
         each = np.zeros((n_filters, 1))
         made = np.zeros((n_filters, 1, n_outputs)), each, each, each, counts, np.zeros(n_outputs)
-        parts = [state.log_weights, bank.scales, *watched, *made]
+        parts = [state.log_weights, bank.scales, *watched, *made, np.ones(1)]
+        parts += (
+            [_NOTHING] * 3 if judge is None else [judge.log_weights, judge.beside, judge.beliefs]
+        )
         for stack in stacks:
             own = np.array([stack.belief, stack.last])
             parts += [stack.counts, stack.recent, stack.stays, stack.coef, stack.precision, own]
         shapes = tuple(part.shape for part in parts)
+        n_terms = len(stacks[0].coef) if stacks else 0
+        sizes = n_filters, n_outputs, 1, n_terms, 0
+        ends = [stop for _, stop, _ in layout(sizes)]
         frame = _Frame(
             *(policy, state, tuple(stacks), shapes),
             np.array([0, *accumulate(map(prod, shapes))], np.int64),
@@ -141,31 +160,99 @@ class RowState:
             ),
             (policy.watched, np.argsort(policy.half_lives, kind="stable")),
             (SHARE, prior_of(n_filters, 0), KEEP_RECENT),
-            noise_var,
+            *(noise_var, judge, sizes, np.array([0, *ends], np.int64)),
         )
         return cls(frame, np.concatenate([part.ravel() for part in parts]), n_rows, bank.memo)
 
-    def learn(self, phi: Array, label: int, came: int, answers: int) -> RowState | None:
+    def learn(
+        self, phi: Array, label: int, came: int, answers: int, gap: float = 1.0
+    ) -> RowState | None:
         """The state after a row (1, m) with a label that has come before; None: the long way.
 
-        ``came`` is the number of the row. For ``answers`` see `_kernels.row.learn_row`.
+        ``came`` is the number of the row, ``gap`` the time since the one learned before. For
+        ``answers`` see `_kernels.row.learn_row`.
         """
+        return self._learned(phi, label, came, answers, gap, self.frame.at)
+
+    def _learned(
+        self, phi: Array, label: int, came: int, answers: int, gap: float, at: Array
+    ) -> RowState | None:
         from kalstream.core._kernels.row import learn_row
 
         frame, n_rows = self.frame, self.n_rows
-        room, policy = frame.room, frame.policy
+        room = frame.room
         if n_rows == room.rows.shape[1] or not room.claim(n_rows):
             return None
         products = self._products(phi)
         if products is None:
             return None
         after, sound = learn_row(
-            *(self.numbers, frame.at, phi, label, came, answers),
+            *(self.numbers, at, phi, label, came, answers),
             *(frame.arrays, n_rows, products, frame.filters, frame.watched, frame.stacked),
-            *(frame.classes, frame.noise_var, 1.0 - (1.0 - policy.share) ** 1.0),
+            *(frame.classes, frame.noise_var, frame.policy.share, gap),
             *(_EPSILON, ROUNDING_LIMITS),
         )
         return check.trusted(RowState, frame, after, n_rows + 1, []) if sound else None
+
+    # ---- late labels ----------------------------------------------------------------------
+
+    @property
+    def judges(self) -> bool:
+        """Whether rows can be asked for, and their labels told later."""
+        frame = self.frame
+        return (
+            frame.judge is not None
+            and len(frame.judge.beside) == 1
+            and len(frame.judge.beliefs) == n_answers(frame.sizes)
+            and len(frame.stacks) in (0, 2)
+        )
+
+    def ask(self, phi: Array, gap: float, lag: float, n_targets: int) -> tuple[Array, Array] | None:
+        """What is kept of a row (1, m), as in `Kept.packed` (W,), and its probabilities (1, K).
+
+        ``gap`` and ``lag`` are as in `Events`; ``n_targets`` were learned before. None: the long
+        way.
+        """
+        products = self._products(phi)
+        if products is None:
+            return None
+        self.memo[:] = [(phi, *products)]
+        kept = np.zeros(self.frame.cuts[-1])
+        event = True, -1, gap, lag, n_targets
+        out, sound = self._passed(self.numbers, kept, phi, products, event)
+        return (kept, out) if sound else None
+
+    def tell(
+        self, phi: Array, label: int, came: int, kept: Array, gap: float, lag: float, n_targets: int
+    ) -> RowState | None:
+        """The state after the label of a row has come, of which (W,) was kept; else as `ask`."""
+        from kalstream.core._kernels.row import N_PARTS, N_STACK_PARTS, NUMBERS
+
+        frame = self.frame
+        in_order = frame.at[: 1 + N_PARTS + N_STACK_PARTS]  # without the stack that is judged late
+        after = self._learned(phi, label, came, -1, gap, in_order)
+        if after is None:
+            return None
+        alarms = frame.at[NUMBERS] + ALARMS
+        if after.numbers[alarms] != self.numbers[alarms]:  # it changes what is judged
+            return None
+        event = False, label, gap, lag, n_targets
+        products = np.empty((0, 0, 0)), np.empty(frame.filters[0].shape + frame.classes.shape)
+        _, sound = self._passed(after.numbers, kept, phi, products, event)
+        return after if sound else None
+
+    def _passed(
+        self, numbers: Array, kept: Array, phi: Array, products: tuple[Array, Array], event: Any
+    ) -> tuple[Array, bool]:
+        """`_kernels.late_row.pass_event`."""
+        from kalstream.core._kernels.late_row import pass_event
+
+        frame, judge = self.frame, self.frame.judge
+        assert judge is not None
+        return pass_event(
+            *(numbers, frame.at, kept, frame.cuts, event, phi, products),
+            *(frame.filters, frame.stacked, frame.state.seen, frame.policy.share, judge.since),
+        )
 
     def probabilities(self) -> Array:
         """Those of the last row (1, K), if `learn` was asked for them."""
@@ -205,8 +292,8 @@ class RowState:
         at = self.frame.at
         return self.numbers[at[k] : at[k + 1]].reshape(self.frame.shapes[k])
 
-    def parts(self) -> tuple[MixtureState, Watch, tuple[Stack, ...], Array, BankStep]:
-        """State, watch, stacks, counts of classes (K,) and step of the last row."""
+    def parts(self) -> tuple[Any, ...]:
+        """State, watch, stacks, counts of classes (K,), step of the last row, and judge."""
         frame, n_rows = self.frame, self.n_rows
         log_weights, scales, *rest = (self._part(k) for k in range(len(frame.shapes)))
         old, room, pending = frame.state, frame.room, slice(n_rows)
@@ -218,13 +305,16 @@ class RowState:
         kinds = old.likelihoods, old.prior_scales
         state = check.trusted(MixtureState, bank, *fixed[0], log_weights, *fixed[1], *kinds)
         mean, var, noise, nis = rest[6:10]
-        step = BankStep(mean, var, gammas_of(frame.policy.half_lives).copy(), noise, nis)
-        stacks = []
+        gammas = gammas_of(frame.policy.half_lives) ** rest[12]
+        step, judge, stacks = BankStep(mean, var, gammas, noise, nis), frame.judge, []
+        if judge is not None:
+            weights, beside, beliefs = rest[13:16]
+            judge = LateJudge(weights, judge.spread, beside, beliefs, judge.since)
         for i, stack in enumerate(frame.stacks):
-            *learned, (belief, last) = rest[12 + 6 * i : 18 + 6 * i]
+            *learned, (belief, last) = rest[16 + 6 * i : 22 + 6 * i]
             made = *learned[:3], int(last), *learned[3:], float(belief), stack.experts
             stacks.append(check.trusted(Stack, *made))
-        return state, Watch(*rest[:6]), tuple(stacks), rest[10], step
+        return state, Watch(*rest[:6]), tuple(stacks), rest[10], step, judge
 
 
 def _is_usual(policy: Any, state: Any) -> bool:

@@ -28,6 +28,7 @@ from kalstream.estimators._learning import (
     state_with_room,
 )
 from kalstream.estimators._model import Model
+from kalstream.estimators._row import exchange_row
 from kalstream.estimators._settings import Settings
 from kalstream.estimators._waiting import NOTHING, Book, Store, StoredRow
 
@@ -124,11 +125,17 @@ def exchange(
     ``bounds`` are how many rows may wait, and how long. With ``strict`` an id that nobody knows is
     an error; otherwise it is counted.
     """
+    representation = model.representation
     if len(asked):
-        representation, scaled = model.representation.scaled(asked.rows)
-        model = model.but(representation=representation)
+        representation, scaled = representation.scaled(asked.rows)
         asked = Asked(scaled, asked.times, asked.ids)
     book = _entered(model, asked, told, settings, bounds, strict)
+    if len(book.events) == 1:
+        made = exchange_row(model, representation, book, told.targets, told.weight, settings)
+        if made is not None:
+            return made
+    if len(asked):
+        model = model.but(representation=representation)
     sequence = _Sequence.of(book)
     chunk = _chunk_of(told, sequence.entry[sequence.tells])
     if len(chunk):

@@ -39,6 +39,7 @@ def new_model(
         time=None,
         watch=Watch.start(len(settings.policy.watched)),
         last_step=None,
+        late=None,
         seed=seed,
         fitted=fitted,
     )

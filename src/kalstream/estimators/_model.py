@@ -17,7 +17,7 @@ from kalstream.estimators._waiting import Store
 Array = NDArray[Any]
 
 # Fields that a `PackedRow` makes when they are needed.
-IN_ROW: Final = "state", "targets", "watch", "last_step"
+IN_ROW: Final = "state", "targets", "watch", "last_step", "late"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ class Model:
     watch : Watch
     last_step : BankStep or None
         Step of the last rows, for `health_`.
+    late : LateJudge or None
+        Weights by the predictions that were made, once a row was asked for.
     seed : int
         Seed of sampled predictions.
     came, last : int
         Rows that have come, asked for or learned, and the number of the last one learned.
     n_targets : int
         Targets that were learned.
-    late : LateJudge or None
-        Weights by the predictions that were made, once a row was asked for.
     store : Store or None
         Rows that wait for their targets.
     fitted : dict
@@ -92,11 +92,11 @@ class Model:
     time: float | None
     watch: Watch
     last_step: BankStep | None
+    late: LateJudge | None
     seed: int
     came: int = 0
     last: int = -1
     n_targets: int = 0
-    late: LateJudge | None = None
     store: Store | None = None
     fitted: dict[str, Any] = field(default_factory=dict)
     row: Any = None

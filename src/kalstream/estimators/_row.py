@@ -16,7 +16,9 @@ from kalstream.core.row import RowState
 from kalstream.estimators._classification import Classes, Classification
 from kalstream.estimators._learning import LAST_ROWS, state_of
 from kalstream.estimators._model import IN_ROW, Model
+from kalstream.estimators._representation import Representation
 from kalstream.estimators._settings import Settings
+from kalstream.estimators._waiting import Book
 from kalstream.estimators.labels import Labels
 from kalstream.features.rows import bounded
 
@@ -33,7 +35,7 @@ class PackedRow:
 
     def parts(self) -> dict[str, Any]:
         """Values of the fields `IN_ROW` of a model."""
-        state, watch, stacks, counts, step = self.state.parts()
+        state, watch, stacks, counts, step, judge = self.state.parts()
         stack, ordered = (*stacks, None, None)[:2]
         targets = Classes(self.labels, counts, stack, ordered)
         return {
@@ -41,6 +43,7 @@ class PackedRow:
             "targets": targets,
             "watch": watch,
             "last_step": step.tail(LAST_ROWS),
+            "late": judge,
         }
 
 
@@ -62,16 +65,72 @@ def learn_row(
     after = row.learn(phi, code, model.came, answers)
     if after is None:
         return None
+    learned = _after(
+        model, PackedRow(after, settings, labels), last=model.came, came=model.came + 1
+    )
+    learned.__dict__["representation"] = representation
+    return learned, after.probabilities()[:, labels.order] if predict else None
+
+
+def exchange_row(
+    model: Model,
+    representation: Representation,
+    book: Book,
+    targets: Any,
+    weight: Array | None,
+    settings: Settings,
+) -> tuple[Model, Array] | None:
+    """As `_late.exchange`, of the only event in a book; ``representation`` is the one after it.
+
+    Also returns the probabilities (1, K), or (0, K), of the row that is asked for.
+    """
+    asks, number, entry = book.events[0]
+    row, packed = book.row(number), _ready(model, settings)
+    # Rows that were asked for when nothing was known may have to be predicted again.
+    if packed is None or row is None or weight is not None or book.again < book.blank:
+        return None
+    if not packed.state.judges or row.time == row.time:
+        return None
+    state, labels, sizes = packed.state, packed.labels, packed.state.frame.sizes
+    n_rows = row.number - model.last
+    gap, lag = float(max(n_rows, 0)), float(max(n_rows - 1, 0))
+    if len(row.columns) != 8 * model.fitted["n_features_in_"]:
+        return None
+    # A copy, because compiled code is made for memory that may be written to.
+    phi = representation.features(np.frombuffer(row.columns).copy()[None])
+    if asks:
+        made = state.ask(phi, gap, lag, model.n_targets)
+        if made is None:
+            return None
+        book.keep(number, sizes, made[0].tobytes())
+        after = model.__dict__ | {
+            "representation": representation,
+            "came": model.came + 1,
+            "store": book.store(),
+        }
+        asked = object.__new__(Model)
+        asked.__dict__.update(after)
+        return asked, made[1][:, labels.order]
+    code = labels.column.get(targets[entry], -1)
+    if code < 0 or row.sizes != sizes or not state.frame.state.seen[code]:
+        return None
+    kept = np.frombuffer(row.kept).copy()
+    told = state.tell(phi, code, row.number, kept, gap, lag, model.n_targets)
+    if told is None:
+        return None
+    last = max(model.last, row.number)
+    learned = _after(model, PackedRow(told, settings, labels), last=last, store=book.store())
+    return learned, np.zeros((0, len(labels.names)))
+
+
+def _after(model: Model, packed: PackedRow, **changes: Any) -> Model:
+    """The model after a row was learned."""
     learned, values = object.__new__(Model), model.__dict__.copy()
     for name in IN_ROW:
         values.pop(name, None)
-    values["row"] = PackedRow(after, settings, labels)
-    values["representation"] = representation
-    values["last"] = values["came"]
-    for name in ("n_seen", "n_targets", "came"):
-        values[name] += 1
-    learned.__dict__.update(values)
-    return learned, after.probabilities()[:, labels.order] if predict else None
+    counts = {name: values[name] + 1 for name in ("n_seen", "n_targets")}
+    learned.__dict__.update(values, row=packed, **counts, **changes)
+    return learned
 
 
 def predict_row(
@@ -81,8 +140,9 @@ def predict_row(
 
     With ``recent_labels`` it is the next row, and they are those of `predict_then_learn`.
     """
-    late = model.late is not None and not recent_labels
-    packed = None if late else _packed(model, X, settings)
+    packed = _packed(model, X, settings)
+    if packed is not None and packed.state.frame.judge is not None and not recent_labels:
+        return None
     answers = 0 if packed is None or not recent_labels else _stack_of(packed)
     if packed is None or answers is None:
         return None
@@ -108,6 +168,11 @@ def _packed(model: Model, X: Any, settings: Settings) -> PackedRow | None:
         and "feature_names_in_" not in model.fitted
     ):
         return None
+    return _ready(model, settings)
+
+
+def _ready(model: Model, settings: Settings) -> PackedRow | None:
+    """What rows change, if nothing unusual is set."""
     packed: PackedRow | None = model.row
     if packed is not None and packed.settings is settings:
         return packed
@@ -118,9 +183,12 @@ def _packed(model: Model, X: Any, settings: Settings) -> PackedRow | None:
     shapes = {(len(stack.counts), stack.n_filters, stack.experts) for stack in stacks}
     if shapes - {(state.n_outputs, settings.policy.n_filters, ())}:
         return None
-    variances = {"noise_var": settings.noise_var, "prior_var": settings.prior_var}
     policy: Any = settings.policy
-    row = RowState.of(policy, state, model.watch, stacks, known.counts, **variances)
+    learned = stacks, known.counts, model.late
+    noise_var, prior_var = settings.noise_var, settings.prior_var
+    row = RowState.of(
+        policy, state, model.watch, *learned, noise_var=noise_var, prior_var=prior_var
+    )
     if row is None:
         return None
     packed = PackedRow(row, settings, known.labels)

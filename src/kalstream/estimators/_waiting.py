@@ -401,10 +401,13 @@ class Book:
         data = kept.packed().tobytes()
         width = len(data) // len(kept.said)
         for k, number in enumerate(numbers):
-            row = self.row(number)
-            if row is not None and row.status != EXPIRED:
-                own = data[k * width : (k + 1) * width]
-                self._changed[number] = StoredRow._make((*row[:4], sizes, own, *row[6:]))
+            self.keep(number, sizes, data[k * width : (k + 1) * width])
+
+    def keep(self, number: int, sizes: Sizes, kept: bytes) -> None:
+        """Enter what was predicted of a row, in these sizes."""
+        row = self.row(number)
+        if row is not None and row.status != EXPIRED:
+            self._changed[number] = StoredRow._make((*row[:4], sizes, kept, *row[6:]))
 
     def blanks(self, n_targets: int, n_events: int) -> list[int]:
         """Rows to predict after so many events, of those asked for when nothing was known.

@@ -32,8 +32,10 @@ from kalstream.core.state import SMALLEST_SCALE
 
 # Places of parts in the numbers of a row, and how many there are; those of a stack come behind.
 WEIGHTS, SCALES, NOW, USUAL, LEVELS, GAINS, ODDS, NUMBERS = range(8)
-MEANS, VARIANCES, NOISE, NIS, COUNTS, ANSWER = range(8, 14)
-N_PARTS = 14
+MEANS, VARIANCES, NOISE, NIS, COUNTS, ANSWER, GAP = range(8, 15)
+# Of the judge of late labels.
+JUDGED, BESIDE, BELIEFS = range(15, 18)
+N_PARTS = 18
 # Of each stack.
 SEEN, RECENT, STAYS, COEF, PRECISION, BELIEF = range(6)
 N_STACK_PARTS = 6
@@ -64,7 +66,8 @@ def learn_row(
     stacked: Stacked,
     classes: Labels,
     noise_var: float,
-    switch: float,
+    share: float,
+    gap: float,
     epsilon: float,
     limits: tuple[float, float, float],
 ) -> tuple[Floats, bool]:
@@ -86,8 +89,8 @@ def learn_row(
         Of `bank_products`.
     classes : (S,)
         Those that have been seen.
-    noise_var, switch : float
-        As of `Mixture.step_chunk`, and the probability of switching before the row.
+    noise_var, share, gap : float
+        As of `Mixture.step_chunk`, of `Mixture`, and the time since the row before.
     epsilon, limits
         As of `scan_bank`.
 
@@ -115,7 +118,7 @@ def learn_row(
         norm += phi[0, k] * phi[0, k]
     # The filters: eqs. (7) and (8).
     for j in range(n_filters):
-        g, var = gammas[j, 0], 0.0
+        g, var = gammas[j, 0] ** gap, 0.0
         for k in range(m):
             bounds[k] = scales[j, 1] * diagonals[j, k] + scales[j, 2]
             var += times_cov[j, 0, k] * phi[0, k]
@@ -148,7 +151,7 @@ def learn_row(
     log_weights = after[at[WEIGHTS] : at[WEIGHTS + 1]].reshape((n_filters, n_calibrations))
     weights = np.empty((1, n_filters, n_calibrations))
     log_liks, evidence = np.empty((n_filters, n_calibrations)), np.empty(n_filters)
-    switch_weights(log_weights, switch, weights[0])
+    switch_weights(log_weights, 1.0 - (1.0 - share) ** gap, weights[0])
     for j in range(n_filters):
         var = max(variances[j, 0], 0.0)
         for c in range(n_calibrations):
@@ -204,6 +207,7 @@ def learn_row(
     for k in range(out.shape[1]):
         after[at[ANSWER] + k] = out[0, k]
     after[at[COUNTS] + label] += 1.0
+    after[at[GAP]] = gap
     for j in range(n_filters):  # last, since others may not read what is behind n_rows
         store_row(
             gains[j, 0], innovations[j, 0], scales[j], rows[j, n_rows], coefficients[j, n_rows]
