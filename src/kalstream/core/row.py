@@ -34,6 +34,7 @@ _EPSILON: Final = float(np.finfo(np.float64).eps)
 # With more outputs the arithmetic of a row is larger than the way to it.
 _MOST_OUTPUTS: Final = 64
 _NOTHING: Final = np.empty(0)
+_NO_PRODUCTS: Final = np.empty((0, 0, 0)), np.empty((0, 0, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,10 @@ class _Frame:
     noise_var : float
     judge : LateJudge or None
         As the state, if labels come late.
+    judges : bool
+        Whether rows can be asked for, and their labels told later.
+    in_order, alarms : (13 or 7,), int
+        ``at`` without the stack that is judged late, and the place of the number of alarms.
     sizes, cuts : Sizes, (11,)
         Of what is kept of a row until its label comes, and where each part of it begins.
     """
@@ -72,6 +77,9 @@ class _Frame:
     stacked: tuple[float, Array, Array]
     noise_var: float
     judge: LateJudge | None
+    judges: bool
+    in_order: Array
+    alarms: int
     sizes: Sizes
     cuts: Array
 
@@ -120,6 +128,8 @@ class RowState:
         judge : LateJudge, optional
             Where labels come late; the second stack is then of rows as they were asked for.
         """
+        from kalstream.core._kernels.row import N_PARTS, N_STACK_PARTS, NUMBERS
+
         if not _is_usual(policy, state):
             return None
         bank: Any = state.bank
@@ -145,9 +155,16 @@ class RowState:
         n_terms = len(stacks[0].coef) if stacks else 0
         sizes = n_filters, n_outputs, 1, n_terms, 0
         ends = [stop for _, stop, _ in layout(sizes)]
+        at = np.array([0, *accumulate(map(prod, shapes))], np.int64)
+        judges = (
+            judge is not None
+            and len(judge.beside) == 1
+            and len(judge.beliefs) == n_answers(sizes)
+            and len(stacks) in (0, 2)
+        )
         frame = _Frame(
             *(policy, state, tuple(stacks), shapes),
-            np.array([0, *accumulate(map(prod, shapes))], np.int64),
+            at,
             room,
             np.flatnonzero(state.seen),
             (arrays.cov.diagonal(axis1=1, axis2=2).copy(), room.rows, room.coefficients),
@@ -160,7 +177,8 @@ class RowState:
             ),
             (policy.watched, np.argsort(policy.half_lives, kind="stable")),
             (SHARE, prior_of(n_filters, 0), KEEP_RECENT),
-            *(noise_var, judge, sizes, np.array([0, *ends], np.int64)),
+            *(noise_var, judge, judges, at[: 1 + N_PARTS + N_STACK_PARTS]),
+            *(int(at[NUMBERS]) + ALARMS, sizes, np.array([0, *ends], np.int64)),
         )
         return cls(frame, np.concatenate([part.ravel() for part in parts]), n_rows, bank.memo)
 
@@ -196,17 +214,6 @@ class RowState:
 
     # ---- late labels ----------------------------------------------------------------------
 
-    @property
-    def judges(self) -> bool:
-        """Whether rows can be asked for, and their labels told later."""
-        frame = self.frame
-        return (
-            frame.judge is not None
-            and len(frame.judge.beside) == 1
-            and len(frame.judge.beliefs) == n_answers(frame.sizes)
-            and len(frame.stacks) in (0, 2)
-        )
-
     def ask(self, phi: Array, gap: float, lag: float, n_targets: int) -> tuple[Array, Array] | None:
         """What is kept of a row (1, m), as in `Kept.packed` (W,), and its probabilities (1, K).
 
@@ -226,19 +233,15 @@ class RowState:
         self, phi: Array, label: int, came: int, kept: Array, gap: float, lag: float, n_targets: int
     ) -> RowState | None:
         """The state after the label of a row has come, of which (W,) was kept; else as `ask`."""
-        from kalstream.core._kernels.row import N_PARTS, N_STACK_PARTS, NUMBERS
-
-        frame = self.frame
-        in_order = frame.at[: 1 + N_PARTS + N_STACK_PARTS]  # without the stack that is judged late
-        after = self._learned(phi, label, came, -1, gap, in_order)
-        if after is None:
-            return None
-        alarms = frame.at[NUMBERS] + ALARMS
-        if after.numbers[alarms] != self.numbers[alarms]:  # it changes what is judged
+        alarms, after = (
+            self.frame.alarms,
+            self._learned(phi, label, came, -1, gap, self.frame.in_order),
+        )
+        # A new alarm changes what is judged.
+        if after is None or after.numbers[alarms] != self.numbers[alarms]:
             return None
         event = False, label, gap, lag, n_targets
-        products = np.empty((0, 0, 0)), np.empty(frame.filters[0].shape + frame.classes.shape)
-        _, sound = self._passed(after.numbers, kept, phi, products, event)
+        _, sound = self._passed(after.numbers, kept, phi, _NO_PRODUCTS, event)
         return after if sound else None
 
     def _passed(

@@ -10,7 +10,7 @@ from kalstream.core import checks as check
 from kalstream.errors import InvalidInput
 from kalstream.estimators._base import KalmanEstimator
 from kalstream.estimators._ids import listed
-from kalstream.estimators._late import Asked, exchange, no_rows, read_ids, read_told
+from kalstream.estimators._late import Asked, NewTargets, exchange, no_rows, read_ids, read_told
 from kalstream.estimators._model import Model
 from kalstream.estimators._sharing import Shared, interruptible
 from kalstream.estimators._time import times_of
@@ -308,9 +308,11 @@ class AskingEstimator(KalmanEstimator, Generic[Predicted]):
                 names = read_ids(ids, len(rows))
                 # What is not kept needs no id, so that a row that waits can be predicted again.
                 asked = Asked(rows, times, names if keep else [object() for _ in rows])
-            keys, targets, weight, before = told or ([], self._NO_TARGETS, None, None)
-            weight = read_weights(weight, len(targets))
-            come = read_told(keys, targets, weight, before, len(asked))
+            come = NewTargets([], self._NO_TARGETS, None, [])
+            if told is not None:
+                keys, targets, weight, before = told
+                weight = read_weights(weight, len(targets))
+                come = read_told(keys, targets, weight, before, len(asked))
             return exchange(model, asked, come, settings, bounds, strict=strict)
 
         shared = self.__dict__.get("_published")

@@ -131,7 +131,8 @@ def exchange(
         asked = Asked(scaled, asked.times, asked.ids)
     book = _entered(model, asked, told, settings, bounds, strict)
     if len(book.events) == 1:
-        made = exchange_row(model, representation, book, told.targets, told.weight, settings)
+        new = asked.rows, told.targets, told.weight
+        made = exchange_row(model, representation, book, *new, settings)
         if made is not None:
             return made
     if len(asked):

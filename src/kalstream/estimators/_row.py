@@ -76,28 +76,31 @@ def exchange_row(
     model: Model,
     representation: Representation,
     book: Book,
+    scaled: Array,
     targets: Any,
     weight: Array | None,
     settings: Settings,
 ) -> tuple[Model, Array] | None:
-    """As `_late.exchange`, of the only event in a book; ``representation`` is the one after it.
+    """As `_late.exchange`, of the only event in a book.
 
-    Also returns the probabilities (1, K), or (0, K), of the row that is asked for.
+    ``representation`` is the one after it, and ``scaled`` (1, d) the row that is asked for. Returns
+    also the probabilities (1, K), or (0, K), of the row that is asked for.
     """
     asks, number, entry = book.events[0]
     row, packed = book.row(number), _ready(model, settings)
     # Rows that were asked for when nothing was known may have to be predicted again.
     if packed is None or row is None or weight is not None or book.again < book.blank:
         return None
-    if not packed.state.judges or row.time == row.time:
+    if not packed.state.frame.judges or row.time == row.time:
         return None
     state, labels, sizes = packed.state, packed.labels, packed.state.frame.sizes
     n_rows = row.number - model.last
     gap, lag = float(max(n_rows, 0)), float(max(n_rows - 1, 0))
     if len(row.columns) != 8 * model.fitted["n_features_in_"]:
         return None
-    # A copy, because compiled code is made for memory that may be written to.
-    phi = representation.features(np.frombuffer(row.columns).copy()[None])
+    if not asks:  # a copy, because compiled code is made for memory that may be written to
+        scaled = np.frombuffer(row.columns).copy()[None]
+    phi = representation.features(scaled)
     if asks:
         made = state.ask(phi, gap, lag, model.n_targets)
         if made is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -70,6 +71,9 @@ class Waiting:
     corrected: int = 0
     too_late: int = 0
     unknown: int = 0
+
+
+_COUNTS: Final = attrgetter(*Waiting.__slots__)
 
 
 class StoredRow(NamedTuple):
@@ -266,7 +270,7 @@ class Book:
         self.ids = store.ids.mutate()
         self.stop, self.oldest, self.newest = store.stop, store.oldest, store.newest
         self.n_columns, self.blank, self.again = store.n_columns, store.blank, store.again
-        self.counts = {name: getattr(store.counts, name) for name in Waiting.__slots__}
+        self.counts = dict(zip(Waiting.__slots__, _COUNTS(store.counts), strict=True))
         self._changed: dict[int, StoredRow] = {}
         self._ended: dict[int, int] = {}  # the event with which a row ended to wait
         self._done: list[int] = []  # those of this call
@@ -427,13 +431,15 @@ class Book:
 
     def store(self) -> Store:
         """The store after the call."""
-        n = self._n_forgotten
-        done = self.before.done
+        n, done = self._n_forgotten, self.before.done
+        changed: dict[int, StoredRow | None] = {**self._changed}
         if self._done:
             done = np.concatenate([done, np.array(self._done, np.int64)])
+        if n:
+            changed |= dict.fromkeys(done[:n].tolist())
         return check.trusted(
             Store,
-            _changed(self.before.blocks, self._changed | dict.fromkeys(done[:n].tolist())),
+            _changed(self.before.blocks, changed),
             self.ids.finish(),
             done[n:],
             self.stop,
