@@ -2,9 +2,9 @@
 
 `Mixture.step_chunk`, `Stack.learn` and `Watch.after` are the reference, and for late labels
 `Mixture.judge`, `Stack.judge` and `choose`; tests/estimators/test_single_rows.py compares. What a
-row changes is one array of numbers, so that a state is copied at once. Everything
-that is unusual, such as a new class, a row that is not sound, or pending rows that have to be
-folded, is left to them.
+row changes is one array of numbers, so that a state is copied at once. Everything that is unusual,
+such as a new class, a row that is not sound, or pending rows that have to be folded, is left to
+them.
 """
 
 from __future__ import annotations
