@@ -14,13 +14,14 @@ from kalstream.runs import Run
 from kalstream.runs.options import OF_CLASSIFIERS, OF_ESTIMATORS, Options
 from kalstream.runs.setup import make_learner, open_stream
 
-COLUMNS = ("when", "came", "order", "x", "code", "mixed", "amount", "y", "n", "late")
+COLUMNS = ("when", "came", "order", "x", "code", "mixed", "amount", "day", "y", "n", "late")
 PLAIN = [
     "when",
     "came",
     "order",
     "mixed",
     "amount",
+    "day",
     "n",
     "late",
 ]  # left out unless a test is on one
@@ -38,8 +39,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         when, first = i + 3 * (i // 5), i % 2 == 0
         mixed = "n/v" if i % 15 == 7 else f"{x[i] / 2:.2f}"
         amount = f"{i % 9 + 1},{i % 7 + 100}"
+        day = f"{i % 12 + 1:02}/{i % 7 + 1:02}/2024"
         late = "" if first else y[i - 1]
-        cells = (when, when + 6, i // 2, x[i], code[i], mixed, amount, y[i], code[i], late)
+        cells = (when, when + 6, i // 2, x[i], code[i], mixed, amount, day, y[i], code[i], late)
         rows.append(list(cells))
     for name, table in (("a.csv", rows), ("b.csv", rows[::-1])):
         with (folder / name).open("w", newline="") as file:
@@ -47,6 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows[100][3] = "broken"
     with (folder / "bad.csv").open("w", newline="") as file:
         csv.writer(file).writerows([COLUMNS, *rows])
+    lines = [f"{a};{b};0,{b}" for a, b in zip(x, y, strict=True)]
+    (folder / "odd.csv").write_text("\n".join(["x;y;n,y", *lines, ""]))
     np.savez(folder / "e.npz", features=np.c_[x, code], labels=(y == "up").astype(int))
     Run(folder / "old", Options(source=str(folder / "a.csv"), target="y", ignore=PLAIN)).go()
     return folder
@@ -73,6 +77,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "categorical": (["code"], {}),
     "missing": (["n/v"], {"ignore": without("mixed")}),
     "decimal": (",", {"ignore": without("amount")}),
+    "date_format": ("month-first", {"features": "scaled", "ignore": without("day")}),
+    "delimiter": (",", {"source": "odd.csv", "ignore": []}),
     "bad_rows": ("skip", {"source": "bad.csv"}),
     "order": ("shuffled", {"source": "e.npz", "target": None, "ignore": []}),
     "forgetting": ("0.9", {}),

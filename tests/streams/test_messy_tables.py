@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import kalstream.streams
+from kalstream.errors import InvalidInput
+from kalstream.features.calendar import encoded
 from kalstream.streams.table import BadRow, Columns, TableStream, as_table
 
 TOKENS = ["-", ".", "#N/A", "#NA", "missing", "Missing", "nil", "NaT", r"\N", "<NA>", "NA", "None"]
@@ -248,7 +250,11 @@ def test_commas_that_may_be_between_thousands(tmp_path):
     rows = [(f"{k * k}", f"{k + 1},{k:03}") for k in range(200)]
     path = table(tmp_path, [f'{x},"{y}"' for x, y in rows], "x,y")
     stream = TableStream(path, "y")
-    assert "the comma in '1,000' may be decimal, or between thousands" in stream.notes[0]
+    assert (stream.task, read(stream)[1][:2].tolist()) == ("regression", [1000, 2001])
+    assert "commas may be decimal, or between thousands" in stream.notes[0]
+    assert stream.notes[0].endswith(
+        """'1,000' in 'y' is 1000; if that is wrong, give decimal=",\""""
+    )
     stream = TableStream(path, "y", decimal=",")
     assert (stream.task, stream.notes) == ("regression", ())
     assert read(stream)[1][:3].tolist() == [1, 2.001, 3.002]
@@ -260,3 +266,82 @@ def test_text_of_json_with_decimal_commas(tmp_path):
     path = json_lines(tmp_path, [f"{k},25" for k in range(100)])
     assert read(TableStream(path, "y"))[0][:2].tolist() == [[0.25], [1.25]]
     assert kinds(TableStream(path, "y", decimal=".")) == {"x": "category"}
+
+
+# Fields of one column, the options, and what the first one becomes: a number, a date, or an error.
+MESSY = {
+    "thousands": (["1,234.50", "12", "2,000"], {}, 1234.5),
+    "thousands and decimal point": (["1,234,567", "1"], {}, 1234567),
+    "thousands, said": (["1,234", "2,345"], {"decimal": "."}, 1234),
+    "Swiss thousands": (["1'234.5", "12"], {}, 1234.5),
+    "spaces between thousands": (["1 234", "12"], {}, 1234),
+    "narrow spaces between thousands": (["1\u202f234,5", "12,5"], {}, 1234.5),
+    "per cent": (["12.5%", "7%"], {}, 12.5),
+    "per cent and a space": (["12 %", "7 %"], {}, 12),
+    "per cent and commas": (["12,5 %", "7,25 %"], {}, 12.5),
+    "dollars": (["$1,234.50", "-$5"], {}, 1234.5),
+    "negative dollars": (["-$5.25", "$6"], {}, -5.25),
+    "euros": (["1.234,50 €", "7,99 €"], {}, 1234.5),
+    "pounds": (["£12", "£7.50"], {}, 12),
+    "names of currencies": (["EUR 12", "EUR 7"], {}, 12),
+    "exponents": (["1e3", "2.5E-1"], {}, 1000),
+    "spaces around numbers": (["  7 ", "8"], {}, 7),
+    "plus signs": (["+7", "-8"], {}, 7),
+    "dots in dates": (["31.12.2024", "01.02.2024"], {}, "2024-12-31"),
+    "slashes in dates": (["31/12/2024", "01/02/2024"], {}, "2024-12-31"),
+    "month first": (["12/31/2024", "01/02/2024"], {}, "2024-12-31"),
+    "month first, said": (["03/04/2024"], {"date_format": "month-first"}, "2024-03-04"),
+    "day first, said": (["03/04/2024"], {"date_format": "day-first"}, "2024-04-03"),
+    "day first with a time": (["31.12.2024 7:05", "1.2.2024 12:00"], {}, "2024-12-31T07:05"),
+    "year first, slashes": (["2013/1/31", "2013/02/01"], {}, "2013-01-31"),
+    "year first, dots": (["2013.01.31", "2013.02.01"], {}, "2013-01-31"),
+    "a zone": (["2024-01-31 12:00:00 +01:00"], {}, "2024-01-31T11:00"),
+    "UTC": (["2024-01-31 12:00:00 UTC"], {}, "2024-01-31T12:00"),
+    "Z": (["2024-01-31T12:00:00Z"], {}, "2024-01-31T12:00"),
+    "short hours": (["2024-01-31 7:05"], {}, "2024-01-31T07:05"),
+    "compact dates": (["20241231"], {"date_format": "%Y%m%d"}, "2024-12-31"),
+    "names of months": (["31 Dec 2024"], {"date_format": "%d %b %Y"}, "2024-12-31"),
+    "another delimiter": (["7:8", "9:8"], {"delimiter": ":"}, 7),
+    "no format of dates": (["20241231"], {"date_format": "%Q"}, 'date_format is "?.%Q'),
+    "half a format": (["1231"], {"date_format": "%m%d"}, "date_format is .%m%d"),
+    "two delimiters": (["1"], {"delimiter": "::"}, "delimiter must be one ASCII character"),
+}
+
+
+@pytest.mark.parametrize("name", MESSY)
+def test_messy_columns(tmp_path, name):
+    fields, options, expected = MESSY[name]
+    delimiter = options.get("delimiter", "|")
+    rows = [delimiter.join((field, label)) for field in fields for label in "ab"]
+    path = table(tmp_path, rows, delimiter.join("xzy" if ":" in rows[0][:2] else "xy"))
+    if isinstance(expected, str) and not expected.startswith("20"):
+        with pytest.raises(InvalidInput, match=expected):
+            TableStream(path, "y", **options)
+        return
+    stream = TableStream(path, "y", **options)
+    number = read(stream)[0][0]
+    if isinstance(expected, str):
+        seconds = np.datetime64(expected, "s").astype(float)
+        slots = list(stream.encoder.features[0].slots)
+        np.testing.assert_allclose(number, encoded(np.array([seconds]), slots)[0], atol=1e-9)
+    else:
+        assert number[0] == expected
+    again = Columns.from_json(json.loads(json.dumps(stream.encoder.to_json())))
+    assert again == stream.encoder
+
+
+def test_dates_that_may_begin_with_the_month(tmp_path):
+    path = table(tmp_path, ["03/04/2024,a", "05/06/2024,b"], "when,y")
+    assert TableStream(path, "y").notes == (
+        "the dates in 'when' may begin with the day or with the month: '03/04/2024' is taken for "
+        'day-first; if that is wrong, give date_format="month-first"',
+    )
+    assert TableStream(path, "y", date_format="month-first").notes == ()
+    path = table(tmp_path, ["03/04/2024,a", "13/06/2024,b"], "when,y")
+    assert TableStream(path, "y").notes == ()
+    path = table(tmp_path, ["03/04/2024,1,a", "13/06/2024,2,b"], "when,x,y")
+    stream = TableStream(path, "y", time="when")
+    assert np.diff(next(iter(stream.batches())).times).tolist() == [71 * 86400]
+    assert stream.encoder.time.kind == "day-first date"
+    with pytest.raises(BadRow, match="is not a date such as 31/12/2024"):
+        list(TableStream(table(tmp_path, ["31/12/2024,a"] * 99 + ["x,b"], "d,y"), "y").batches())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, Protocol
 from zlib import crc32
 
@@ -17,10 +18,13 @@ from kalstream.features.values import (
     Array,
     Bad,
     Reading,
+    amount_of,
+    amounts_at_once,
     boolean_of,
     booleans_at_once,
     comma_number_of,
     commas_at_once,
+    date_reader,
     dates_at_once,
     distinct,
     is_date,
@@ -33,8 +37,10 @@ from kalstream.features.values import (
 )
 
 NUMBER, BOOLEAN, CATEGORY, DATE = "number", "boolean", "category", "date"
-COMMA = "decimal comma"
-NUMBERS = (NUMBER, COMMA)
+COMMA, AMOUNT = "decimal comma", "amount"
+NUMBERS = (NUMBER, COMMA, AMOUNT)
+# 31/12/2024 and 12/31/2024; with any other format of ``strptime``, its kind is "FORMAT date".
+DAY_FIRST, MONTH_FIRST = "day-first date", "month-first date"
 MOST_SLOTS = 64
 # A column of text is a number, boolean or date if at most one value in 20 is not.
 TYPOS = 20
@@ -166,27 +172,29 @@ class OneNumber:
         return READINGS[self.kind].checked(column.name, array, bad, _codes(column.name))[:, None]
 
 
+@dataclass(frozen=True, slots=True)
 class Dates:
     """Times of day, week and year as points of circles; see `calendar.slots_of`."""
 
-    plural = "dates"
+    kind: str = DATE
+    plural: str = "dates"
 
     def has_type(self, t: Any) -> bool:
         """Dates of Arrow, with or without a time."""
-        return is_date(t)
+        return self.kind == DATE and is_date(t)
 
     def holds(self, array: pa.Array, as_written: bool) -> bool:
         """At most one value in 20 is no date."""
-        return _holds(READINGS[DATE], array, as_written)
+        return _holds(READINGS[self.kind], array, as_written)
 
     def start(self, name: str, array: pa.Array, n_slots: int | None) -> Column:
         """Those parts of the calendar that the resolution of these dates makes meaningful."""
-        seconds, _ = READINGS[DATE].convert(array)
+        seconds, _ = READINGS[self.kind].convert(array)
         with_time = pa.types.is_timestamp(array.type)
         if is_string(array.type):
             with_time = any(":" in (text or "") for text in distinct(array)[1])
         slots = calendar.slots_of(seconds, with_time)
-        return Column(name, DATE, len(slots), {slot: k for k, slot in enumerate(slots)})
+        return Column(name, self.kind, len(slots), {slot: k for k, slot in enumerate(slots)})
 
     def is_full(self, column: Column) -> bool:
         """Nothing is learned."""
@@ -202,7 +210,7 @@ class Dates:
 
     def encode(self, column: Column, array: pa.Array, bad: Bad) -> Array:
         """Values (n, n_slots), NaN where missing."""
-        seconds = READINGS[DATE].checked(column.name, array, bad, _codes(column.name))
+        seconds = READINGS[self.kind].checked(column.name, array, bad, _codes(column.name))
         return calendar.encoded(seconds, map(str, column.slots or (calendar.SECONDS,)))
 
 
@@ -275,25 +283,76 @@ def _is_number(t: Any) -> bool:
     return any(getattr(pa.types, f"is_{type_}")(t) for type_ in _NUMERIC)
 
 
+class _ByKind(dict[str, Any]):
+    """A table with an entry for each kind, and one that is made for dates of another format."""
+
+    def __init__(self, entries: Mapping[str, Any], of_dates: Callable[[str], Any]) -> None:
+        super().__init__(entries)
+        self._of_dates = of_dates
+
+    def __missing__(self, kind: str) -> Any:
+        if not kind.endswith(f" {DATE}"):
+            raise KeyError(kind)
+        return self._of_dates(kind)
+
+
+def _dates_like(kind: str) -> Reading:
+    order = kind.removesuffix(f" {DATE}")
+    return Reading(date_reader(order), f"a date such as {datetime(2024, 12, 31):{order}}")
+
+
 # How the values of the kinds of one number are read.
-READINGS: Mapping[str, Reading] = {
-    NUMBER: Reading(number_of, "a number", at_once=numbers_at_once),
-    BOOLEAN: Reading(boolean_of, "a boolean (true or false)", at_once=booleans_at_once),
-    DATE: Reading(
-        seconds_of, "an ISO date (2024-01-31, 2024-01-31T12:00:00Z)", at_once=dates_at_once
-    ),
-    COMMA: Reading(
-        comma_number_of, "a number with a decimal comma (1.234,56)", at_once=commas_at_once
-    ),
-}
+READINGS: Mapping[str, Reading] = _ByKind(
+    {
+        NUMBER: Reading(number_of, "a number", at_once=numbers_at_once),
+        AMOUNT: Reading(amount_of, "a number ($1,234.56)", at_once=amounts_at_once),
+        BOOLEAN: Reading(boolean_of, "a boolean (true or false)", at_once=booleans_at_once),
+        DATE: Reading(
+            seconds_of, "an ISO date (2024-01-31, 2024-01-31T12:00:00Z)", at_once=dates_at_once
+        ),
+        COMMA: Reading(
+            comma_number_of, "a number with a decimal comma (1.234,56)", at_once=commas_at_once
+        ),
+        DAY_FIRST: Reading(date_reader("dmy"), "a date such as 31/12/2024"),
+        MONTH_FIRST: Reading(date_reader("mdy"), "a date such as 12/31/2024"),
+    },
+    _dates_like,
+)
 # The first kind that recognises a column has it; a column of text that is empty holds numbers.
-KINDS: Mapping[str, Kind] = {
-    COMMA: OneNumber(COMMA, "numbers with decimal commas", lambda t: False),
-    NUMBER: OneNumber(NUMBER, "numbers", _is_number),
-    BOOLEAN: OneNumber(BOOLEAN, "booleans", pa.types.is_boolean),
-    DATE: Dates(),
-    CATEGORY: Categories(),
-}
+KINDS: Mapping[str, Kind] = _ByKind(
+    {
+        COMMA: OneNumber(COMMA, "numbers with decimal commas", lambda t: False),
+        NUMBER: OneNumber(NUMBER, "numbers", _is_number),
+        AMOUNT: OneNumber(AMOUNT, "amounts", lambda t: False),
+        BOOLEAN: OneNumber(BOOLEAN, "booleans", pa.types.is_boolean),
+        DATE: Dates(),
+        DAY_FIRST: Dates(DAY_FIRST),
+        MONTH_FIRST: Dates(MONTH_FIRST),
+        CATEGORY: Categories(),
+    },
+    Dates,
+)
+
+
+def is_of_dates(kind: str) -> bool:
+    """Whether a kind is one of dates."""
+    return kind.endswith(DATE)
+
+
+def check_date_format(order: str | None) -> None:
+    """Refuse what is neither an order of day and month nor a format of dates."""
+    if order in (None, "day-first", "month-first"):
+        return
+    try:
+        text = f"{datetime(2024, 12, 31, 1, 2, 3):{order}}"
+        if "%" in order and datetime.strptime(text, order).year == 2024:
+            return
+    except ValueError:
+        pass
+    raise InvalidInput(
+        f'date_format is {quoted(order)}; give "day-first", "month-first" or a format with day, '
+        'month and year, such as "%Y%m%d"'
+    )
 
 
 def has_decimal_commas(array: pa.Array, *, sure: bool = False) -> bool:
@@ -311,15 +370,28 @@ def has_decimal_commas(array: pa.Array, *, sure: bool = False) -> bool:
     return is_clear and KINDS[COMMA].holds(array, True)
 
 
-def kind_of(name: str, array: pa.Array, as_written: bool, commas: bool = False) -> str:
+def kind_of(
+    name: str,
+    array: pa.Array,
+    as_written: bool,
+    commas: bool = False,
+    date_format: str | None = None,
+) -> str:
     """The kind of a column: by its type, or by its content if that is text.
 
-    ``commas``: whether texts of numbers have decimal commas.
+    ``commas``: whether texts of numbers have decimal commas. ``date_format``: as for `TableStream`.
     """
     t = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     if is_string(t):
-        kinds = ((name, kind) for name, kind in KINDS.items() if commas or name != COMMA)
-        return next(name for name, kind in kinds if kind.holds(array, as_written))
+        given = f"{date_format} {DATE}"
+        others = {AMOUNT if commas else COMMA}
+        if date_format is not None:
+            others |= {DAY_FIRST, MONTH_FIRST} - {given}
+            if KINDS[given].holds(array, False):
+                return given
+        kinds = ((name, kind) for name, kind in KINDS.items() if name not in others)
+        found = next(name for name, kind in kinds if kind.holds(array, as_written))
+        return _order_of(array) if found == DAY_FIRST and date_format is None else found
     for kind_name, kind in KINDS.items():
         if kind.has_type(t):
             return kind_name
@@ -327,3 +399,9 @@ def kind_of(name: str, array: pa.Array, as_written: bool, commas: bool = False) 
         f"column {quoted(name)} has the type {printable(t)}, which cannot be learned; leave it "
         f"out with ignore=[{quoted(name)}], or write it as plain columns"
     )
+
+
+def _order_of(array: pa.Array) -> str:
+    """Which of day and month comes first in dates; the day if both fit."""
+    n_bad = {kind: len(READINGS[kind].convert(array)[1]) for kind in (DAY_FIRST, MONTH_FIRST)}
+    return min(n_bad, key=lambda kind: n_bad[kind])

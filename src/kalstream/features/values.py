@@ -22,8 +22,17 @@ EMPTY = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
 # Texts that are a missing value among numbers, booleans and dates, in any case.
 MISSING = EMPTY | {"-", ".", "#n/a", "#na", "<na>", "missing", "nil", "nat", "\\n"}
 _MISSING_TEXTS = pa.array([*MISSING, *(text.upper() for text in MISSING), "Missing", "NaT"])
-_COMMA = r"^\s*[+-]?([1-9]\d{0,2}(\.\d{3})+|\d+)?(,\d+)?\s*$"  # 1.234,56
+_SIGN = "([$€£¥₹%‰]|USD|EUR|GBP|CHF|JPY)?"  # before or after an amount
+_SPACES = " \u00a0\u202f"
+_AMOUNT = f"^[{_SPACES}]*{_SIGN}[{_SPACES}]*[+-]?{_SIGN}[{_SPACES}]*"
+_END = f"[{_SPACES}]*{_SIGN}[{_SPACES}]*$"
+# Groups of three digits have a space, an apostrophe, or a dot or a comma between them.
+_COMMA = rf"{_AMOUNT}([1-9]\d{{0,2}}([.'{_SPACES}]\d{{3}})+|\d+)?(,\d+)?{_END}"  # 1.234,56
+_POINT = rf"{_AMOUNT}([1-9]\d{{0,2}}([,'{_SPACES}]\d{{3}})+|\d+)?(\.\d+)?{_END}"  # $1,234.56
 _THOUSANDS = re.compile(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?\s*")  # 1,234.56
+_PARTS = re.compile(r"\s*(\d{1,2})[./-](\d{1,2})[./-](\d{4})(?=$|[ T,])")  # 31.12.2024
+_YEAR_FIRST = re.compile(r"(\d{4})[/.-](\d{1,2})[/.-](\d{1,2})(?=$|[ T])")  # 2013/1/31
+_TIME = re.compile(r"(.{10})[ T]+(\d{1,2}:[\d:.,]+)\s*(Z|UTC|GMT|[+-][\d:]+|)")
 _TOO_LARGE = "the largest number that can be learned"
 NO_VALUE = (ValueError, TypeError, OverflowError, KeyError)
 
@@ -107,12 +116,21 @@ def numbers_at_once(array: pa.Array) -> Array | None:
 
 def commas_at_once(array: pa.Array) -> Array | None:
     """Numbers, or texts that all are numbers with a decimal comma, or none."""
+    return _amounts_at_once(array, _COMMA, "[^0-9,+-]")
+
+
+def amounts_at_once(array: pa.Array) -> Array | None:
+    """Numbers, or texts that all are numbers with signs and commas between thousands."""
+    return _amounts_at_once(array, _POINT, "[^0-9.+-]")
+
+
+def _amounts_at_once(array: pa.Array, pattern: str, others: str) -> Array | None:
     if not pa.types.is_string(array.type):
         return numbers_at_once(array)
     array = pa.compute.if_else(pa.compute.is_in(array, _MISSING_TEXTS), None, array)
-    if pa.compute.all(pa.compute.match_substring_regex(array, _COMMA)).as_py() is False:
+    if pa.compute.all(pa.compute.match_substring_regex(array, pattern)).as_py() is False:
         return None
-    plain = pa.compute.replace_substring(array, ".", "")
+    plain = pa.compute.replace_substring_regex(array, others, "")
     return _cast(pa.compute.replace_substring(plain, ",", "."), pa.float64())
 
 
@@ -236,11 +254,18 @@ def number_of(value: Any) -> float | None:
 
 
 def comma_number_of(value: Any) -> float | None:
-    """A number whose text may have a decimal comma, and dots in groups of three digits."""
-    if isinstance(value, str) and re.search("[,.][0-9]", value):
-        if not re.match(_COMMA, value):
-            raise ValueError
-        value = value.replace(".", "").replace(",", ".")
+    """A number whose text may have a decimal comma, groups of three digits, and signs."""
+    if isinstance(value, str) and re.match(_COMMA, value):
+        value = re.sub("[^0-9,+-]", "", value).replace(",", ".")
+    elif isinstance(value, str) and re.search("[,.][0-9]", value):
+        raise ValueError
+    return number_of(value)
+
+
+def amount_of(value: Any) -> float | None:
+    """A number whose text may have commas between thousands, and signs of money or per cent."""
+    if isinstance(value, str) and re.match(_POINT, value):
+        value = re.sub("[^0-9.+-]", "", value)
     return number_of(value)
 
 
@@ -263,7 +288,7 @@ def seconds_of(value: Any) -> float | None:
         value = value.strip()
         if value.lower() in MISSING:
             return None
-        value = datetime.fromisoformat(value)
+        value = datetime.fromisoformat(_iso(value))
     if value is None:
         return None
     if not isinstance(value, datetime):
@@ -271,6 +296,43 @@ def seconds_of(value: Any) -> float | None:
             raise TypeError
         value = datetime(value.year, value.month, value.day)
     return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+
+
+def date_reader(order: str) -> Callable[[Any], float | None]:
+    """`seconds_of` for texts of which this order, such as "dmy", is that of day, month and year.
+
+    Any other order is a format of ``strptime``.
+    """
+
+    def parse(value: Any) -> float | None:
+        if isinstance(value, str) and value.strip().lower() not in MISSING:
+            if "%" in order:
+                value = datetime.strptime(value.strip(), order)
+            else:
+                match = _PARTS.match(value)
+                if not match or (order == "mdy" and "." in match[0]):
+                    raise ValueError
+                part = dict(zip(order, match.groups(), strict=False))
+                date = f"{part['y']}-{part['m']:0>2}-{part['d']:0>2}"
+                rest = value[match.end() :].lstrip(" ,T")
+                value = f"{date} {rest}" if rest.strip() else date
+        return seconds_of(value)
+
+    return parse
+
+
+def _iso(text: str) -> str:
+    """A date as ISO 8601 has it, if only its separators or the zone differ."""
+    match = _YEAR_FIRST.match(text)
+    if match:
+        year, month, day = match.groups()
+        text = f"{year}-{month:0>2}-{day:0>2}{text[match.end() :]}"
+    match = _TIME.fullmatch(text)
+    if match:
+        date, time, zone = match.groups()
+        text = f"{date}T{time:0>5}" if len(time) == 4 else f"{date}T{time}"
+        text += {"": "", "Z": "+00:00", "UTC": "+00:00", "GMT": "+00:00"}.get(zone, zone)
+    return text
 
 
 def fails(parse: Callable[[Any], Any], value: Any) -> bool:

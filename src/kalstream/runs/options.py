@@ -53,7 +53,7 @@ OF_CLASSIFIERS: Final = (
 )
 # Options that config.json has only if they were given.
 _LATER: Final = (
-    *("missing", "decimal"),
+    *("missing", "decimal", "date_format", "delimiter"),
     *OF_ESTIMATORS,
     *(name for name in OF_CLASSIFIERS if name != "likelihood"),
 )
@@ -269,6 +269,10 @@ class Options(BaseModel):
     decimal: Literal[",", "."] | None = option(
         None, "Decimal separator of numbers in texts; guessed if not given."
     )
+    date_format: str | None = option(
+        None, "Dates that are no ISO dates: day-first, month-first, or a format such as %Y%m%d."
+    )
+    delimiter: str | None = option(None, "Delimiter of CSV; guessed from the header if not given.")
     bad_rows: Literal["stop", "skip"] = option(
         "stop", "Stop at a row that cannot be read, or skip it."
     )

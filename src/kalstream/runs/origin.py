@@ -23,7 +23,9 @@ _OF_MODEL: Final = (
     *("forgetting", "motion", "features", "learner", "time_unit", *OF_ESTIMATORS, *OF_CLASSIFIERS),
 )
 # Options that the encoder of a run has decided.
-_OF_COLUMNS: Final = ("target", "task", "time", "ignore", "categorical", "missing", "decimal")
+_OF_COLUMNS: Final = (
+    *("target", "task", "time", "ignore", "categorical", "missing", "decimal", "date_format"),
+)
 
 
 @dataclass(frozen=True)

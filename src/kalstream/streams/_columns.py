@@ -18,13 +18,13 @@ from kalstream.features.encoding import (
     BOOLEAN,
     CATEGORY,
     COMMA,
-    DATE,
     KINDS,
     NUMBER,
     NUMBERS,
     READINGS,
     Column,
     has_decimal_commas,
+    is_of_dates,
     kind_of,
 )
 from kalstream.features.values import (
@@ -66,7 +66,7 @@ class Role:
     @property
     def reading(self) -> Reading:
         """How its values are read."""
-        return _READINGS[self.kind]
+        return _READINGS.get(self.kind) or READINGS[self.kind]
 
     def checked(self, table: pa.RecordBatch, bad: Bad, hint: str = "") -> Array:
         """Values (n,); adds to the bad rows."""
@@ -132,6 +132,7 @@ class Columns:
         categorical: Sequence[str] = (),
         missing: tuple[str, ...] = (),
         decimal: str | None = None,
+        date_format: str | None = None,
         semicolons: bool = False,
         as_written: Iterable[str] = (),
         n_slots: int | None = None,
@@ -141,7 +142,7 @@ class Columns:
         Parameters
         ----------
         table : pyarrow.RecordBatch
-        target, task, time, label_time, id, categorical, missing, decimal
+        target, task, time, label_time, id, categorical, missing, decimal, date_format
             As for `TableStream`.
         semicolons : bool
             Whether the file has them between values, so that a comma is a decimal one.
@@ -181,7 +182,7 @@ class Columns:
         def kind(name: str) -> str:
             is_written = name in written or name in with_commas
             has_commas = bool(with_commas) or decimal == ","
-            return kind_of(name, table.column(name), is_written, has_commas)
+            return kind_of(name, table.column(name), is_written, has_commas, date_format)
 
         target_role, guess = _target(target, table.column(target), kind(target), task)
         clock = came = None
@@ -382,7 +383,7 @@ def _missing(table: pa.RecordBatch, column: Column | Role) -> Array:
 
 def _check_one_clock(time: Role | None, label_time: Role) -> None:
     """Refuse times of rows and of their labels of which only one are dates."""
-    if time is not None and (time.kind == DATE) != (label_time.kind == DATE):
+    if time is not None and is_of_dates(time.kind) != is_of_dates(label_time.kind):
         raise InvalidInput(
             f"label_time={quoted(label_time.name)} holds {KINDS[label_time.kind].plural}, but "
             f"time={quoted(time.name)} holds {KINDS[time.kind].plural}; write both as numbers of "
@@ -392,7 +393,7 @@ def _check_one_clock(time: Role | None, label_time: Role) -> None:
 
 def _time_role(option: str, name: str, kind: str) -> Role:
     """A column of times, or an error if it holds something else."""
-    if kind not in (*NUMBERS, DATE):
+    if kind not in NUMBERS and not is_of_dates(kind):
         held = "categories" if kind == CATEGORY else KINDS[kind].plural
         raise InvalidInput(
             f"the column {quoted(name)} given as {option} holds {held}; name a column of "
@@ -472,9 +473,6 @@ def _whole(value: Any) -> int | None:
 
 
 _READINGS: Mapping[str, Reading] = {
-    NUMBER: READINGS[NUMBER],
-    COMMA: READINGS[COMMA],
-    DATE: READINGS[DATE],
     TRUTH: replace(READINGS[BOOLEAN], dtype=object, at_once=one_by_one),
     WHOLE: Reading(_whole, "a whole number, as the first labels are", object),
     TEXT: Reading(text_of, "text", object),

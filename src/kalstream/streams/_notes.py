@@ -10,16 +10,19 @@ import pyarrow as pa
 
 from kalstream._printable import quoted
 from kalstream.features.encoding import (
+    AMOUNT,
     CATEGORY,
     COMMA,
+    DAY_FIRST,
     KINDS,
+    MONTH_FIRST,
     NUMBERS,
     READINGS,
     TYPOS,
     Column,
     has_decimal_commas,
 )
-from kalstream.features.values import MISSING, comma_number_of, distinct, fails, text_of
+from kalstream.features.values import MISSING, distinct, fails, text_of
 from kalstream.streams._columns import MOST_CLASSES, TEXT, Columns, Role, without_missing
 from kalstream.streams.base import CLASSIFICATION
 
@@ -34,6 +37,7 @@ def notes_on(
     categorical: Sequence[str],
     decimal: str | None,
     numbered: bool,
+    date_format: str | None = None,
 ) -> Iterator[str]:
     """Sentences on the columns of a table, given its first rows.
 
@@ -43,7 +47,7 @@ def notes_on(
     table : pyarrow.RecordBatch
     as_written : names
         Columns of text whose content decided their kind.
-    categorical, decimal
+    categorical, decimal, date_format
         As for `TableStream`.
     numbered : bool
         Whether the rows are those of one file, from its first one on.
@@ -51,7 +55,10 @@ def notes_on(
     table = without_missing(table, columns.missing)
     yield from _unlabelled(columns, table)
     if decimal is None:
-        yield from _decimal_commas(columns, table)
+        yield from _read_as(columns, table, COMMA)
+    yield from _read_as(columns, table, AMOUNT)
+    if date_format is None:
+        yield from _unclear_dates(columns, table)
     features = [column.name for column in columns.features if column.kind == CATEGORY]
     texts = list(features)
     if columns.target is not None and columns.target.kind == TEXT:
@@ -89,23 +96,50 @@ def _unclear_comma(name: str, array: pa.Array) -> str:
     )
 
 
-def _decimal_commas(columns: Columns, table: pa.RecordBatch) -> Iterator[str]:
-    """How numbers with commas, or with dots between thousands, are read."""
+def _of_kind(columns: Columns, kind: str) -> list[str]:
     roles: list[Column | Role] = [*columns.features]
     roles += filter(None, (columns.target, columns.time, columns.label_time))
-    examples = []
-    for name in [column.name for column in roles if column.kind == COMMA]:
-        texts = (text_of(value) or "" for value in distinct(table.column(name))[1])
-        marked = (text for text in texts if re.search("[0-9][,.][0-9]", text))
+    return [column.name for column in roles if column.kind == kind]
+
+
+def _read_as(columns: Columns, table: pa.RecordBatch, kind: str) -> Iterator[str]:
+    """How numbers with commas, signs, or dots between thousands are read."""
+    parse, examples, unclear = READINGS[kind].parse, [], False
+    for name in _of_kind(columns, kind):
+        texts = [text_of(value) or "" for value in distinct(table.column(name))[1]]
+        if kind == COMMA:
+            marked = [text for text in texts if re.search("[0-9][,.][0-9]", text)]
+        else:
+            marked = [t for t in texts if fails(float, t) and t and t.lower() not in MISSING]
         text = max(marked, key=lambda text: "," in text, default=None)
-        if text is not None and not fails(comma_number_of, text):
-            examples.append(f"{quoted(text)} in {quoted(name)} is {comma_number_of(text):.15g}")
-    if examples:
-        more = f" and {len(examples) - _FEW} more columns" if len(examples) > _FEW else ""
+        if text is not None and not fails(parse, text):
+            examples.append(f"{quoted(text)} in {quoted(name)} is {parse(text):.15g}")
+            unclear |= "," in text and not any(re.search(",[0-9]{3}[,.]", text) for text in texts)
+    more = f" and {len(examples) - _FEW} more columns" if len(examples) > _FEW else ""
+    how = ", ".join(examples[:_FEW]) + more
+    if examples and kind == COMMA:
+        yield f'numbers have decimal commas: {how}; if that is wrong, give decimal="."'
+    elif unclear:
         yield (
-            f"numbers have decimal commas: {', '.join(examples[:_FEW])}{more}; if that is wrong, "
-            'give decimal="."'
+            f"commas may be decimal, or between thousands, and are taken for the latter: {how}; if "
+            'that is wrong, give decimal=","'
         )
+    elif examples:
+        yield f"numbers are read without their signs: {how}"
+
+
+def _unclear_dates(columns: Columns, table: pa.RecordBatch) -> Iterator[str]:
+    """Dates of which the day may be the month."""
+    for name in _of_kind(columns, DAY_FIRST):
+        array = table.column(name)
+        values, wrong = READINGS[MONTH_FIRST].convert(array)
+        if not wrong and np.isfinite(values).any():
+            text = next(text for text in map(text_of, array.to_pylist()) if text)
+            yield (
+                f"the dates in {quoted(name)} may begin with the day or with the month: "
+                f"{quoted(text)} is taken for day-first; if that is wrong, give "
+                'date_format="month-first"'
+            )
 
 
 def _unlabelled(columns: Columns, table: pa.RecordBatch) -> Iterator[str]:

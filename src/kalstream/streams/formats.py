@@ -26,7 +26,7 @@ from kalstream.streams.table import TableStream
 
 _TABLE_OPTIONS: Final = (
     *("target", "task", "time", "label_time", "id", "ignore", "categorical", "bad_rows"),
-    *("missing", "decimal", "delimiter", "columns"),
+    *("missing", "decimal", "date_format", "delimiter", "columns"),
 )
 _TABLE_REMEDIES: Final = {
     "order": "its rows are read in their own order. To shuffle them first: "
@@ -183,6 +183,8 @@ FORMATS: Final[list[Format]] = [
             "ignore": "leave columns out when you write the file",
             "categorical": "all its columns are numbers",
             "decimal": "all its columns are numbers",
+            "date_format": "all its columns are numbers",
+            "delimiter": "it is no CSV",
             "missing": "write NaN where a number is missing",
             "bad_rows": "leave bad rows out when you write the file",
         },

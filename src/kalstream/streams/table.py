@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from kalstream._printable import quoted
 from kalstream.errors import InvalidInput, MissingFile
+from kalstream.features.encoding import check_date_format, is_of_dates
 from kalstream.features.frames import as_table, marked, mixed_columns
 from kalstream.features.values import Bad, as_text, is_string
 from kalstream.streams._columns import (
@@ -88,6 +89,9 @@ class TableStream(Stream):
         Texts that count as missing in every column.
     decimal : "," or ".", optional
         The decimal separator in texts, as ``1.234,56``; guessed from the first rows if not given.
+    date_format : "day-first", "month-first" or a format of ``strptime``, optional
+        How dates are written that are not ISO dates, such as ``%Y%m%d``; whether the day or the
+        month comes first in 03/04/2024 is guessed if not given.
     bad_rows : "stop" or "skip"
         For a row that cannot be read: raise `BadRow` after the rows before it, or leave it out and
         count it.
@@ -96,7 +100,7 @@ class TableStream(Stream):
     name : str, optional
     columns : Columns, optional
         The encoder of a checkpoint, or a frozen one for prediction. It replaces the parameters
-        from ``target`` to ``decimal``.
+        from ``target`` to ``date_format``.
 
     Attributes
     ----------
@@ -129,6 +133,7 @@ class TableStream(Stream):
         categorical: Iterable[str] = (),
         missing: Iterable[str] = (),
         decimal: str | None = None,
+        date_format: str | None = None,
         bad_rows: str = STOP,
         delimiter: str | None = None,
         name: str | None = None,
@@ -140,7 +145,8 @@ class TableStream(Stream):
         self.ignore, self.categorical = _names(ignore), _names(categorical)
         if decimal not in (None, ",", "."):
             raise InvalidInput(f'decimal must be "," or ".", got {decimal!r}')
-        self._missing, self._decimal = _names(missing), decimal
+        check_date_format(date_format)
+        self._missing, self._decimal, self._date_format = _names(missing), decimal, date_format
         self.source = str(source) if isinstance(source, str | Path) else _STANDARD_INPUT
         self._arriving = _arriving(source)
         if self._arriving is None:
@@ -247,12 +253,21 @@ class TableStream(Stream):
             categorical=self.categorical,
             missing=self._missing,
             decimal=self._decimal,
+            date_format=self._date_format,
             semicolons=any(isinstance(p, TextPart) and p.delimiter == ";" for p in self._parts),
             as_written=as_written,
             n_slots=_LIVE_SLOTS if self._arriving else None,
         )
         self.notes = tuple(
-            notes_on(columns, table, as_written, self.categorical, self._decimal, numbered)
+            notes_on(
+                columns,
+                table,
+                as_written,
+                self.categorical,
+                self._decimal,
+                numbered,
+                self._date_format,
+            )
         )
         return columns
 
@@ -426,7 +441,7 @@ class TableStream(Stream):
         for row in np.flatnonzero(times < latest).tolist():
             value = table.column(name)[row].as_py()
             before = f"{latest[row]:.15g}"
-            if self.encoder.time.kind == "date":
+            if is_of_dates(self.encoder.time.kind):
                 before = str(np.datetime64(round(latest[row]), "s"))
             bad[row] = (name, value, f"is earlier than a row before it ({before})")
 
