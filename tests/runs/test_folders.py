@@ -686,4 +686,4 @@ def test_dates_of_format_5_stay_numbers(tmp_path: Path, monkeypatch: pytest.Monk
     end, whole = run.go(), lines_of(Path("ended"))[-1]
     for metric, value in end["total"].items():
         assert value == pytest.approx(whole["total"][metric], rel=1e-9)
-    assert Run("new", run.options).stream.columns[-1] == "when[day of year cos]"
+    assert Run("new", run.options).stream.columns[-1] == "when[20 years cos]"

@@ -19,7 +19,12 @@ import pytest
 from kalstream.errors import InvalidInput
 from kalstream.streams.table import BadRow, Columns, TableStream
 
-CIRCLES = {"time of day": 86400, "day of week": 604800, "day of year": 31556952}
+CIRCLES = {
+    "time of day": 86400,
+    "day of week": 604800,
+    "day of year": 31556952,
+    "20 years": 631139040,
+}
 
 
 def on_circles(seconds, circles=CIRCLES):
@@ -115,7 +120,7 @@ def test_kinds_of_parquet(tmp_path):
     np.testing.assert_array_equal(rows[:, at["b"]], [1, np.nan, 0])
     np.testing.assert_array_equal(rows[:, at["s[0]"]], [1, 0, 1])
     np.testing.assert_array_equal(rows[:, at["l[0]"]], [1, 1, 0])  # both are missing
-    without_time = ("day of week", "day of year")
+    without_time = ("day of week", "day of year", "20 years")
     for name, circles, seconds in (
         ("d", without_time, [86400, np.nan, 0]),
         ("t", CIRCLES, [1706702400, np.nan, 1706702400]),
@@ -148,6 +153,7 @@ def test_calendar_features_follow_the_resolution(tmp_path, first, step, n, circl
     if ("T" in first) and step == "D":
         dates = [f"{each[:10]}T{first[11:]}" for each in dates]
     stream = TableStream(csv(tmp_path, "d,y\n" + "".join(f"{d},a\n" for d in dates)), "y")
+    circles = [*circles, "20 years"] if circles else []
     names = [f"d[{circle} {wave}]" for circle in circles for wave in ("sin", "cos")]
     assert list(stream.columns) == (names or ["d[seconds]"])
     if circles:

@@ -10,7 +10,13 @@ from kalstream.features.values import Array
 
 DAY = 86400.0
 # Seconds of each circle; a year has its mean length, so its start moves by less than a day.
-_CIRCLES = {"time of day": DAY, "day of week": 7 * DAY, "day of year": 365.2425 * DAY}
+YEAR = 365.2425 * DAY
+_CIRCLES = {
+    "time of day": DAY,
+    "day of week": 7 * DAY,
+    "day of year": YEAR,
+    "20 years": 20 * YEAR,
+}
 _WAVES = {"sin": np.sin, "cos": np.cos}
 SECONDS = "seconds"  # since 1970, UTC: a number that has no bounds
 _FEW = 3  # distinct values from which it is seen what dates have in common
@@ -21,13 +27,16 @@ def slots_of(seconds: Array, with_time: bool) -> list[str]:
     """Names of the numbers that dates (n,), in seconds since 1970, become.
 
     Only circles on which the dates differ are meaningful: a date without a time has no time of day,
-    and the first days of months have no day of the week. The number of seconds is used for dates
-    that do not grow from row to row, as days of birth; and if there is no circle.
+    and the first days of months have no day of the week. For dates that grow from row to row, a
+    circle of 20 years stands for what changes slowly: it has bounds, and a number of seconds has
+    none. The number is used for other dates, as days of birth, and if there is no circle.
     """
     known = np.unique(seconds[np.isfinite(seconds)])
     circles = list(_circles(known, with_time))
+    grow = bool(circles) and _grow(seconds)
+    circles += ["20 years"] if grow else []
     slots = [f"{circle} {wave}" for circle in circles for wave in _WAVES]
-    return slots if circles and _grow(seconds) else [*slots, SECONDS]
+    return slots if grow else [*slots, SECONDS]
 
 
 def encoded(seconds: Array, slots: Iterable[str]) -> Array:
