@@ -14,7 +14,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from kalstream import TableEncoder
 from kalstream.errors import InvalidInput, InvalidType
-from kalstream.features.frames import is_table
+from kalstream.features.rows import is_table
 from kalstream.streams import TableStream
 
 N = 120
@@ -169,7 +169,7 @@ def test_what_is_no_table_is_refused() -> None:
         with pytest.raises(InvalidInput, match=r"2 (columns|times)"):
             TableEncoder().fit(X)
     for X in (pd.DataFrame(), pd.DataFrame({"a": []})):
-        with pytest.raises(InvalidInput, match="X has no"):
+        with pytest.raises(InvalidInput, match="there are no"):
             TableEncoder().fit(X)
     for X in (np.eye(2), [[1]], [1], "ab", pl.Series([1]), pd.Series([1]), None):
         assert not is_table(X)

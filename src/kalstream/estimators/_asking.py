@@ -302,8 +302,7 @@ class AskingEstimator(KalmanEstimator, Generic[Predicted]):
                     )
                 asked = no_rows(model.fitted["n_features_in_"])
             else:
-                rows, fitted = self._columns(X, model)
-                model = self._new_model(fitted) if model is None else model
+                model, rows = self._learned_columns(X, model)
                 times = times_of(model, time, len(rows))
                 names = read_ids(ids, len(rows))
                 # What is not kept needs no id, so that a row that waits can be predicted again.

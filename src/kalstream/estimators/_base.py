@@ -114,9 +114,7 @@ class KalmanEstimator(BaseEstimator, ABC):
                 made = learn_row(model, X, targets, settings, predict)
                 if made is not None:
                     return made
-            rows, fitted = self._columns(X, model)
-            if model is None:
-                model = self._new_model(fitted)
+            model, rows = self._learned_columns(X, model)
             weight = read_weights(sample_weight, len(rows))
             if weight is not None and restart and not weight.any():
                 raise InvalidInput(
@@ -148,6 +146,12 @@ class KalmanEstimator(BaseEstimator, ABC):
         representation = Representation.of(*shape, columns, self._SCALE_HALF_LIFE)
         return new_model(representation, fitted, read_seed(self.random_state), self._settings)
 
+    def _learned_columns(self, X: Any, model: Model | None) -> tuple[Model, Array]:
+        """The model, or a new one, that knows the columns of rows; and the rows (b, d)."""
+        before = None if model is None else model.fitted
+        rows, fitted = read_columns(X, before, type(self).__name__, learns=True)
+        return (self._new_model(fitted) if model is None else model.fitted_to(fitted)), rows
+
     def add_columns(self, n_columns: int) -> Self:
         """Grow by columns that were missing (NaN) in all rows so far, behind the others.
 
@@ -167,6 +171,9 @@ class KalmanEstimator(BaseEstimator, ABC):
     def drop_column_names(self) -> Self:
         """Forget the names of the columns: from now on rows are arrays, in the same order.
 
+        After a table with text, dates or categories, these are the columns of numbers that
+        `TableEncoder` makes of it.
+
         Examples
         --------
         >>> from kalstream import KalmanClassifier
@@ -174,7 +181,7 @@ class KalmanEstimator(BaseEstimator, ABC):
         >>> hasattr(model.drop_column_names(), "feature_names_in_")
         False
         """
-        columns = {"n_features_in_": self.n_features_in_}
+        columns = {"n_features_in_": self._model.fitted["n_features_in_"]}
         self._published.update(lambda model: (model.but(fitted=columns), None))
         return self
 
@@ -212,9 +219,13 @@ class KalmanEstimator(BaseEstimator, ABC):
 
     def _fitted(self, name: str) -> Any:
         shared = self.__dict__.get("_published")
-        if shared is None or name not in shared.value.fitted:
+        fitted = {} if shared is None else shared.value.fitted
+        if "encoding" in fitted:
+            names = np.array(fitted["encoding"].inputs, object)
+            fitted = {"n_features_in_": len(names), "feature_names_in_": names}
+        if name not in fitted:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return shared.value.fitted[name]
+        return fitted[name]
 
     def _state(self, model: Model) -> PolicyState:
         """The state, unless no target is known or another policy is set.

@@ -204,6 +204,11 @@ def predict_chunk(model: Model, chunk: Chunk, settings: Settings) -> Any:
 
 def with_columns(model: Model, n_columns: int, settings: Settings) -> Model:
     """The model with columns that were missing (NaN) in all rows so far, behind the others."""
+    if "encoding" in model.fitted:
+        raise InvalidInput(
+            "the columns of this model are those of a table, found by their names, and cannot be "
+            "added; call drop_column_names() first, and pass arrays from then on"
+        )
     n_before = model.fitted["n_features_in_"]
     wider, state = model.representation.with_columns(n_columns), model.state
     if state is not None:

@@ -79,8 +79,8 @@ class Model:
     store : Store or None
         Rows that wait for their targets.
     fitted : dict
-        What scikit-learn's contract wants to be known of the columns: n_features_in_ and
-        perhaps feature_names_in_.
+        What is known of the columns of numbers: n_features_in_, perhaps feature_names_in_ as
+        scikit-learn's contract wants it, and perhaps the encoding of a table that becomes them.
     row : PackedRow or None
         The fields `IN_ROW`, ready for a single row.
     """
@@ -124,3 +124,7 @@ class Model:
         other.__dict__.update(self.__dict__, row=None)
         other.__dict__.update(changes)
         return other
+
+    def fitted_to(self, fitted: dict[str, Any]) -> Model:
+        """The model for columns of which this is known; mostly the same one."""
+        return self if fitted is self.fitted else self.but(fitted=fitted)

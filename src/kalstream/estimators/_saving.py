@@ -44,7 +44,7 @@ T = TypeVar("T", bound=KalmanEstimator)
 # Targets are at most 1e100 and weights 1e50: no sound file comes near these.
 _LARGEST_SQUARE: Final = 1e210
 _MOST_FREEDOM: Final = 1e150
-_FITTED = ("n_features_in_", "feature_names_in_")
+_FITTED = ("n_features_in_", "feature_names_in_", "encoding")
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def save(estimator: KalmanEstimator, path: str | PathLike[str]) -> None:
     tree = {
         "params": params,
         "model": replace(model, representation=_portable(model.representation)),
-        "fitted": model.fitted,
+        "fitted": _plain_columns(model.fitted),
     }
     cls = type(estimator)
     checkpoint.write(path, cls.__name__, tree, lambda saved: _check(cls, saved))
@@ -111,9 +111,26 @@ def load(cls: type[T], path: str | PathLike[str], features: Any) -> T:
 def _check(cls: type[KalmanEstimator], tree: Any) -> tuple[dict[str, Any], Model, dict[str, Any]]:
     """Parameters, model and columns of a tree, if they are sound and of each other."""
     params, model, fitted = (tree[name] for name in ("params", "model", "fitted"))
+    if "encoding" in fitted:
+        fitted = {**fitted, "encoding": _encoding(fitted)}
     _check_model(model, fitted, issubclass(cls, KalmanClassifier))
     _check_policy(cls(**params), model)
     return params, model, fitted
+
+
+def _plain_columns(fitted: dict[str, Any]) -> dict[str, Any]:
+    """What is known of the columns, as a checkpoint takes it."""
+    encoding = fitted.get("encoding")
+    return fitted if encoding is None else {**fitted, "encoding": encoding.to_json()}
+
+
+def _encoding(fitted: dict[str, Any]) -> Any:
+    """The encoding of a table in a file, if it makes as many columns as the model has."""
+    from kalstream.features.tables import Encoding  # it imports pyarrow, which takes long
+
+    encoding = Encoding.from_json(fitted["encoding"])
+    need(len(encoding.names) == fitted["n_features_in_"], "encoding", "of the columns of the model")
+    return encoding
 
 
 def _check_model(model: Model, fitted: dict[str, Any], classifies: bool) -> None:

@@ -18,16 +18,19 @@ from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core.policy import Policy
 from kalstream.errors import InvalidInput, InvalidType, OutOfMemory
-from kalstream.features.rows import bounded, read_rows
+from kalstream.features.rows import bounded, is_numeric, is_table, read_rows
 
 T = TypeVar("T")
 
 
-def read_columns(X: Any, fitted: dict[str, Any] | None, name: str) -> tuple[Array, dict[str, Any]]:
+def read_columns(
+    X: Any, fitted: dict[str, Any] | None, name: str, *, learns: bool = False
+) -> tuple[Array, dict[str, Any]]:
     """Rows (b, d) as float64, NaN where a value is missing, and what is known of the columns.
 
-    ``fitted`` holds what scikit-learn's contract knows of the columns, None before any row;
-    ``name`` is that of the estimator, for messages.
+    ``fitted`` holds what scikit-learn's contract knows of the columns, None before any row, and the
+    `Encoding` of a table whose columns were not all numbers; ``name`` is that of the estimator, for
+    messages. With ``learns``, new categories are learned.
     """
     if (
         fitted is not None
@@ -40,10 +43,47 @@ def read_columns(X: Any, fitted: dict[str, Any] | None, name: str) -> tuple[Arra
         and len(X)
     ):
         return bounded(X), fitted
+    encodes = "encoding" in fitted if fitted is not None else is_table(X) and not is_numeric(X)
+    if encodes and is_table(X):
+        return _encoded(X, fitted, learns)
     columns = _columns_class(name)()
     columns.__dict__.update(fitted or {})
-    rows = bounded(read_rows(columns, X, reset=fitted is None))
-    return rows, dict(columns.__dict__) if fitted is None else fitted
+    try:
+        rows = read_rows(columns, X, reset=fitted is None)
+    except OutOfMemory:
+        raise
+    except InvalidInput as error:
+        if not is_table(X):
+            raise
+        if fitted is None:  # objects that are no numbers
+            return _encoded(X, fitted, learns)
+        try:
+            rows = read_rows(columns, _by_name(X, fitted), reset=False)
+        except InvalidInput:
+            raise error from None
+    return bounded(rows), dict(columns.__dict__) if fitted is None else fitted
+
+
+def _encoded(X: Any, fitted: dict[str, Any] | None, learns: bool) -> tuple[Array, dict[str, Any]]:
+    """As `read_columns`, for a table whose columns are not all numbers."""
+    from kalstream.features.tables import read_table  # it imports pyarrow, which takes long
+
+    before = None if fitted is None else fitted["encoding"]
+    rows, encoding = read_table(X, before, learns=learns or before is None)
+    if encoding is not before:
+        fitted = {"n_features_in_": rows.shape[1], "encoding": encoding}
+    assert fitted is not None
+    return bounded(rows), fitted
+
+
+def _by_name(X: Any, fitted: dict[str, Any]) -> Any:
+    """The columns of a table that are known, in the order that they had."""
+    import pyarrow as pa
+
+    from kalstream.features.frames import as_table
+
+    table = as_table(X, wanted=list(fitted.get("feature_names_in_", ())))
+    return pa.Table.from_batches([table])
 
 
 @lru_cache

@@ -7,7 +7,6 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from kalstream._printable import printable, quoted
@@ -16,24 +15,6 @@ from kalstream.errors import InvalidInput, InvalidType
 from kalstream.features.values import as_text, is_string, text_of
 
 _MIXED = {b"kalstream": b"of several types"}
-
-
-def is_table(X: Any) -> bool:
-    """Whether X has named columns: a frame of any library, a relation, or a list of dicts."""
-    if isinstance(X, list | tuple):
-        return len(X) > 0 and isinstance(X[0], Mapping)
-    if isinstance(X, np.ndarray):
-        return False
-    import narwhals.stable.v2 as nw
-
-    try:
-        frame: Any = nw.from_native(X, pass_through=True, allow_series=True)
-    except nw.exceptions.NarwhalsError:
-        return True  # two columns of one name, which `as_table` refuses
-    if isinstance(frame, nw.Series):
-        return False
-    known = isinstance(frame, nw.DataFrame | nw.LazyFrame)
-    return known or (hasattr(X, "__arrow_c_stream__") and not isinstance(X, pa.ChunkedArray))
 
 
 def as_table(

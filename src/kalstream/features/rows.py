@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -54,6 +54,36 @@ def read_rows(estimator: Any, X: Any, *, reset: bool) -> Array:
         raise kind(f"X cannot be read as rows of numbers: {check.error_text(error)}") from error
 
 
+def is_table(X: Any) -> bool:
+    """Whether X has named columns: a frame of any library, a relation, or a list of dicts."""
+    if isinstance(X, list | tuple):
+        return len(X) > 0 and isinstance(X[0], Mapping)
+    if isinstance(X, np.ndarray):
+        return False
+    import narwhals.stable.v2 as nw
+
+    try:
+        frame: Any = nw.from_native(X, pass_through=True, allow_series=True)
+    except nw.exceptions.NarwhalsError:
+        return True  # two columns of one name, which `as_table` refuses
+    if isinstance(frame, nw.Series):
+        return False
+    return isinstance(frame, nw.DataFrame | nw.LazyFrame) or hasattr(X, "__arrow_c_stream__")
+
+
+def is_numeric(X: Any) -> bool:
+    """Whether the types of a table's columns are numbers; objects may be."""
+    import narwhals.stable.v2 as nw
+
+    try:
+        frame: Any = nw.from_native(X, pass_through=True)
+    except nw.exceptions.NarwhalsError:
+        return True  # scikit-learn takes two columns of one name
+    if not isinstance(frame, nw.DataFrame):
+        return False
+    return not any(_not_numbers(dtype) for _, dtype in _columns(X))
+
+
 def bounded(rows: Array) -> Array:
     """The rows, checked to have finite squares; NaN is allowed."""
     if check.sum_of_squares(rows) < np.inf:
@@ -71,6 +101,12 @@ def bounded(rows: Array) -> Array:
 def _refuse(X: Any) -> None:
     """Refuse masked values and dates, which numpy would silently convert to numbers."""
     check.unmasked("X", X)
+    if hasattr(X, "toarray") and hasattr(X, "nnz"):
+        raise InvalidType(
+            "X cannot be read as rows of numbers: Sparse data was passed, but dense data is "
+            "required; use X.toarray(). With more than some hundred columns, make fewer first: "
+            "HashingVectorizer(n_features=256) for texts, FeatureHasher or TruncatedSVD for others"
+        )
     kind = getattr(getattr(X, "dtype", None), "kind", "")
     if kind in ("M", "m"):
         raise InvalidInput(f"X is of dtype {X.dtype}; {_AS_TIME}")

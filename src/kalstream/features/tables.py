@@ -24,7 +24,8 @@ from kalstream.features.encoding import (
     has_decimal_commas,
     kind_of,
 )
-from kalstream.features.frames import as_table, check_known, is_table, mixed_columns
+from kalstream.features.frames import as_table, check_known, mixed_columns
+from kalstream.features.rows import is_table
 from kalstream.features.values import Bad, without
 
 # With fewer rows to begin with, categories get as many slots as on standard input.
@@ -129,6 +130,16 @@ class Encoding:
                 "make it a missing value"
             )
         return rows
+
+    def to_json(self) -> dict[str, Any]:
+        """The state as JSON, for files of models."""
+        columns = [column.to_json() for column in self.columns]
+        return {"columns": columns, "missing": list(self.missing)}
+
+    @classmethod
+    def from_json(cls, state: dict[str, Any]) -> Encoding:
+        """Restore what `to_json` returned."""
+        return cls(tuple(map(Column.from_json, state["columns"])), tuple(state["missing"]))
 
     def _arrays(self, table: pa.RecordBatch) -> list[pa.Array]:
         """The columns of a table that are used, found by their names."""
@@ -289,10 +300,23 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         return tags
 
 
+def read_table(X: Any, encoding: Encoding | None, *, learns: bool) -> tuple[Array, Encoding]:
+    """Numbers (n, d) of a table, and its encoding, which has learned it if it ``learns``."""
+    try:
+        table = as_table(X, wanted=None if encoding is None else encoding.inputs)
+        encoding = start(table) if encoding is None else encoding
+    except InvalidInput as error:
+        raise type(error)(f"X: {error}") from error
+    if not table.num_rows:
+        raise InvalidInput("X has no rows; give at least one")
+    encoding = encoding.learn(table) if learns else encoding
+    return encoding.encode(table), encoding
+
+
 def start(table: pa.RecordBatch, **options: Any) -> Encoding:
     """The encoding that the first rows of X ask for; it has learned nothing."""
     if not table.num_columns:
-        raise InvalidInput("X has no columns; give at least one")
+        raise InvalidInput("there are no columns; give at least one")
     if not table.num_rows:
-        raise InvalidInput("X has no rows; give at least one, whose values say what columns hold")
+        raise InvalidInput("there are no rows; give at least one, which says what the columns hold")
     return Encoding.of(table, **options)
