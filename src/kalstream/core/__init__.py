@@ -2,7 +2,7 @@
 
 from kalstream.core.calibration import Alpha, Calibration
 from kalstream.core.chunk import step_chunk
-from kalstream.core.experts import Expert, ExpertRows, ExpertState
+from kalstream.core.experts import Expert, ExpertRows, ExpertState, LabelChain, Neighbours
 from kalstream.core.fixed import Fixed, MovingState
 from kalstream.core.guard import Health, health
 from kalstream.core.half_lives import gamma_of, half_life
@@ -51,12 +51,14 @@ __all__ = [
     "Fixed",
     "Health",
     "JudgingPolicy",
+    "LabelChain",
     "LabelLogProb",
     "Learned",
     "Mixture",
     "MixtureState",
     "MixtureStep",
     "MovingState",
+    "Neighbours",
     "Policy",
     "PolicyState",
     "PolicyStep",

@@ -70,6 +70,8 @@ class LateRows:
     ----------
     columns : (n, d')
         The rows as features see them.
+    number : (n,) int
+        The place of each row among all rows that came.
     targets, weight : n targets, (n,)
         Weight 0 where no target has come.
     events : Events
@@ -78,6 +80,7 @@ class LateRows:
     """
 
     columns: Array
+    number: Array
     targets: Targets
     weight: Array
     events: Events

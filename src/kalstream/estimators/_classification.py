@@ -120,7 +120,8 @@ class Classification:
         if not (self.stacking and settings.policy.combines):
             return model if model.targets.stack is None else _with_stacks(model, None, None, {})
         labels, known, ordered = _learned_labels(chunk), model.targets, None
-        experts, spoken = self._spoken(known, chunk.columns, *labels, chunk.gap, step)
+        experts, spoken = self._spoken(known, chunk, model.came - len(chunk), step)
+        spoken = self._unordered(spoken)
         stack, _ = self._grown(known.stack, step).learn(step, *labels, spoken=spoken)
         if self.recent_labels and known.ordered is not None:
             ordered, _ = self._grown(known.ordered, step).learn(step, *labels, spoken=spoken)
@@ -138,12 +139,12 @@ class Classification:
         if not (self.stacking and settings.policy.combines):
             return self.learn(model, chunk, step, settings), plain
         labels, targets = _learned_labels(chunk), model.targets
-        experts, spoken = self._spoken(targets, chunk.columns, *labels, chunk.gap, step)
-        stack = self._grown(targets.stack, step)
+        experts, spoken = self._spoken(targets, chunk, model.came - len(chunk), step)
+        stack, unordered = self._grown(targets.stack, step), self._unordered(spoken)
         if not self.recent_labels:
-            stack, corrected = stack.learn(step, *labels, plain=plain, spoken=spoken)
+            stack, corrected = stack.learn(step, *labels, plain=plain, spoken=unordered)
             return _with_stacks(model, stack, None, experts), corrected
-        stack, _ = stack.learn(step, *labels, spoken=spoken)
+        stack, _ = stack.learn(step, *labels, spoken=unordered)
         ordered, corrected = self._grown(targets.ordered, step).learn(
             step, *labels, plain=plain, ordered=True, spoken=spoken
         )
@@ -159,8 +160,10 @@ class Classification:
         if self.experts:
             columns = model.representation.columns(ahead.rows)
             gap = np.broadcast_to(np.asarray(ahead.gap, np.float64), (n,))
-            nothing = np.full(n, -1), np.ones(n), gap
-            _, spoken = self._spoken(model.targets, columns, *nothing, step)
+            passing = ExpertRows(columns, np.full(n, -1), np.ones(n), gap, np.full(n, model.came))
+            n_classes = step.logit_mean.shape[2]
+            _, spoken = advance(self.experts, model.targets.experts, passing, n_classes)
+            spoken = self._unordered(spoken)
         return stack.with_experts(self._names).predict(step, plain, ordered=False, spoken=spoken)
 
     @property
@@ -168,20 +171,27 @@ class Classification:
         return tuple(expert.name for expert in self.experts)
 
     def _spoken(
-        self,
-        known: Classes,
-        columns: Any,
-        labels: Array,
-        weight: Array,
-        gap: Array | None,
-        step: Any,
+        self, known: Classes, chunk: Chunk, came: int, step: Any
     ) -> tuple[dict[str, ExpertState], Array | None]:
-        """States of the experts after rows, and their log-probabilities (b, X, K) of each."""
-        if not self.experts:
+        """States of the experts after rows, and their log-probabilities (b, X, K) of each.
+
+        ``came`` is how many rows had come before the chunk.
+        """
+        if not self.experts or chunk.columns is None:
             return {}, None
-        gap = np.ones(len(labels)) if gap is None else gap
-        rows = ExpertRows(columns, labels, weight, gap)
+        gap = np.ones(len(chunk)) if chunk.gap is None else chunk.gap
+        number = np.arange(came, came + len(chunk))
+        rows = ExpertRows(chunk.columns, *_learned_labels(chunk), gap, number)
         return advance(self.experts, known.experts, rows, step.logit_mean.shape[2])
+
+    def _unordered(self, spoken: Array | None) -> Array | None:
+        """What a stack hears that does not use the labels just before a row."""
+        silent = [x for x, expert in enumerate(self.experts) if expert.reads_labels]
+        if spoken is None or not silent:
+            return spoken
+        spoken = spoken.copy()
+        spoken[:, silent] = 0.0
+        return spoken
 
     def _grown(self, stack: Stack | None, step: Any) -> Stack:
         """A stack, new if there was none, with room for the classes of a step."""
@@ -229,7 +239,8 @@ class Classification:
         n_asked = len(events.slot[events.asks])
         experts, spoken = dict[str, ExpertState](), None
         if self.experts:
-            passing = ExpertRows(rows.columns, _learned_codes(rows), weight, events.gap)
+            codes = _learned_codes(rows)
+            passing = ExpertRows(rows.columns, codes, weight, events.gap, rows.number)
             experts, spoken = advance(self.experts, before.targets.experts, passing, len(seen))
             kept.experts[:n_asked, 1:] = spoken[events.asks]
         if n_asked:
@@ -258,7 +269,8 @@ class Classification:
             stack = self._grown(known.stack, step)
             # Without recent labels the stack of rows in their order is that of any row, so far.
             ordered = self._grown(known.ordered or (None if self.recent_labels else stack), step)
-            stack, by_stack = stack.learn(step, codes, weight, plain=in_order, spoken=spoken)
+            unordered = self._unordered(spoken)
+            stack, by_stack = stack.learn(step, codes, weight, plain=in_order, spoken=unordered)
             given = codes, weight, events, judged, kept
             ordered, by_late_stack = ordered.judge(
                 by_late, *given, plain=late, ordered=self.recent_labels, spoken=spoken

@@ -241,7 +241,7 @@ def _piece(
         read = settings.task.read(model, chunk) if len(chunk) else (model, chunk)
         rows = _gathered(model, book, piece, asked, _sizes(read[0], settings))
         events = _timed(model, piece, rows, settings)
-        after, answers = _judged(model, *read, rows.scaled, events, rows.kept, settings)
+        after, answers = _judged(model, *read, rows, events, settings)
     else:
         rows = _gathered(model, book, piece, asked, NOTHING)
         events = _timed(model, piece, rows, settings)
@@ -361,9 +361,8 @@ def _judged(
     before: Model,
     model: Model,
     chunk: Chunk,
-    rows: Array,
+    rows: _Rows,
     events: Events,
-    kept: Kept,
     settings: Settings,
 ) -> tuple[Model, Any]:
     """Advance the filters over the events; weigh them one step ahead, and by what they said.
@@ -372,8 +371,8 @@ def _judged(
     """
     policy, task = settings.judging, settings.task
     assert policy is not None
-    n, tells = len(events), events.tells
-    phi = model.representation.features(rows)
+    n, tells, kept = len(events), events.tells, rows.kept
+    phi = model.representation.features(rows.scaled)
     n_outputs = task.n_outputs(model)
     if n_outputs == 0:  # targets that will never come, before there was any
         model = model.but(n_seen=model.n_seen + len(chunk))
@@ -384,7 +383,7 @@ def _judged(
     after, step, far = policy.step_events(
         state, phi, targets, weight, events, noise_var=noise_var, prior_var=prior_var
     )
-    late = LateRows(rows, targets, weight, events, kept)
+    late = LateRows(rows.scaled, rows.number, targets, weight, events, kept)
     spoken = task.keep(before, late, state.seen)
     begun = policy.late_judge(state, kept.sizes)
     judge = _fitting(before.late, begun)
@@ -470,7 +469,7 @@ def _ask_again(model: Model, book: Book, n_events: int, settings: Settings) -> N
     piece = _Sequence(np.ones(len(rows), bool), np.array(rows), every)
     events = _timed(model, piece, gathered, settings)
     nothing = Chunk(np.empty((0, columns.shape[1])), [], None, None, None)
-    _judged(model, model, nothing, columns, events, kept, settings)
+    _judged(model, model, nothing, gathered, events, settings)
     book.predicted(rows, kept)
 
 

@@ -197,7 +197,10 @@ class KalmanClassifier(ClassifierMixin, AskingEstimator[Array]):
         if isinstance(predictive, str) and predictive == "auto":
             softmax = any(LIKELIHOODS[word].is_softmax for word in self._policy().likelihoods)
             predictive = "probit" if softmax else "exact"
-        stacked = self.stacking, self.recent_labels, check_experts(self.experts)
+        experts = check_experts(self.experts)
+        if self.recent_labels is False:
+            experts = tuple(expert for expert in experts if not expert.reads_labels)
+        stacked = self.stacking, self.recent_labels, experts
         task = Classification(predictive, self.class_weight, *stacked)
         if task.experts and not self._policy().combines:
             raise InvalidInput(

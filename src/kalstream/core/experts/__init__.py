@@ -1,5 +1,7 @@
 """What may speak beside the filters of a mixture: `expert` declares it, one file for each."""
 
+from kalstream.core.experts.chains import LabelChain
 from kalstream.core.experts.expert import Expert, ExpertRows, ExpertState
+from kalstream.core.experts.neighbours import Neighbours
 
-__all__ = ["Expert", "ExpertRows", "ExpertState"]
+__all__ = ["Expert", "ExpertRows", "ExpertState", "LabelChain", "Neighbours"]

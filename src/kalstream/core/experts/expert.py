@@ -37,12 +37,16 @@ class ExpertRows:
         Sample weights, at least 0.
     gap : (b,)
         Time since the last row that was learned; 1 if rows have no times.
+    number : (b,) int
+        The place of each row among all rows that came. The label of the row before was known in
+        time if the last row that was learned has the place before.
     """
 
     columns: Array
     labels: Array
     weight: Array
     gap: Array
+    number: Array
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -94,11 +98,15 @@ class Expert(Tagged):
         The stack knows its coefficient by this name.
     state_type : type
         Its states: an `ExpertState`.
+    reads_labels : bool
+        Whether it predicts from the labels just before a row. It is then heard only where the
+        stack uses these too.
     """
 
     __slots__ = ()
 
     name: ClassVar[str]
+    reads_labels: ClassVar[bool] = False
     if TYPE_CHECKING:
 
         @property

@@ -1,0 +1,331 @@
+"""Compiled loops of the experts beside the filters. Import it on first use."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kalstream.core.jit import Floats, Labels, jit
+
+Floats32 = NDArray[np.float32]
+
+# Larger values count as this: sums of their squares are finite in float32.
+LARGEST = 1e15
+# Larger sample weights count as this, as in the stack.
+LARGEST_WEIGHT = 10.0
+
+
+@jit
+def judge_voices(voices: Floats, share: float, label: int, weight: float, belief: Floats) -> None:
+    """Weigh voices (V, K) by the probability they gave a label; belief (V,) changes in place.
+
+    ``share`` is the probability, at each row, that another voice becomes the best one.
+    """
+    n = belief.shape[0]
+    top, total = -np.inf, 0.0
+    for v in range(n):
+        belief[v] = np.log(belief[v]) + weight * np.log(voices[v, label])
+        top = max(top, belief[v])
+    for v in range(n):
+        belief[v] = np.exp(belief[v] - top)
+        total += belief[v]
+    for v in range(n):
+        belief[v] = (1.0 - share) * belief[v] / total + share / n
+
+
+@jit
+def mix_voices(voices: Floats, belief: Floats, out: Floats) -> None:
+    """Log-probabilities (K,), into out, of the average of voices (V, K)."""
+    for k in range(out.shape[0]):
+        mean = 0.0
+        for v in range(belief.shape[0]):
+            mean += belief[v] * voices[v, k]
+        out[k] = np.log(mean)
+
+
+# ---- neighbours ---------------------------------------------------------------------------------
+
+
+@jit
+def read_row(row: Floats, out: Floats32) -> None:
+    """Write a row (d,) into out, in float32; a missing value counts as 0, the mean."""
+    for j in range(row.shape[0]):
+        value = row[j]
+        out[j] = 0.0 if np.isnan(value) else min(max(value, -LARGEST), LARGEST)
+
+
+@jit
+def squared_distances(window: Floats32, n: int, row: Floats32, out: Floats32) -> None:
+    """Squared distances of a row (d,) to the first n columns of the window (d, C), into out.
+
+    Four columns of the table at once: so out passes the processor a quarter as often.
+    """
+    d = row.shape[0]
+    out[:n] = 0.0
+    whole = d - d % 4
+    for j in range(0, whole, 4):
+        w, x, y, z = row[j], row[j + 1], row[j + 2], row[j + 3]
+        for i in range(n):
+            a, b = window[j, i] - w, window[j + 1, i] - x
+            c, e = window[j + 2, i] - y, window[j + 3, i] - z
+            out[i] += a * a + b * b + c * c + e * e
+    for j in range(whole, d):
+        w = row[j]
+        for i in range(n):
+            a = window[j, i] - w
+            out[i] += a * a
+
+
+@jit
+def nearest(
+    distances: Floats32, labels: Labels, n: int, near: Labels, near_distances: Floats32
+) -> int:
+    """Find the places of the nearest rows, into near (M,), nearest first; returns how many.
+
+    A label of -1 stands for a row that was dropped. Of rows equally near the older comes first.
+    """
+    n_near, most = 0, near.shape[0]
+    worst = np.float32(np.inf)
+    for i in range(n):
+        distance = distances[i]
+        if not distance < worst or labels[i] < 0:
+            continue
+        place = n_near if n_near < most else most - 1
+        while place > 0 and near_distances[place - 1] > distance:
+            near[place] = near[place - 1]
+            near_distances[place] = near_distances[place - 1]
+            place -= 1
+        near[place], near_distances[place] = i, distance
+        n_near = min(n_near + 1, most)
+        if n_near == most:
+            worst = near_distances[most - 1]
+    return n_near
+
+
+@jit
+def vote(
+    near: Labels,
+    labels: Labels,
+    weights: Floats,
+    counts: Floats,
+    sizes: Labels,
+    pulls: Floats,
+    voices: Floats,
+) -> None:
+    """Probabilities (V, K), into voices: of every number of neighbours with every pull.
+
+    From the places (n,) of the nearest rows. A pull adds so many votes to those of the neighbours,
+    shared among the classes as the rows (K,) of the window are.
+    """
+    n_classes, n = counts.shape[0], near.shape[0]
+    votes, total = np.zeros(n_classes), 0.0
+    usual = (counts + 0.5) / (counts.sum() + 0.5 * n_classes)
+    done = 0
+    for s in range(sizes.shape[0]):
+        while done < min(n, sizes[s]):
+            weight = weights[near[done]]
+            votes[labels[near[done]]] += weight
+            total += weight
+            done += 1
+        for p in range(pulls.shape[0]):
+            for k in range(n_classes):
+                voice = (votes[k] + pulls[p] * usual[k]) / (total + pulls[p])
+                voices[s * pulls.shape[0] + p, k] = voice
+
+
+@jit
+def drop_one(labels: Labels, n: int, counts: Floats) -> None:
+    """Drop the oldest row whose class is not rare, from labels (C,) and counts (K,) in place.
+
+    Half of the window is kept for the classes in equal parts, so a burst of one class does not
+    flush the rest.
+    """
+    n_present, size = 0, 0.0
+    for k in range(counts.shape[0]):
+        n_present += counts[k] > 0.0
+        size += counts[k]
+    kept = size / (2.0 * n_present)
+    for i in range(n):
+        if labels[i] >= 0 and counts[labels[i]] > kept:
+            counts[labels[i]] -= 1.0
+            labels[i] = -1
+            return
+
+
+@jit
+def pass_neighbours(
+    rows: Floats,
+    rows_labels: Labels,
+    rows_weights: Floats,
+    limit: int,
+    sizes: Labels,
+    pulls: Floats,
+    share: float,
+    window: Floats32,
+    stop: int,
+    weights: Floats,
+    labels: Labels,
+    counts: Floats,
+    belief: Floats,
+    out: Floats,
+) -> tuple[int, int]:
+    """Predict each row, then put it into the window if it has a label.
+
+    Parameters
+    ----------
+    rows, rows_labels, rows_weights : (b, d), (b,), (b,)
+    limit : int
+        Most rows that the window keeps.
+    sizes, pulls, share
+        See `vote` and `judge_voices`.
+    window, stop, weights, labels : (d, C), int, (C,), (C,)
+        Rows of the window, ``stop`` of them, with those that were dropped.
+    counts, belief : (K,), (V,)
+        Rows of each class, and weights of the voices; as labels, they change in place.
+    out : (b, K)
+        Log-probabilities are written here.
+
+    Returns
+    -------
+    n, stop : int
+        How many rows have passed, fewer than b if the window has no more room; and its rows.
+    """
+    capacity = window.shape[1]
+    voices = np.empty((belief.shape[0], counts.shape[0]))
+    distances, row = np.empty(capacity, np.float32), np.empty(rows.shape[1], np.float32)
+    near, near_distances = np.empty(sizes[-1], np.int64), np.empty(sizes[-1], np.float32)
+    for i in range(rows.shape[0]):
+        label = rows_labels[i]
+        if label >= 0 and stop == capacity:
+            return i, stop
+        read_row(rows[i], row)
+        squared_distances(window, stop, row, distances)
+        n_near = nearest(distances, labels, stop, near, near_distances)
+        vote(near[:n_near], labels, weights, counts, sizes, pulls, voices)
+        mix_voices(voices, belief, out[i])
+        if label < 0:
+            continue
+        weight = min(rows_weights[i], LARGEST_WEIGHT)
+        judge_voices(voices, share, label, weight, belief)
+        if counts.sum() >= limit:
+            drop_one(labels, stop, counts)
+        window[:, stop] = row
+        weights[stop], labels[stop] = weight, label
+        counts[label] += 1.0
+        stop += 1
+    return rows.shape[0], stop
+
+
+# ---- label chains -------------------------------------------------------------------------------
+
+
+@jit
+def follow(
+    labels: Labels,
+    n: int,
+    decays: Floats,
+    recent: Floats,
+    pulls: Floats,
+    speaks: bool,
+    voices: Floats,
+) -> None:
+    """Probabilities (V, K), into voices, of the label behind the last n labels.
+
+    First those of every half-life by no label, from ``recent`` (H, K); then, of every half-life
+    and pull, those by the last label; then by the last two. What is by more labels is pulled to
+    what is by one label less. Without ``speaks`` no label counts as the last one. A label of -1
+    breaks the chain.
+
+    ``decays`` (H, N) are the weights of labels by age.
+    """
+    n_lives, n_pulls, n_classes = decays.shape[0], pulls.shape[0], voices.shape[1]
+    counts, totals = np.zeros((2, n_lives, n_classes)), np.zeros((2, n_lives))
+    one = labels[n - 1] if speaks and n > 0 else -1
+    two = labels[n - 2] if one >= 0 and n > 1 else -1
+    for i in range(1, n if one >= 0 else 0):
+        if labels[i - 1] != one or labels[i] < 0:
+            continue
+        longer = two >= 0 and i > 1 and labels[i - 2] == two
+        for h in range(n_lives):
+            weight = decays[h, n - 1 - i]
+            counts[0, h, labels[i]] += weight
+            totals[0, h] += weight
+            if longer:
+                counts[1, h, labels[i]] += weight
+                totals[1, h] += weight
+    n_each = n_lives * n_pulls
+    for h in range(n_lives):
+        total = recent[h].sum() + 0.5 * n_classes
+        for k in range(n_classes):
+            voices[h, k] = (recent[h, k] + 0.5) / total
+        for p in range(n_pulls):
+            first = n_lives + h * n_pulls + p
+            second, pull = first + n_each, pulls[p]
+            for k in range(n_classes):
+                voice = (counts[0, h, k] + pull * voices[h, k]) / (totals[0, h] + pull)
+                voices[first, k] = voice
+                voices[second, k] = (counts[1, h, k] + pull * voice) / (totals[1, h] + pull)
+
+
+@jit
+def pass_chain(
+    rows_labels: Labels,
+    rows_weights: Floats,
+    rows_numbers: Labels,
+    decays: Floats,
+    pulls: Floats,
+    share: float,
+    labels: Labels,
+    n: int,
+    number: int,
+    recent: Floats,
+    belief: Floats,
+    out: Floats,
+) -> tuple[int, int]:
+    """Predict each row from the labels before it, then learn its own.
+
+    Parameters
+    ----------
+    rows_labels, rows_weights, rows_numbers : (b,)
+    decays, pulls, share
+        See `follow` and `judge_voices`.
+    labels, n : (N,), int
+        The last n labels, oldest first; they change in place.
+    number : int
+        The place of the row of the last of them.
+    recent, belief : (H, K), (V,)
+        Recent number of labels of each class, and weights of the voices; they change in place.
+    out : (b, K)
+        Log-probabilities are written here.
+
+    Returns
+    -------
+    n, number : int
+        After the last row.
+    """
+    most = labels.shape[0]
+    voices = np.empty((belief.shape[0], out.shape[1]))
+    for i in range(rows_labels.shape[0]):
+        follows = n > 0 and rows_numbers[i] == number + 1
+        follow(labels, n, decays, recent, pulls, follows, voices)
+        mix_voices(voices, belief, out[i])
+        if rows_labels[i] < 0:
+            continue
+        if follows:
+            weight = min(rows_weights[i], LARGEST_WEIGHT)
+            judge_voices(voices, share, rows_labels[i], weight, belief)
+        for h in range(recent.shape[0]):
+            for k in range(recent.shape[1]):
+                recent[h, k] *= decays[h, 1]
+            recent[h, rows_labels[i]] += 1.0
+        for label in (-1, rows_labels[i]):
+            if label < 0 and (follows or n == 0):
+                continue
+            if n == most:
+                for j in range(1, n):
+                    labels[j - 1] = labels[j]
+                n -= 1
+            labels[n] = label
+            n += 1
+        number = rows_numbers[i]
+    return n, number

@@ -1,0 +1,262 @@
+"""Experts beside the filters: each compiled one against a plain version, and what all must do."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kalstream import KalmanClassifier
+from kalstream.core import Expert, ExpertRows, LabelChain, Neighbours
+from kalstream.core.experts import chains, neighbours
+from kalstream.errors import InvalidInput
+
+Array = NDArray[Any]
+EXPERTS: list[Expert] = [Neighbours(limit=40), LabelChain(limit=30)]
+every = pytest.mark.parametrize("expert", EXPERTS, ids=[each.name for each in EXPERTS])
+
+
+def made(n: int, seed: int = 0, n_classes: int = 3) -> ExpertRows:
+    """Rows with labels, of which some are missing, weights, and missing values."""
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, 6))
+    y = (rng.integers(2, size=n) + (X[:, 0] > 0.0)) % n_classes
+    X[rng.random(X.shape) < 0.1] = np.nan
+    labels = np.where(rng.random(n) < 0.15, -1, y)
+    weight = rng.choice([0.5, 1.0, 20.0], n)
+    return ExpertRows(X, labels, weight, np.ones(n), np.arange(n))
+
+
+def cut(rows: ExpertRows, part: slice) -> ExpertRows:
+    names = "columns", "labels", "weight", "gap", "number"
+    return ExpertRows(*(np.ascontiguousarray(getattr(rows, name)[part]) for name in names))
+
+
+def judged(belief: Array, share: float, given: Array, weight: float) -> Array:
+    """The weights of voices after a label to which they gave these probabilities."""
+    after = belief * given ** min(weight, 10.0)
+    return (1.0 - share) * after / after.sum() + share / len(after)
+
+
+def plain_neighbours(rows: ExpertRows, n_classes: int, limit: int) -> Array:
+    """`Neighbours`, by a list of rows (columns, label, weight)."""
+    kept: list[tuple[Array, int, float]] = []
+    n_voices = len(neighbours.SIZES) * len(neighbours.PULLS)
+    belief, out = np.full(n_voices, 1.0 / n_voices), []
+    for x, label, weight in zip(
+        np.nan_to_num(rows.columns).astype(np.float32), rows.labels, rows.weight, strict=True
+    ):
+        counts = np.bincount([each[1] for each in kept], minlength=n_classes).astype(float)
+        usual = (counts + 0.5) / (counts + 0.5).sum()
+        nearest = sorted(kept, key=lambda each: float(((each[0] - x) ** 2).sum()))
+        voices = []
+        for size in neighbours.SIZES:
+            votes = np.zeros(n_classes)
+            for _, own, heavy in nearest[:size]:
+                votes[own] += heavy
+            voices += [(votes + p * usual) / (votes.sum() + p) for p in neighbours.PULLS]
+        out.append(np.log(belief @ np.array(voices)))
+        if label < 0:
+            continue
+        belief = judged(belief, neighbours.SHARE, np.array(voices)[:, label], weight)
+        if len(kept) == limit:
+            least = limit / (2.0 * (counts > 0.0).sum())
+            del kept[next(i for i, each in enumerate(kept) if counts[each[1]] > least)]
+        kept.append((x, int(label), min(weight, 10.0)))
+    return np.array(out)
+
+
+def plain_chain(rows: ExpertRows, n_classes: int, limit: int) -> Array:
+    """`LabelChain`, by tables that are counted anew for each row."""
+    lives = 0.5 ** (1.0 / np.array(chains.HALF_LIVES))
+    past: list[int] = []
+    recent = np.zeros((len(lives), n_classes))
+    n_voices = len(lives) * (1 + 2 * len(chains.PULLS))
+    belief, last, out = np.full(n_voices, 1.0 / n_voices), -1, []
+    for number, label, weight in zip(rows.number, rows.labels, rows.weight, strict=True):
+        follows = bool(past) and number == last + 1
+        zero = (recent + 0.5) / (recent + 0.5).sum(axis=1, keepdims=True)
+        orders: list[list[Array]] = [list(zero), [], []]
+        for h, keep in enumerate(lives):
+            for pull in chains.PULLS:
+                shorter = zero[h]
+                for order in (1, 2):
+                    table = np.zeros(n_classes)
+                    for i in range(order, len(past)) if follows and len(past) >= order else ():
+                        if (
+                            past[i - order : i] == past[-order:]
+                            and min(past[i - order : i + 1]) >= 0
+                        ):
+                            table[past[i]] += keep ** (len(past) - 1 - i)
+                    shorter = (table + pull * shorter) / (table.sum() + pull)
+                    orders[order].append(shorter)
+        voices = np.array([*orders[0], *orders[1], *orders[2]])
+        out.append(np.log(belief @ voices))
+        if label < 0:
+            continue
+        if follows:
+            belief = judged(belief, chains.SHARE, voices[:, label], weight)
+        elif past:
+            past.append(-1)
+        past, last = [*past, int(label)][-limit:], number
+        recent = recent * lives[:, None]
+        recent[:, label] += 1.0
+    return np.array(out)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("expert", "plain"), [*zip(EXPERTS, [plain_neighbours, plain_chain], strict=True)]
+)
+def test_it_is_the_plain_version(expert: Any, plain: Any, seed: int) -> None:
+    rows = made(200, seed)
+    _, out = expert.advance(expert.start(6, 3), rows)
+    np.testing.assert_allclose(out, plain(rows, 3, expert.limit), rtol=1e-9)
+
+
+@every
+def test_a_chunk_is_its_rows_and_a_state_stays_as_it_was(expert: Expert) -> None:
+    rows = made(200)
+    begun, _ = expert.advance(expert.start(6, 3), cut(rows, slice(0, 70)))
+    _, whole = expert.advance(begun, cut(rows, slice(70, 200)))
+    for size in (1, 63):
+        state, parts = begun, []
+        for i in range(70, 200, size):
+            state, part = expert.advance(state, cut(rows, slice(i, min(i + size, 200))))
+            parts.append(part)
+        np.testing.assert_array_equal(np.concatenate(parts), whole)
+    assert state.nbytes > 0
+
+
+@every
+def test_new_classes_and_columns_are_as_if_they_had_been_there(expert: Expert) -> None:
+    rows, before = made(200), slice(0, 70)
+    narrow = ExpertRows(
+        *(np.ascontiguousarray(rows.columns[before, :4]), rows.labels[before]),
+        *(rows.weight[before], rows.gap[before], rows.number[before]),
+    )
+    few, _ = expert.advance(expert.start(4, 3), narrow)
+    wide = cut(rows, before)
+    wide.columns[:, 4:] = np.nan
+    many, _ = expert.advance(expert.start(6, 3), wide)
+    parts = [
+        expert.advance(state.add_classes(4), cut(rows, slice(70, 200)))[1]
+        for state in (few.add_columns(2), many)
+    ]
+    np.testing.assert_array_equal(*parts)
+
+
+@every
+def test_a_dropped_class_has_no_rows(expert: Expert) -> None:
+    rows = made(100)
+    state, _ = expert.advance(expert.start(6, 3), rows)
+    state = state.keep_classes(np.array([2, 0]))
+    state.__post_init__()
+    state, out = expert.advance(state, cut(made(20, 1, 2), slice(0, 20)))
+    assert out.shape == (20, 2)
+    np.testing.assert_allclose(np.exp(out).sum(axis=1), 1.0)
+
+
+def stream(n: int) -> tuple[Array, Array]:
+    X = np.random.default_rng(0).random((n, 3))
+    return X, np.array(["a", "b", "c"])[((4.0 * X[:, 0]).astype(int) + np.arange(n)) % 3]
+
+
+def model(expert: Expert, **settings: Any) -> KalmanClassifier:
+    return KalmanClassifier(features="scaled", experts=[expert], **settings)
+
+
+@every
+def test_calls_of_any_size_are_the_same(expert: Expert) -> None:
+    X, y = stream(70)
+    weights = np.random.default_rng(1).choice([0.0, 0.5, 2.0], 70)
+    labels: Sequence[Any] = [None if i % 7 == 3 else label for i, label in enumerate(y)]
+    one, other = model(expert).partial_fit(X[:6], y[:6]), model(expert).partial_fit(X[:6], y[:6])
+    rows = [
+        one.predict_then_learn(X[i : i + 1], labels[i : i + 1], sample_weight=weights[i : i + 1])
+        for i in range(70)
+    ]
+    whole = other.predict_then_learn(X, labels, sample_weight=weights)
+    np.testing.assert_allclose(np.concatenate(rows), whole, rtol=1e-9)
+
+
+@every
+def test_labels_in_time_by_ask_and_tell_are_those_of_predict_then_learn(expert: Expert) -> None:
+    X, y = stream(100)
+    one, other = model(expert).partial_fit(X[:6], y[:6]), model(expert).partial_fit(X[:6], y[:6])
+    for i in range(6, 100):
+        p = one.ask(X[i : i + 1], ids=[i])
+        one.tell([i], y[i : i + 1])
+        np.testing.assert_allclose(p, other.predict_then_learn(X[i : i + 1], y[i : i + 1]))
+
+
+@every
+def test_it_is_saved_and_resumed_bit_for_bit(expert: Expert, tmp_path: Path) -> None:
+    X, y = stream(300)
+    each = model(expert).partial_fit(X[:150], y[:150])
+    each.ask(X[150:200], ids=range(150, 200))
+    each.save(tmp_path / "model.safetensors")
+    again = KalmanClassifier.load(tmp_path / "model.safetensors")
+    assert list(again.experts) == [expert]
+    for one in (each, again):
+        one.tell(range(150, 200), y[150:200])
+        one.partial_fit(X[200:250], y[200:250])
+        one.predict_proba(X)
+    p, q = (one.predict_then_learn(X[250:], y[250:]) for one in (each, again))
+    np.testing.assert_array_equal(p, q)
+
+
+@every
+def test_classes_and_columns_come_and_go(expert: Expert) -> None:
+    X, y = stream(100)
+    each = model(expert).partial_fit(X, y).partial_fit(X[:5], ["new"] * 5)
+    assert each.predict_proba(X[:2]).shape == (2, 4)
+    assert each.retire_class("b").classes_.tolist() == ["a", "c", "new"]
+    each.add_columns(1)
+    each.partial_fit(np.ones((1, 4)), ["a"])
+    assert np.isfinite(each.predict_proba(np.ones((2, 4)))).all()
+
+
+def late_log_loss(experts: list[Expert], lag: int) -> float:
+    """Log-loss of labels that go round in a cycle, the last 200 of 600, each ``lag`` rows late."""
+    X, y = np.random.default_rng(0).random((600, 2)), np.arange(600) % 5
+    each, losses = KalmanClassifier(features="scaled", experts=experts), []
+    for i in range(600):
+        p = each.ask(X[i : i + 1], ids=[i])
+        if i >= 400:
+            losses.append(-np.log(p[0, y[i]]))
+        if i >= lag:
+            each.tell([i - lag], y[i - lag : i - lag + 1])
+    return float(np.mean(losses))
+
+
+def test_a_chain_speaks_only_where_labels_are_known_in_time() -> None:
+    chain: list[Expert] = [LabelChain()]
+    assert late_log_loss(chain, 0) < 0.05 < late_log_loss([], 0)
+    assert late_log_loss(chain, 3) == pytest.approx(late_log_loss([], 3), abs=0.02)
+    X, y = stream(200)
+    plain = KalmanClassifier(features="scaled", recent_labels=False)
+    without = model(LabelChain(), recent_labels=False)
+    np.testing.assert_array_equal(without.predict_then_learn(X, y), plain.predict_then_learn(X, y))
+
+
+def test_a_burst_of_one_class_does_not_flush_the_rest() -> None:
+    X = np.random.default_rng(0).standard_normal((300, 2))
+    y = np.where(np.arange(300) < 100, np.arange(300) % 2, 1)
+    rows = ExpertRows(X, y, np.ones(300), np.ones(300), np.arange(300))
+    state, _ = Neighbours(limit=40).advance(Neighbours().start(2, 2), rows)
+    assert state.counts.tolist() == [10.0, 30.0]
+
+
+def test_bad_settings_and_states_are_refused() -> None:
+    for bad in (lambda: Neighbours(limit=0), lambda: LabelChain(limit=1)):
+        with pytest.raises(InvalidInput, match="limit"):
+            bad()
+    for expert in EXPERTS:
+        state, _ = expert.advance(expert.start(6, 3), made(50))
+        state.__post_init__()
+        state.labels[3] = 7
+        with pytest.raises(InvalidInput, match="start again"):
+            state.__post_init__()
