@@ -1,6 +1,7 @@
 """Experts beside the filters: each compiled one against a plain version, and what all must do."""
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +44,16 @@ def judged(belief: Array, share: float, given: Array, weight: float) -> Array:
 def plain_neighbours(rows: ExpertRows, n_classes: int, limit: int) -> Array:
     """`Neighbours`, by a list of rows (columns, label, weight)."""
     kept: list[tuple[Array, int, float]] = []
-    n_voices = len(neighbours.SIZES) * len(neighbours.PULLS)
-    belief, out = np.full(n_voices, 1.0 / n_voices), []
+    belief, out = np.full(neighbours.N_VOICES, 1.0 / neighbours.N_VOICES), []
     for x, label, weight in zip(
         np.nan_to_num(rows.columns).astype(np.float32), rows.labels, rows.weight, strict=True
     ):
         counts = np.bincount([each[1] for each in kept], minlength=n_classes).astype(float)
         usual = (counts + 0.5) / (counts + 0.5).sum()
-        nearest = sorted(kept, key=lambda each: float(((each[0] - x) ** 2).sum()))
         voices = []
-        for size in neighbours.SIZES:
+        for part, size in product(neighbours.PARTS, neighbours.SIZES):
+            newest = kept[::-1][: limit // part]
+            nearest = sorted(newest, key=lambda each: float(((each[0] - x) ** 2).sum()))
             votes = np.zeros(n_classes)
             for _, own, heavy in nearest[:size]:
                 votes[own] += heavy

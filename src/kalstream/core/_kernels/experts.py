@@ -77,16 +77,23 @@ def squared_distances(window: Floats32, n: int, row: Floats32, out: Floats32) ->
 
 
 @jit
-def nearest(
-    distances: Floats32, labels: Labels, n: int, near: Labels, near_distances: Floats32
+def add_nearest(
+    distances: Floats32,
+    labels: Labels,
+    start: int,
+    stop: int,
+    near: Labels,
+    near_distances: Floats32,
+    n_near: int,
 ) -> int:
-    """Find the places of the nearest rows, into near (M,), nearest first; returns how many.
+    """Add rows ``start`` to ``stop`` to the nearest ones; returns how many there are now.
 
-    A label of -1 stands for a row that was dropped. Of rows equally near the older comes first.
+    near (M,) has their places, nearest first, ``n_near`` of them. A label of -1 stands for a row
+    that was dropped. Of rows equally near the newer comes first.
     """
-    n_near, most = 0, near.shape[0]
-    worst = np.float32(np.inf)
-    for i in range(n):
+    most = near.shape[0]
+    worst = near_distances[most - 1] if n_near == most else np.float32(np.inf)
+    for i in range(stop - 1, start - 1, -1):
         distance = distances[i]
         if not distance < worst or labels[i] < 0:
             continue
@@ -112,7 +119,7 @@ def vote(
     pulls: Floats,
     voices: Floats,
 ) -> None:
-    """Probabilities (V, K), into voices: of every number of neighbours with every pull.
+    """Probabilities (S P, K), into voices: of every number of neighbours with every pull.
 
     From the places (n,) of the nearest rows. A pull adds so many votes to those of the neighbours,
     shared among the classes as the rows (K,) of the window are.
@@ -157,7 +164,7 @@ def pass_neighbours(
     rows: Floats,
     rows_labels: Labels,
     rows_weights: Floats,
-    limit: int,
+    newest: Labels,
     sizes: Labels,
     pulls: Floats,
     share: float,
@@ -174,8 +181,8 @@ def pass_neighbours(
     Parameters
     ----------
     rows, rows_labels, rows_weights : (b, d), (b,), (b,)
-    limit : int
-        Most rows that the window keeps.
+    newest : (W,) int
+        Numbers of the newest rows that vote apart; the last is the most that the window keeps.
     sizes, pulls, share
         See `vote` and `judge_voices`.
     window, stop, weights, labels : (d, C), int, (C,), (C,)
@@ -190,7 +197,8 @@ def pass_neighbours(
     n, stop : int
         How many rows have passed, fewer than b if the window has no more room; and its rows.
     """
-    capacity = window.shape[1]
+    capacity, n_windows = window.shape[1], newest.shape[0]
+    n_each = sizes.shape[0] * pulls.shape[0]
     voices = np.empty((belief.shape[0], counts.shape[0]))
     distances, row = np.empty(capacity, np.float32), np.empty(rows.shape[1], np.float32)
     near, near_distances = np.empty(sizes[-1], np.int64), np.empty(sizes[-1], np.float32)
@@ -200,14 +208,19 @@ def pass_neighbours(
             return i, stop
         read_row(rows[i], row)
         squared_distances(window, stop, row, distances)
-        n_near = nearest(distances, labels, stop, near, near_distances)
-        vote(near[:n_near], labels, weights, counts, sizes, pulls, voices)
+        n_near, end = 0, stop
+        for w in range(n_windows):
+            start = max(stop - newest[w], 0) if w + 1 < n_windows else 0
+            n_near = add_nearest(distances, labels, start, end, near, near_distances, n_near)
+            own = voices[w * n_each : (w + 1) * n_each]
+            vote(near[:n_near], labels, weights, counts, sizes, pulls, own)
+            end = start
         mix_voices(voices, belief, out[i])
         if label < 0:
             continue
         weight = min(rows_weights[i], LARGEST_WEIGHT)
         judge_voices(voices, share, label, weight, belief)
-        if counts.sum() >= limit:
+        if counts.sum() >= newest[-1]:
             drop_one(labels, stop, counts)
         window[:, stop] = row
         weights[stop], labels[stop] = weight, label

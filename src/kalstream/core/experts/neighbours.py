@@ -15,6 +15,9 @@ from kalstream.errors import InvalidInput
 # Numbers of neighbours that vote, and votes for the class frequencies that are added to theirs.
 SIZES: Final = np.array([1, 3, 10, 30])
 PULLS: Final = np.array([0.1, 1.0])
+# Newest parts of the window that vote apart, as divisors of its size.
+PARTS: Final = np.array([10, 1])
+N_VOICES: Final = len(PARTS) * len(SIZES) * len(PULLS)
 # Probability, at each row, that another number of neighbours or pull becomes the best one.
 SHARE: Final = 0.001
 # Free places of a window that has just grown, at least.
@@ -41,7 +44,7 @@ class NeighboursState(ExpertState):
     counts : (K,)
         Rows of each class in the window.
     belief : (V,)
-        Weights of the numbers of neighbours, with every pull.
+        Weights of the numbers of neighbours, of each part of the window and with every pull.
     """
 
     tag: ClassVar[str] = "kalstream.NeighboursState"
@@ -62,7 +65,7 @@ class NeighboursState(ExpertState):
         if not (places and type(self.stop) is int and 0 <= self.stop <= self.end[0] <= capacity):
             raise InvalidInput("the window of neighbours has parts of other sizes; start again")
         check.block("the weights of neighbours", self.weights, (capacity,))
-        check.block("the beliefs of neighbours", self.belief, (len(SIZES) * len(PULLS),))
+        check.block("the beliefs of neighbours", self.belief, (N_VOICES,))
         check.block("the counts of neighbours", self.counts, (len(self.counts),))
         known = self.labels[: self.stop]
         counted = np.bincount(known[known >= 0], minlength=len(self.counts))
@@ -130,9 +133,10 @@ class NeighboursState(ExpertState):
 class Neighbours(Expert):
     """The classes of the nearest rows, exactly, among the last ``limit`` rows.
 
-    The nearest 1, 3, 10 and 30 rows vote. Each of these, with a weak and a strong pull to the class
-    frequencies, is one voice. The probabilities of the voices are averaged, weighted by how well
-    each has predicted. So there is no number of neighbours to choose.
+    The nearest 1, 3, 10 and 30 rows vote, of the whole window and of its newest tenth. Each of
+    these, with a weak and a strong pull to the class frequencies, is one voice. The probabilities
+    of the voices are averaged, weighted by how well each has predicted. So there is no number of
+    neighbours to choose.
 
     Distances are Euclidean, in float32, on the columns as the features see them: with the default
     in standard deviations of the rows before. A missing value counts as the mean. Rows keep the
@@ -171,8 +175,7 @@ class Neighbours(Expert):
     def start(self, n_columns: int, n_classes: int) -> NeighboursState:
         """An empty window."""
         places = np.zeros((n_columns, 0), np.float32), np.zeros(0), np.zeros(1, np.int64), 0
-        n_voices = len(SIZES) * len(PULLS)
-        belief = np.full(n_voices, 1.0 / n_voices)
+        belief = np.full(N_VOICES, 1.0 / N_VOICES)
         return NeighboursState(*places, np.zeros(0, np.int64), np.zeros(n_classes), belief)
 
     def advance(self, state: NeighboursState, rows: ExpertRows) -> tuple[NeighboursState, Array]:
@@ -181,12 +184,12 @@ class Neighbours(Expert):
 
         n, done = len(rows), 0
         out, learns = np.empty((n, state.n_classes)), bool((rows.labels >= 0).any())
-        now = state.own() if learns else state
+        now, newest = state.own() if learns else state, np.maximum(self.limit // PARTS, 1)
         labels, counts, belief = now.labels.copy(), now.counts.copy(), now.belief.copy()
         while True:
             passed, stop = pass_neighbours(
                 *(rows.columns[done:], rows.labels[done:], rows.weight[done:]),
-                *(self.limit, SIZES, PULLS, SHARE),
+                *(newest, SIZES, PULLS, SHARE),
                 *(now.window, now.stop, now.weights, labels, counts, belief, out[done:]),
             )
             if not learns:
