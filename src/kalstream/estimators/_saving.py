@@ -38,6 +38,7 @@ from kalstream.estimators._waiting import Store
 from kalstream.estimators.classifier import KalmanClassifier
 from kalstream.estimators.labels import Labels
 from kalstream.features import OnlineScaler, RandomFourierFeatures
+from kalstream.features.online import follows
 
 T = TypeVar("T", bound=KalmanEstimator)
 
@@ -304,6 +305,6 @@ def _plain(value: Any) -> Any:
         return value.total_seconds()
     if isinstance(value, Mapping):
         return dict(value)
-    if hasattr(value, "transform") and type(value) not in TAGGED.values():
+    if (hasattr(value, "transform") or follows(value)) and type(value) not in TAGGED.values():
         return None  # a transformer of another library: load asks for one
     return value

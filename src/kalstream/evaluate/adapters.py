@@ -31,8 +31,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kalstream._arrays import Array
-from kalstream.errors import InvalidInput
-from kalstream.streams import REGRESSION, Batch, Stream
+from kalstream.errors import InvalidInput, InvalidType
+from kalstream.features.rows import is_table
+from kalstream.streams import (
+    CLASSIFICATION,
+    REGRESSION,
+    ArrayStream,
+    Batch,
+    Stream,
+    TableStream,
+    as_table,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,27 @@ def is_learner(value: Any) -> bool:
     """Whether an object is a learner, or a class of learners: it can learn or predict."""
     names = ("partial_fit", "predict", "learn_one", "predict_one")
     return any(hasattr(value, name) for name in names)
+
+
+def as_stream(data: Any, learner: Any) -> Stream:
+    """A stream, or rows and targets (X, y) in memory as one, for a learner."""
+    if isinstance(data, Stream) or hasattr(data, "batches"):
+        return data
+    if not (isinstance(data, tuple) and len(data) == 2):
+        raise InvalidType(
+            f"stream must be a Stream or a pair (X, y), got {type(data).__name__}; make one of it: "
+            "ArrayStream(X, y), or kalstream.streams.open(file or frame, target=...)"
+        )
+    X, y = data
+    tags = getattr(learner, "__sklearn_tags__", None)
+    regresses = tags is not None and tags().estimator_type == "regressor"
+    task = REGRESSION if regresses else CLASSIFICATION
+    if not is_table(X):
+        return ArrayStream(X, y, task=task)
+    table, target = as_table(X), "target"
+    while target in table.schema.names:
+        target += "_"
+    return TableStream(as_table(X, {target: y}), target, task=task, name="table")
 
 
 def adapt(learner: Any, stream: Stream, classes: list[Any] | None = None) -> Adapter:

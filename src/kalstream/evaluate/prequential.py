@@ -18,7 +18,7 @@ from kalstream.errors import InvalidInput, KalstreamError
 from kalstream.evaluate._forgetting import ForgettingTracker, Place
 from kalstream.evaluate._late import LateTargets, NamedRows
 from kalstream.evaluate._rebatch import Pieces, from_json, joined, to_json
-from kalstream.evaluate.adapters import Answer, adapt
+from kalstream.evaluate.adapters import Answer, adapt, as_stream
 from kalstream.evaluate.metrics import Scored, Values
 from kalstream.evaluate.trackers import LabelTracker, Tracker, ValueTracker
 from kalstream.streams import REGRESSION, Batch, Stream
@@ -72,7 +72,7 @@ class Evaluation:
     learner : object
         With partial_fit and predict (kalstream, scikit-learn), or learn_one and predict_one
         (river).
-    stream : Stream
+    stream : Stream, or (X, y)
     chunk : int
         Rows that are predicted before any of their targets is seen, and then learned together.
     delay : int or timedelta
@@ -134,6 +134,7 @@ class Evaluation:
                 raise InvalidInput(f"{name} must be a whole number >= {least}{also}, got {value!r}")
         if not cost >= 1.0:
             raise InvalidInput(f"cost must be a number >= 1, got {cost!r}")
+        stream = as_stream(stream, learner)
         self.adapter, self.stream = adapt(learner, stream, classes), stream
         self.chunk, self.delay, self.cost = chunk, delay, cost
         self.window = -(-window // chunk) * chunk
@@ -644,7 +645,7 @@ def iter_prequential(learner: Any, stream: Stream, **protocol: Any) -> Iterator[
     learner : object
         With partial_fit and predict (kalstream, scikit-learn), or learn_one and predict_one
         (river).
-    stream : Stream
+    stream : Stream, or (X, y)
     **protocol
         chunk, delay, cost, window, limit, classes, together: as for `Evaluation`.
 

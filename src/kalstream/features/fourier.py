@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -119,12 +120,35 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
         """Features (b, lead + m) of rows from `scaled`, after ``lead`` columns of ones."""
         return self._waves(np.asarray(scaled, np.float64), lead)
 
-    def _transform(self, rows: Array, lead: int = 0) -> Array:
-        """`transform` for checked rows, after ``lead`` columns of ones."""
-        return self._waves(self.scaler_._transform(rows), lead)
+    # ---- as a value: see `OnlineTransformer` ------------------------------------------------
 
-    def _advance(self, rows: Array, lead: int = 0) -> Array:
-        return self._waves(self.scaler_._advance(rows), lead)
+    always_finite = True
+
+    def width(self, n_columns: int) -> int:
+        """As many columns as rows have: those before the waves."""
+        return n_columns
+
+    def columns(self, rows: Array) -> Array:
+        """Checked rows (b, d) as they are scaled, before the waves."""
+        return self.scaler_.columns(rows)
+
+    def passed(self, rows: Array) -> tuple[RandomFourierFeatures, Array]:
+        """The transformer after rows (b, d), and these as `scaled` makes them; pure."""
+        if hasattr(self, "scaler_"):
+            fork = self._fork()
+            return fork, fork.scaler_._advance(rows)
+        fork = copy.deepcopy(self)
+        return fork, fork.scaled(rows)
+
+    def features(self, columns: Array, lead: int, size: float) -> Array:
+        """Waves (b, lead + m) of scaled columns; they have norm 1 whatever the ``size``."""
+        return self._waves(columns, lead)
+
+    def with_columns(self, n_columns: int) -> RandomFourierFeatures:
+        """As `add_columns`; pure."""
+        return copy.deepcopy(self).add_columns(n_columns)
+
+    # -------------------------------------------------------------------------------------------
 
     def _fork(self) -> RandomFourierFeatures:
         """As `OnlineScaler._fork`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from kalstream.core import checks as check
 from kalstream.core.half_lives import gamma_of
+from kalstream.features.online import with_constant
 from kalstream.features.rows import read_rows
 
 Array = NDArray[np.float64]
@@ -92,6 +94,36 @@ class OnlineScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             setattr(self, name, np.pad(getattr(self, name), (0, n_columns)))
         self.n_features_in_ += n_columns
         return self
+
+    # ---- as a value: see `OnlineTransformer` ------------------------------------------------
+
+    always_finite = True
+
+    def width(self, n_columns: int) -> int:
+        """As many columns as rows have."""
+        return n_columns
+
+    def columns(self, rows: Array) -> Array:
+        """Checked rows (b, d) as `transform` scales them."""
+        return self._transform(rows)
+
+    def passed(self, rows: Array) -> tuple[OnlineScaler, Array]:
+        """The scaler after rows (b, d), and these as `advance` scales them; pure."""
+        if hasattr(self, "count_"):
+            fork = self._fork()
+            return fork, fork._advance(rows)
+        fork = copy.deepcopy(self)
+        return fork, fork.advance(rows)
+
+    def features(self, columns: Array, lead: int, size: float) -> Array:
+        """Columns divided by their size, after ``lead`` columns of ones."""
+        return with_constant(columns, lead, size)
+
+    def with_columns(self, n_columns: int) -> OnlineScaler:
+        """As `add_columns`; pure."""
+        return copy.deepcopy(self).add_columns(n_columns)
+
+    # -------------------------------------------------------------------------------------------
 
     def _transform(self, rows: Array) -> Array:
         """`transform` for checked rows."""

@@ -77,15 +77,15 @@ class Format:
     open_rows: Callable[[str], Stream] | None = None
 
 
-def open(source: str | Path, **options: Any) -> Stream:
+def open(source: Any, **options: Any) -> Stream:
     """Open a stream, whatever its format.
 
     Parameters
     ----------
-    source : str or path
-        A table (CSV, JSON lines, Parquet, a folder of such files, "-" for standard input), an
-        embedding file (.npy, .npz, .safetensors), or the name of a stream that comes with
-        kalstream.
+    source : str, path or table
+        A frame or a list of dicts; or a table (CSV, JSON lines, Parquet, a folder
+        of such files, "-" for standard input), an embedding file
+        (.npy, .npz, .safetensors), or the name of a stream that comes with kalstream.
     **options
         Parameters of `TableStream`, `EmbeddingStream` or `time_series`. One that does not apply to
         the format is refused, except that ``seed`` is ignored where nothing is random.
@@ -99,6 +99,8 @@ def open(source: str | Path, **options: Any) -> Stream:
         ...
     kalstream.errors.InvalidOption: order='shuffled' does not apply to elec2, which is a table: ...
     """
+    if not isinstance(source, str | Path):
+        return TableStream(source, **options)
     source = str(source)
     format = format_of(source)
     for name, value in options.items():

@@ -26,6 +26,7 @@ from kalstream.streams._columns import (
     check_known,
     listed,
 )
+from kalstream.streams._memory import in_memory
 from kalstream.streams._notes import notes_on
 from kalstream.streams._parquet import MAGIC, ParquetPart
 from kalstream.streams._rows import BadRow, Block, Part, damaged
@@ -67,9 +68,10 @@ class TableStream(Stream):
 
     Parameters
     ----------
-    source : str, path or file
+    source : str, path, file or table
         A file; a folder, whose files are read in the order of their names, 2 before 10; or "-" or
-        an open file, whose rows are passed on as they arrive.
+        an open file, whose rows are passed on as they arrive; or a table in memory, such as a
+        frame of pandas or polars.
     target : str, optional
         The column to predict. Needed unless ``columns`` is given.
     task : "classification" or "regression", optional
@@ -148,14 +150,19 @@ class TableStream(Stream):
         check_date_format(date_format)
         self._missing, self._decimal, self._date_format = _names(missing), decimal, date_format
         self.source = str(source) if isinstance(source, str | Path) else _STANDARD_INPUT
-        self._arriving = _arriving(source)
-        if self._arriving is None:
+        memory = in_memory(source)
+        self._arriving = None if memory else _arriving(source)
+        self._parts: list[Part]
+        if memory is not None:
+            self.source, self.files, self._parts = "memory", [], [memory]
+        elif self._arriving is None:
             self.files = _files(Path(self.source))
-            self._parts: list[Part] = [_part(path, delimiter) for path in self.files]
+            self._parts = [_part(path, delimiter) for path in self.files]
         else:
             self.repeatable = False
             self._parts = [TextPart("standard input", self._arriving, delimiter)]
-        self.name = name or (Path(self.source).name.split(".")[0] if self.files else "stdin")
+        from_file = Path(self.source).name.split(".")[0]
+        self.name = name or ("stdin" if self._arriving else from_file)
         self._check_names()
         first = self._parts[0]
         check_known([] if id is None else [id], first.names, option="id", file=first.file)
