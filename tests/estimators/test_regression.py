@@ -146,3 +146,39 @@ def test_several_targets():
     assert np.array_equal(
         column.predict(X)[:, 0], small(KalmanRegressor).partial_fit(X, VALUES).predict(X)
     )
+
+
+@pytest.mark.parametrize("forgetting", ["mixture", 0.999])
+def test_one_outlier_spoils_neither_errors_nor_deviations(forgetting):
+    rng = np.random.default_rng(5)
+    X = rng.uniform(-2.0, 2.0, (900, 2))
+    y = np.sin(2.0 * X[:, 0]) + 0.3 * rng.standard_normal(900)
+    wrong = np.where(np.arange(900) == 600, 1e7, y)
+    rest = slice(601, 650)
+    clean, spoilt = (
+        KalmanRegressor(forgetting, n_components=50, random_state=0).predict_then_learn(X, targets)
+        for targets in (y, wrong)
+    )
+    errors, errors_after = (np.abs(y - mean)[rest].mean() for mean, _ in (clean, spoilt))
+    assert errors_after < 1.05 * errors
+    assert (spoilt[1][rest] < 1.6 * clean[1][rest]).all()  # the sum of squares doubles
+
+
+def test_an_outlier_in_a_chunk_is_one_of_a_row():
+    rng = np.random.default_rng(6)
+    X, y = rng.standard_normal((300, 2)), rng.standard_normal(300)
+    y[[120, 121, 250]] = 1e5, -1e6, 1e7
+    whole, by_row = (KalmanRegressor(n_components=20, random_state=0) for _ in range(2))
+    together = whole.predict_then_learn(X, y)
+    apart = [by_row.predict_then_learn(X[i : i + 1], y[i : i + 1]) for i in range(300)]
+    np.testing.assert_allclose(together, np.array(apart)[:, :, 0].T, rtol=1e-6)
+
+
+def test_a_new_scale_is_learned_from_the_second_row_on():
+    rng = np.random.default_rng(7)
+    X, y = rng.standard_normal((800, 2)), rng.standard_normal(800)
+    y[600:] *= 1e4
+    model = KalmanRegressor(features="raw", random_state=0).partial_fit(X[:600], y[:600])
+    before = model.noise_var_
+    model.partial_fit(X[600:602], y[600:602])
+    assert model.noise_var_ > 1e4 * before

@@ -42,17 +42,17 @@ _NUMBERS: Final = (float, int, np.floating, np.integer, np.bool_, Decimal, Fract
 
 
 class _Last(NamedTuple):
-    """The last row that was predicted: its bytes, the estimator and how far it was, the answer."""
+    """The last row that was predicted: its bytes, the estimator and its model, the answer."""
 
     key: bytes
     estimator: Any
-    version: tuple[int, int]
+    model: Any
     answer: Any
 
     def is_same(self, key: bytes, estimator: Any) -> bool:
         """Whether a row is the last one, and nothing was learned since."""
         same = key == self.key and estimator is self.estimator
-        return same and _version(estimator) == self.version
+        return same and _learned(estimator) is self.model
 
 
 class _Adapter:
@@ -135,7 +135,7 @@ class _Adapter:
             self._predicted[key] = None
             if len(self._predicted) > _KEPT:
                 self._predicted.pop(next(iter(self._predicted)), None)
-        self._last = _Last(key, estimator, _version(estimator), answer)
+        self._last = _Last(key, estimator, _learned(estimator), answer)
         return answer
 
     def _answer(self, estimator: Any, row: Array) -> tuple[Any, Any] | None:
@@ -215,6 +215,7 @@ class _Adapter:
             columns, estimator = _grown(columns, estimator, fresh)
             row = _row(x, columns)
         getattr(estimator, learn)(row, [y], sample_weight=weight)
+        self._last = None  # it holds the model before
         if is_late:
             self._is_late, self._predicted = True, None
         self._widen(len(columns) - n_columns)
@@ -571,9 +572,10 @@ class KalmanRegressor(_Adapter, base.MiniBatchRegressor):
         return estimator.predict(rows)
 
 
-def _version(estimator: Any) -> tuple[int, int]:
-    """How far an estimator has come: rows seen, and asked for."""
-    return estimator.n_seen_, estimator.waiting_.asked
+def _learned(estimator: Any) -> Any:
+    """All that an estimator has learned: a value that is replaced and never changes."""
+    shared = vars(estimator).get("_published")
+    return None if shared is None else shared.value
 
 
 def _grown(columns: Columns, estimator: Any, names: Iterable[Hashable]) -> tuple[Columns, Any]:

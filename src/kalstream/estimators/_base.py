@@ -111,7 +111,7 @@ class KalmanEstimator(BaseEstimator, ABC):
 
         def change(model: Model | None) -> tuple[Model, Any]:
             if model is not None and plain:
-                made = learn_row(model, X, targets, settings, predict)
+                made = self._learn_row(model, X, targets, settings, predict)
                 if made is not None:
                     return made
             model, rows = self._learned_columns(X, model)
@@ -136,6 +136,10 @@ class KalmanEstimator(BaseEstimator, ABC):
             if shared is made:
                 return prediction
         return shared.update(change)
+
+    def _learn_row(self, *row: Any) -> tuple[Model, Any] | None:
+        """The short way of a single row; None: it has to go the long way."""
+        return learn_row(*row)
 
     def _columns(self, X: Any, model: Model | None) -> tuple[Array, dict[str, Any]]:
         return read_columns(X, None if model is None else model.fitted, type(self).__name__)

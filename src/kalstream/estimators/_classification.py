@@ -111,6 +111,9 @@ class Classification:
         read = Chunk(chunk.rows, coded, weight, chunk.gap, chunk.times, chunk.columns)
         return model.but(targets=targets), read
 
+    def first_outlier(self, model: Model, chunk: Chunk, step: Any, settings: Settings) -> None:
+        """A class cannot be far away."""
+
     def n_outputs(self, model: Model) -> int:
         """One output for each class."""
         return len(model.targets.labels.names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -114,6 +115,9 @@ def learn_features(
         noise_var=settings.noise_var,
         prior_var=settings.prior_var,
     )
+    outlier = task.first_outlier(old, chunk, step, settings)
+    if outlier is not None:
+        return _learn_around(old, phi, names, outlier, settings, predict)
     belief = policy.belief(step, chunk.gap, settings.transition, model.watch.now)
     evidence = policy.evidence(step) if policy.compares else None
     watch, _ = model.watch.after(policy.watched, *belief, evidence)
@@ -135,6 +139,32 @@ def _learn_in_parts(model: Model, phi: Array, chunk: Chunk, settings: Settings) 
         part = slice(start, start + size if n - start >= 2 * size else n)
         model, _ = learn_features(model, model, phi[part], chunk[part], settings, False)
     return model
+
+
+def _learn_around(
+    model: Model,
+    phi: Array,
+    chunk: Chunk,
+    outlier: tuple[int, float],
+    settings: Settings,
+    predict: bool,
+) -> tuple[Model, Any]:
+    """As `learn_features`, with a smaller weight for one row.
+
+    The rows behind it are learned in blocks, so that another outlier repeats one block at most.
+    """
+    row, factor = outlier
+    n, size = len(chunk), block_rows(phi.shape[1])
+    weight = np.ones(len(chunk)) if chunk.weight is None else chunk.weight.copy()
+    weight[row] *= factor
+    reduced: Chunk = replace(chunk, weight=weight)
+    answers = []
+    cuts = [0] * (row > 0) + [row, *range(row + 1, n, size), n]
+    for start, stop in pairwise(cuts):
+        part, each = slice(start, stop), reduced if start == row else chunk
+        model, made = learn_features(model, model, phi[part], each[part], settings, predict)
+        answers.append(made)
+    return model, settings.task.together(answers) if predict else None
 
 
 def _passed(model: Model, phi: Array, settings: Settings) -> Model:

@@ -20,7 +20,9 @@ from kalstream.estimators._model import Model
 from kalstream.estimators._settings import Settings
 
 # The first target is subtracted from all, so it shows nothing; two others are few enough.
-_TARGETS_OF_SCALE: Final = 3
+TARGETS_OF_SCALE: Final = 3
+# Squared: no row within a hundred standard deviations is an outlier.
+OUTLIER: Final = 1e4
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,58 @@ class Regression:
             model = model.but(targets=Values(offset, known.spread, flat))
         dense = dense if offset is None else dense - offset
         return model, replace(chunk, targets=dense)
+
+    def first_outlier(
+        self, model: Model, chunk: Chunk, step: Any, settings: Settings
+    ) -> tuple[int, float] | None:
+        """The first outlier, and a factor for its weight.
+
+        It is a row that would teach the scale more than all rows before it. With the factor it
+        teaches as much, and the filters hardly move. Two in a row are no accident: the second one
+        is learned in full.
+        """
+        if not self.learns_scale or settings.transition == "chunk":
+            return None
+        squares = step.bank.logit_mean.shape[2] * step.bank.nis  # (J, b)
+        freedom, total = float(model.targets.spread[0]), float(model.targets.spread[1])
+        if settings.policy.learns_scale:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                squares = squares / step.scale.T
+            if not (squares.max(axis=0, initial=0.0, where=squares == squares) > OUTLIER).any():
+                return None
+            # With a scale of 1, the sum of squares is the degrees of freedom.
+            total = freedom = 0.0 if model.state is None else self._freedom(model, settings)
+        weights = np.ones(len(chunk)) if chunk.weight is None else chunk.weight
+        doubled, n_targets = self._doubled(model, settings), model.n_targets
+        for i, w in enumerate(weights.tolist()):
+            least, most = w * float(squares[:, i].min()), w * float(squares[:, i].max())
+            if w == 0.0 or least != least:  # no target, or no scale
+                doubled = False
+            unit = total / freedom if freedom > 0.0 else 0.0
+            limit = max(freedom, OUTLIER) * unit
+            known = n_targets >= TARGETS_OF_SCALE and 0.0 < limit < least and most < math.inf
+            if known and not doubled:
+                return i, freedom * unit / most
+            if w > 0.0 and not math.isnan(step.bank.nis[0, i]):
+                doubled = most > KEEP_SCALE * total
+                n_targets += 1
+                freedom = KEEP_SCALE * freedom + w * step.bank.logit_mean.shape[2]
+                own = not settings.policy.learns_scale
+                total = KEEP_SCALE * total + most if own else freedom
+        return None
+
+    def _doubled(self, model: Model, settings: Settings) -> bool:
+        """Whether the last row of a model gave half of the sum of squares of a filter."""
+        last, noise_var = model.last_step, settings.noise_var
+        if last is None or model.state is None:
+            return False
+        var, noise = np.maximum(last.logit_var[:, -1], 0.0), last.noise_var[:, -1]
+        squares = last.nis[:, -1] * (var + noise) / (var + noise_var) * (noise_var / noise)
+        total: Any = model.targets.spread[1]
+        if settings.policy.learns_scale:
+            total = settings.policy.scale(state_of(model, settings))
+            total = total * self._freedom(model, settings)
+        return bool((self.n_outputs(model) * squares > 0.5 * total).any())
 
     def n_outputs(self, model: Model) -> int:
         """One output for each column of targets."""
@@ -256,7 +310,7 @@ class Regression:
         """
         if not self.learns_scale:
             return model.targets.offset is not None
-        return model.n_targets >= _TARGETS_OF_SCALE and self._freedom(model, settings) > 0.0
+        return model.n_targets >= TARGETS_OF_SCALE and self._freedom(model, settings) > 0.0
 
     def scale(self, model: Model) -> float:
         """What variances are multiples of, where the policy does not know it."""

@@ -107,6 +107,12 @@ class Task(Protocol):
         """The model with room for the targets, and the chunk with targets as policies take them."""
         ...
 
+    def first_outlier(
+        self, model: Model, chunk: Chunk, step: Any, settings: Settings
+    ) -> tuple[int, float] | None:
+        """The first row of a chunk that needs a smaller weight, and the factor; None if none."""
+        ...
+
     def n_outputs(self, model: Model) -> int:
         """How many outputs the filters need; 0 while no target is known."""
         ...

@@ -107,6 +107,8 @@ def read_labels(y: Any, *, name: str = "y", warn: bool = False) -> list[Any]:
     """
     if type(y) is np.ndarray and y.ndim == 1 and y.dtype.kind in "iubSU":
         return y.tolist()
+    if type(y) is list and y and set(map(type, y)) <= _PLAIN:
+        return y.copy()
     values, column = reading.labels(name, y)
     if column and warn:
         warnings.warn(

@@ -19,6 +19,7 @@ from kalstream.estimators._asking import AskingEstimator
 from kalstream.estimators._model import Model
 from kalstream.estimators._regression import Regression, shaped
 from kalstream.estimators._settings import policy_of, store
+from kalstream.estimators._value_row import learn_value
 from kalstream.estimators.inputs import read_values, read_weights
 
 
@@ -136,6 +137,9 @@ dtype, random_state, max_waiting, max_age
         """
         self._learn(X, read_values(y), sample_weight, time)
         return self
+
+    def _learn_row(self, *row: Any) -> tuple[Model, Any] | None:
+        return learn_value(*row)
 
     def _task(self) -> Regression:
         small = check.float_dtype(self.dtype) == np.float32

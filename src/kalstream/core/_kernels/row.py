@@ -33,7 +33,7 @@ from kalstream.core.state import SMALLEST_SCALE
 # Places of parts in the numbers of a row, and how many there are; those of a stack come behind.
 WEIGHTS, SCALES, NOW, USUAL, LEVELS, GAINS, ODDS, NUMBERS = range(8)
 MEANS, VARIANCES, NOISE, NIS, COUNTS, ANSWER, GAP = range(8, 15)
-# Of the judge of late labels.
+# Of the judge by late labels.
 JUDGED, BESIDE, BELIEFS = range(15, 18)
 N_PARTS = 18
 # Of each stack.
