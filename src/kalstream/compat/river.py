@@ -124,17 +124,19 @@ class _Adapter:
         columns, estimator = self._known
         row = _row(x, columns)
         key = row.tobytes()
-        if self._last is not None and self._last.is_same(key, estimator):
-            return self._last.answer
+        last = self._last  # another thread may replace it
+        if last is not None and last.is_same(key, estimator):
+            return last.answer
         answer = self._answer(estimator, row)
         if answer is not None and self._is_late:
             self._keep(key, estimator.waiting_.asked - 1)
         elif answer is not None:
-            if self._predicted is None:
-                self._predicted = {}
-            self._predicted[key] = None
-            if len(self._predicted) > _KEPT:
-                self._predicted.pop(next(iter(self._predicted)), None)
+            predicted = self._predicted
+            if predicted is None:
+                self._predicted = predicted = {}
+            predicted[key] = None
+            if len(predicted) > _KEPT:
+                predicted.pop(next(iter(predicted)), None)
         self._last = _Last(key, estimator, _learned(estimator), answer)
         return answer
 
