@@ -235,7 +235,7 @@ def test_resume_and_overwrite(run_cli: Any, tmp_path: Path) -> None:
         err.split()
     )
     bad = ("--learner", "no.such:learner")
-    assert run_cli("run", "elec2", *QUICK, *bad, "-o", run, "--overwrite")[0] == 1
+    assert run_cli("run", "elec2", *QUICK, *bad, "-o", run, "--overwrite")[0] == 2
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert run_cli("run", "elec2", *QUICK, "-o", run, "--overwrite")[0] == 0
     assert json.loads((run / "config.json").read_text())["options"]["source"] == "elec2"
@@ -587,7 +587,7 @@ def test_a_pipe_with_times_needs_no_unit(run_cli: Any, tmp_path: Path) -> None:
         time.sleep(0.02)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert "in units of 60 " in out
+    assert "in units of 60\n" in out
     pipe, file = tmp_path / "pipe", tmp_path / "file"
     assert run_cli("run", tmp_path / "d.csv", *how, "-o", file)[0] == 0
     # Rows come in other pieces, so sums are rounded in another order.
@@ -610,7 +610,7 @@ def test_an_npz_is_learned_and_predicted(run_cli: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     status, out, err = run_cli("run", tmp_path / "e.npz", "--features", "raw", "-o", run)
     assert status == 0, err
-    assert "in units of 60 " in out
+    assert "in units of 60\n" in out
     assert lines_of(run)[-1]["total"]["accuracy"] > 0.8
     status, out, err = run_cli("predict", run, tmp_path / "e.npz")
     assert status == 0, err
@@ -899,10 +899,89 @@ def test_the_table_of_options_in_the_docs() -> None:
     assert set(shown) == own
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [("--target", "nope"), ("--time", "nope"), ("--ignore", "nope"), ("--learner", "no.such:x")],
+)
+def test_a_column_or_module_that_does_not_exist_exits_with_2(
+    bad: tuple[str, str], run_cli: Any, tmp_path: Path
+) -> None:
+    data = tmp_path / "data.csv"
+    data.write_text("x,y\n1,a\n2,b\n")
+    status, _, err = run_cli("run", data, "--target", "y", *bad, "-o", tmp_path / "run")
+    assert status == 2
+    assert bad[1].partition(":")[0] in err
+
+
+def days(*numbers: int) -> str:
+    """A table with dates, in January 2024."""
+    rows = [f"2024-01-{day:02d},{day % 3},{'ab'[day % 2]}\n" for day in numbers]
+    return "day,x,y\n" + "".join(rows)
+
+
+def test_times_that_go_back(run_cli: Any, tmp_path: Path) -> None:
+    """The remedy is sorting, times are dates, and the unit is a day."""
+    data, new = tmp_path / "data.csv", tmp_path / "new.csv"
+    how = ("run", data, "-t", "y", "--time", "day", "--features", "raw", "-o", tmp_path / "run")
+    data.write_text(days(3, 4, 2, 5))
+    status, _, err = run_cli(*how)
+    assert status == 1
+    assert "is earlier than a row before it (2024-01-04T00:00:00); sort the rows by time, or" in err
+    assert "--bad-rows skip" in err
+    status, out, err = run_cli(*how, "--overwrite", "--bad-rows", "skip")
+    assert status == 0
+    assert "half-lives are in units of 1 day\n" in out
+    assert "is earlier than a row before it (2024-01-04T00:00:00)\n" in out
+
+    new.write_text(days(1, 2))
+    status, _, err = run_cli("predict", tmp_path / "run", new)
+    assert status == 1
+    assert "time 2024-01-01 00:00:00 is before that of the last row learned, 2024-01-05" in err
+    assert "sort the rows by time" in err
+    new.write_text(days(6, 8, 7, 9))
+    status, _, err = run_cli("predict", tmp_path / "run", new)
+    assert status == 1
+    assert "--bad-rows skip" in err  # which the command has
+    status, out, err = run_cli("predict", tmp_path / "run", new, "--bad-rows", "skip")
+    assert (status, len(out.splitlines())) == (0, 4)
+    new.write_text(days(6, 7))
+    status, out, _ = run_cli("predict", tmp_path / "run", new)
+    assert (status, len(out.splitlines())) == (0, 3)
+
+
+def test_a_comparison_names_the_options_that_differ(run_cli: Any, tmp_path: Path) -> None:
+    how = ("run", "weather", *QUICK[:2], "--limit", "300", "-o")
+    run_cli(*how, tmp_path / "a")
+    run_cli(*how, tmp_path / "b", "--delay", "20", "--window", "100")
+    status, _, err = run_cli("compare", tmp_path / "a", tmp_path / "b", "-o", tmp_path / "c.html")
+    assert status == 1
+    assert "they differ in --window (0, 100) and --delay (0, 20)" in err
+
+
+def test_alarms_are_counted_alike(run_cli: Any, tmp_path: Path) -> None:
+    """Also where several alarms begin in rows that are learned at once."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(9000)
+    y = np.where((x > 0) ^ (np.arange(9000) // 750 % 2 > 0), "up", "down")
+    data, run = tmp_path / "data.csv", tmp_path / "run"
+    data.write_text("x,y\n" + "".join(f"{a:.3f},{b}\n" for a, b in zip(x, y, strict=True)))
+    _, out, _ = run_cli(
+        *("run", data, "-t", "y", "--features", "raw", "--chunk", "3000", "--window", "3000"),
+        *("-o", run),
+    )
+    lines = lines_of(run)
+    alarms = [alarm for line in lines for alarm in line.get("drift", [])]
+    n = sum(alarm.get("alarms", 1) for alarm in alarms)
+    assert n > len(alarms) > 0
+    assert f"{n} drift alarms" in out
+    assert f"{n} alarms" in (run / "report.html").read_text()
+    assert json.loads(run_cli("describe", run, "--json")[1])["drift"]["alarms"] == n
+
+
 def test_a_missing_package_is_named_with_its_extra(
     run_cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)  # an import of it fails
     status, _, err = run_cli("run", "--learner", "timm:make", "-o", tmp_path / "r")
-    assert status == 1
+    assert status == 2
     assert "pip install 'kalstream[timm]'" in " ".join(err.split())

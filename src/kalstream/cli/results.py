@@ -7,7 +7,7 @@ import csv
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -17,6 +17,8 @@ from kalstream._printable import printable
 from kalstream.cli.console import app, err, escaped, out, print_file, printing
 from kalstream.errors import InvalidInput
 from kalstream.runs.files import CHECKPOINT
+
+BadRows = Literal["stop", "skip"]
 
 
 @app.command()
@@ -93,6 +95,9 @@ def predict(
         str | None,
         typer.Option("--id", help="Column of ids to copy; that of the run if it had --id."),
     ] = None,
+    bad_rows: Annotated[
+        BadRows, typer.Option(help="Stop at a row that cannot be read, or leave it out.")
+    ] = "stop",
 ) -> None:
     """Write class probabilities (or mean and std) and uncertainty of every row as CSV.
 
@@ -104,7 +109,7 @@ def predict(
 
     _refuse_to_replace(file, checkpoint, data)
     left_out: list[int] = []
-    rows = predicted_rows(checkpoint, data, id_column, left_out.append)
+    rows = predicted_rows(checkpoint, data, id_column, left_out.append, bad_rows)
     if file is None:
         if sys.stdout.isatty():  # files and pipes get the labels unchanged
             rows = ([printable(cell) for cell in row] for row in rows)

@@ -18,7 +18,8 @@ from rich.table import Table
 
 from kalstream._printable import printable
 from kalstream.cli.console import err, escaped, out, print_error
-from kalstream.features.encoding import CATEGORY, NUMBERS
+from kalstream.features.encoding import CATEGORY, DATE, NUMBERS
+from kalstream.report.format import duration
 from kalstream.runs import Run
 from kalstream.runs.options import as_typed
 from kalstream.runs.results import prediction_lines
@@ -49,7 +50,9 @@ def print_start(job: Run) -> None:
     settings = ", ".join(f"{name}={params[name]!r}" for name in shown)
     out.print(f"  {config['learner']['name']}({escaped(settings)}), window {job.evaluation.window}")
     if stream.timed and "time_unit" in params:
-        out.print(f"  half-lives are in units of {params['time_unit']:g} (seconds for dates)")
+        is_date = encoder is not None and encoder.time is not None and encoder.time.kind == DATE
+        unit = duration(params["time_unit"]) if is_date else f"{params['time_unit']:g}"
+        out.print(f"  half-lives are in units of {unit}")
     if job.resumed_at is not None:
         out.print(f"  resuming after row {job.resumed_at:,}")
 

@@ -101,11 +101,20 @@ def gaps_ahead(model: Model, time: Any, n: int, unit: float) -> Any:
             "in none"
         )
     if (times < model.time).any():
+        first, last = times.min(), model.time
+        shown = [
+            _date(each) if reading.are_dates(time) else f"{each:.17g}" for each in (first, last)
+        ]
         raise InvalidInput(
-            f"time {times.min():.17g} is before the last row learned, at {model.time:.17g}; "
-            "rows can be predicted only at or after that time"
+            f"time {shown[0]} is before that of the last row learned, {shown[1]}; sort the rows by "
+            "time, and leave out those before it: only later rows can be predicted"
         )
     return (times - model.time) / unit
+
+
+def _date(seconds: float) -> str:
+    """A time in seconds since 1970, as a date."""
+    return str(np.datetime64(round(seconds), "s")).replace("T", " ")
 
 
 def times_of(model: Model, time: Any, n: int) -> Array | None:

@@ -78,10 +78,12 @@ class ForgettingTracker:
             self.drifts = False
             return
         if drift is not None and drift.alarms > self.n_alarms:
-            self.n_alarms = drift.alarms
+            n, self.n_alarms = drift.alarms - self.n_alarms, drift.alarms
             row, raised = place(max(0, drift.since - self.n_before))
-            later = {} if raised == row else {"raised": raised}
-            self.alarms.append({"row": row, **later, "confidence": drift.peak})
+            more: dict[str, Any] = {} if raised == row else {"raised": raised}
+            if n > 1:  # in rows that were learned at once: the place is that of the last
+                more["alarms"] = n
+            self.alarms.append({"row": row, **more, "confidence": drift.peak})
 
     def line(self) -> dict[str, Any]:
         """Its part of the line of a window."""

@@ -140,8 +140,7 @@ def _totals(runs: Mapping[str, Run]) -> Markup:
         for metric in metrics:
             text = metric_text(metric, run.total(metric.name))
             cells.append(tag("b", text, " ★") if i in best[metric.name] else text)
-        alarms = sum(len(window.drift) for window in run.windows)
-        rows.append([*cells, fmt.count(alarms), _rate(run)])
+        rows.append([*cells, fmt.count(run.n_alarms), _rate(run)])
     for baseline in first.baselines:
         cells = [baseline_name(baseline), "baseline", fmt.count(first.rows)]
         cells += [metric_text(m, first.total(m.name, baseline)) for m in metrics]

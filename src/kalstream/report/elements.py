@@ -99,7 +99,7 @@ def setting_text(value: object) -> str:
 
 def _alarm_rows(run: Run) -> list[int]:
     """Rows at which the drift alarms were raised."""
-    return [alarm.at for window in run.windows for alarm in window.drift]
+    return [alarm.at for alarm in run.alarms]
 
 
 def alarm_key(run: Run) -> str:

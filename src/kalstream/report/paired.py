@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kalstream.errors import InvalidInput
 from kalstream.evaluate import paired_test
 from kalstream.evaluate.metrics import Show, shown
+from kalstream.report.format import listed
 from kalstream.report.read import Run, read_run, window_lines
+from kalstream.runs.options import Options, typed
+
+# Options that decide which rows are scored, and in which windows.
+_PROTOCOL: Final = ("window", "chunk", "delay", "label_time", "id", "cost", "limit", "bad_rows")
 
 
 def read_runs(folders: Sequence[Path]) -> dict[str, Run]:
@@ -74,6 +79,7 @@ def compare_runs(runs: Sequence[Path]) -> list[dict[str, Any]]:
         ``margin``. Metrics that a run does not have, and runs of one window, are left out.
     """
     named = read_runs(runs)
+    _check_protocols(named)
     metrics = shown(next(iter(named.values())).task, Show.TESTS)
     # log probabilities first: runs are selected by them
     metrics.sort(key=lambda metric: metric.unit != "nats")
@@ -83,6 +89,25 @@ def compare_runs(runs: Sequence[Path]) -> list[dict[str, Any]]:
         for name in (metric.name for metric in metrics)
         if min(len(one.windows), len(two.windows)) > 1 and _has(one, name) and _has(two, name)
     ]
+
+
+def _check_protocols(runs: Mapping[str, Run]) -> None:
+    """Refuse runs whose windows do not hold the same rows, and name the options that differ."""
+    (first, one), *others = runs.items()
+    for name, other in others:
+        if [(w.row, w.n) for w in one.windows] == [(w.row, w.n) for w in other.windows]:
+            continue
+        options = [Options(**run.config["options"]) for run in (one, other)]
+        differ = [
+            f"{typed(key)} ({', '.join(str(getattr(each, key)) for each in options)})"
+            for key in _PROTOCOL
+            if len({str(getattr(each, key)) for each in options}) > 1
+        ]
+        if differ:
+            raise InvalidInput(
+                f"{first} and {name} were not scored on the same rows in the same windows: they "
+                f"differ in {listed(differ)}; run both with the same"
+            )
 
 
 def _has(run: Run, metric: str) -> bool:

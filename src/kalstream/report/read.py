@@ -12,7 +12,7 @@ import numpy as np
 
 from kalstream.errors import InvalidInput
 from kalstream.runs.files import CONFIG, METRICS, read_config
-from kalstream.runs.lines import End, FloatArray, IntArray, Window, read_results
+from kalstream.runs.lines import Alarm, End, FloatArray, IntArray, Window, read_results
 from kalstream.streams import CLASSIFICATION
 
 __all__ = ["NOT_SCORED", "FloatArray", "IntArray", "Run", "Window", "read_run", "window_lines"]
@@ -91,6 +91,16 @@ class Run:
     def n(self) -> int:
         """Rows scored."""
         return sum(window.n for window in self.windows)
+
+    @property
+    def alarms(self) -> list[Alarm]:
+        """The drift alarms, as entries of the files; see `n_alarms`."""
+        return [alarm for window in self.windows for alarm in window.drift]
+
+    @property
+    def n_alarms(self) -> int:
+        """Number of drift alarms."""
+        return sum(alarm.alarms for alarm in self.alarms)
 
     @property
     def scored(self) -> FloatArray:

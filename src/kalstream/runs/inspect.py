@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from kalstream._arrays import Array
 from kalstream._json import from_number
 from kalstream._printable import printable
-from kalstream.errors import InvalidInput
+from kalstream.errors import InvalidInput, InvalidOption
 from kalstream.evaluate.adapters import known
+from kalstream.features.encoding import DATE
 from kalstream.runs.checkpoint import open_checkpoint
 from kalstream.streams import Batch, Columns, Stream, TableStream, format_of
 
@@ -26,15 +28,19 @@ def predicted_rows(
     source: str,
     id: str | None = None,
     left_out: Callable[[int], None] = lambda n: None,
+    bad_rows: str = "stop",
 ) -> Iterator[list[Any]]:
     """A header, then number, prediction, probabilities and uncertainty of every row.
 
     For regression, mean and std replace prediction and probabilities. Where rows have ids, in the
     column ``id`` or in that of the run, they come second, and rows that only bring the target of an
-    earlier one are left out; ``left_out`` is called with their number. The model does not change.
+    earlier one are left out; ``left_out`` is called with their number. Rows that cannot be read end
+    with an error or, with ``bad_rows="skip"``, are left out: they have no number. The model does
+    not change.
     """
     model, columns, _ = open_checkpoint(checkpoint)
-    stream = _rows_of(source, model, columns, id)
+    stream = _rows_of(source, model, columns, id, bad_rows)
+    has_dates = columns is not None and columns.time is not None and columns.time.kind == DATE
     classes = getattr(model, "classes_", None)
     batches = stream.batches()
     first = next(batches, None)
@@ -51,7 +57,7 @@ def predicted_rows(
                 left_out(len(rows) - len(kept))
             if kept:
                 numbers = [rows.start + i for i in kept]
-                yield from _predicted(model, rows.take(kept), numbers, classes)
+                yield from _predicted(model, rows.take(kept), numbers, classes, has_dates)
 
 
 def _to_predict(batch: Batch) -> list[int]:
@@ -63,8 +69,12 @@ def _to_predict(batch: Batch) -> list[int]:
     return np.flatnonzero(~brings).tolist()
 
 
-def _predicted(model: Any, batch: Batch, numbers: list[int], classes: Any) -> Iterator[list[Any]]:
-    times = {} if batch.times is None else {"time": batch.times}
+def _predicted(
+    model: Any, batch: Batch, numbers: list[int], classes: Any, has_dates: bool
+) -> Iterator[list[Any]]:
+    times: dict[str, Any] = {}
+    if batch.times is not None:  # dates, so that errors show dates
+        times["time"] = _as_dates(batch.times) if has_dates else batch.times
     uncertainty = model.uncertainty(batch.rows, **times).tolist()
     if classes is None:
         moments = zip(*model.predict(batch.rows, return_std=True, **times), strict=True)
@@ -77,16 +87,26 @@ def _predicted(model: Any, batch: Batch, numbers: list[int], classes: Any) -> It
         yield [numbers[i], *named, *prediction, uncertainty[i]]
 
 
-def _rows_of(source: str, model: Any, columns: Columns | None, id: str | None) -> Stream:
+def _as_dates(seconds: Array) -> Array:
+    return np.round(seconds * 1e6).astype("datetime64[us]")
+
+
+def _rows_of(
+    source: str, model: Any, columns: Columns | None, id: str | None, bad_rows: str
+) -> Stream:
     """The rows of a source as the model needs them."""
     if columns is not None:
         frozen = columns.frozen()
-        return TableStream(
-            source, columns=frozen if id is None else frozen.with_late(None, id), id=id
-        )
+        encoder = frozen if id is None else frozen.with_late(None, id)
+        return TableStream(source, columns=encoder, id=id, bad_rows=bad_rows)
     if id is not None:
         raise InvalidInput(
             f"id={id!r} names a column, and the model has no names of columns; leave it out"
+        )
+    if bad_rows != "stop":
+        raise InvalidOption(
+            f"bad_rows={bad_rows!r} applies to tables, and the model has learned plain numbers; "
+            "leave it out"
         )
     open_rows = format_of(source).open_rows
     if open_rows is not None:

@@ -98,11 +98,14 @@ class Alarm(_Line):
     """A drift alarm: the row whose target raised it, when it was raised, and its confidence.
 
     ``raised`` is None if that is ``row``, and in earlier files. An unknown confidence is NaN.
+    ``alarms`` is the number of alarms in rows that were learned at once, and the row that of the
+    last one.
     """
 
     row: Count
     raised: Count | None = None
     confidence: _NumberOrNan = math.nan
+    alarms: Count = 1
 
     @property
     def at(self) -> int:

@@ -208,14 +208,14 @@ def _imported(path: str, seed: int) -> Any:
             factory = getattr(factory, part)
     except (ImportError, AttributeError) as error:
         remedy = remedy_for(error)
-        raise InvalidInput(f"learner {path!r} cannot be imported: {error}{remedy}") from error
+        raise InvalidOption(f"learner {path!r} cannot be imported: {error}{remedy}") from error
     except (Exception, SystemExit) as error:  # a module may raise anything when it is imported
-        raise InvalidInput(
+        raise InvalidOption(
             f"learner {path!r} cannot be imported: {describe_error(error)}; correct the module "
             f"{module}"
         ) from error
     if not callable(factory):
-        raise InvalidInput(f"{path} is {type(factory).__name__}; name a class or a function")
+        raise InvalidOption(f"{path} is {type(factory).__name__}; name a class or a function")
     try:
         parameters = set(inspect.signature(factory).parameters)
     except ValueError:  # a function that is not written in Python

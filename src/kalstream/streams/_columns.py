@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from kalstream._printable import printable, quoted
 from kalstream.core.checks import LARGEST_FLOAT64 as LARGEST
-from kalstream.errors import InvalidInput
+from kalstream.errors import InvalidInput, InvalidOption
 from kalstream.features.encoding import (
     BOOLEAN,
     CATEGORY,
@@ -415,7 +415,7 @@ def check_known(
         problem = f"there is no column {quoted(name)}"
         if option:
             problem = f"{option}={quoted(name)}: there is no such column"
-        raise InvalidInput(f"{place}{problem}{hint} The columns are: {listed(known)}")
+        raise InvalidOption(f"{place}{problem}{hint} The columns are: {listed(known)}")
 
 
 def listed(names: Sequence[str]) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
 from kalstream._printable import printable, quoted
 from kalstream.errors import InvalidInput
 from kalstream.streams.files import forbidden
+
+EARLIER: Final = "is earlier than a row before it"
 
 
 class BadRow(InvalidInput):
@@ -27,6 +29,8 @@ class BadRow(InvalidInput):
     column : str or None
     value : object
         The value in that column.
+    what : str
+        The message without its remedy.
 
     Examples
     --------
@@ -49,9 +53,9 @@ class BadRow(InvalidInput):
         place = f"row {row}" if line is None else f"line {line}"
         if column is not None:
             why = f"column {quoted(column)} holds {quoted(value)}, which {why}"
-        super().__init__(
-            f"{file}, {place}: {why}; correct it, or leave such rows out with bad_rows='skip'"
-        )
+        self.what = f"{file}, {place}: {why}"
+        remedy = "sort the rows by time" if EARLIER in why else "correct it"
+        super().__init__(f"{self.what}; {remedy}, or leave such rows out with bad_rows='skip'")
 
 
 @dataclass(frozen=True, slots=True)

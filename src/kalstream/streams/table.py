@@ -29,7 +29,7 @@ from kalstream.streams._columns import (
 from kalstream.streams._memory import in_memory
 from kalstream.streams._notes import notes_on
 from kalstream.streams._parquet import MAGIC, ParquetPart
-from kalstream.streams._rows import BadRow, Block, Part, damaged
+from kalstream.streams._rows import EARLIER, BadRow, Block, Part, damaged
 from kalstream.streams._text import (
     Arriving,
     TextPart,
@@ -432,8 +432,7 @@ class TableStream(Stream):
         """Count a row that is left out, and keep the reason for the first ones."""
         self.skipped += 1
         if len(self.skipped_why) < _EXAMPLES:
-            message = str(block.error(part.file, record, *why))
-            self.skipped_why = [*self.skipped_why, message.rpartition("; correct it")[0]]
+            self.skipped_why = [*self.skipped_why, block.error(part.file, record, *why).what]
 
     def _check_order(
         self, table: pa.RecordBatch, times: Array | None, bad: Bad, place: _Position
@@ -450,7 +449,7 @@ class TableStream(Stream):
             before = f"{latest[row]:.15g}"
             if is_of_dates(self.encoder.time.kind):
                 before = str(np.datetime64(round(latest[row]), "s"))
-            bad[row] = (name, value, f"is earlier than a row before it ({before})")
+            bad[row] = (name, value, f"{EARLIER} ({before})")
 
     def describe(self) -> dict[str, Any]:
         """Parameters, columns and a digest of the files (None for standard input)."""

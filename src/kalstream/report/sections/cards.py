@@ -9,7 +9,7 @@ import numpy as np
 from kalstream.report import format as fmt
 from kalstream.report.markup import Markup, tag
 from kalstream.report.read import Run
-from kalstream.report.sections.forgetting import life_unit, typical_half_life
+from kalstream.report.sections.forgetting import HALVES, life_unit, typical_half_life
 from kalstream.runs.lines import Alarm
 
 
@@ -25,20 +25,20 @@ def cards(run: Run) -> list[Markup]:
 
 
 def _drift_card(run: Run) -> Markup:
-    alarms = [alarm for window in run.windows for alarm in window.drift]
+    alarms, n_alarms = run.alarms, run.n_alarms
     life, fixed = typical_half_life(run)
     when = f" (at {_when(alarms[0])})" if alarms else ""
     if len(alarms) > 1:
         when = f" (first at {_when(alarms[0])}, last at {_when(alarms[-1])})"
     if alarms and math.isinf(life):
-        value = fmt.plural(len(alarms), "alarm")
+        value = fmt.plural(n_alarms, "alarm")
         text = (
             f"Forgetting helped for a while{when}. Over most of the stream, forgetting nothing was "
             "best: chance alone can raise an alarm."
         )
     elif alarms:
-        value = fmt.plural(len(alarms), "alarm")
-        text = f"The stream drifts: what predicts well changed {_times(len(alarms))}{when}."
+        value = fmt.plural(n_alarms, "alarm")
+        text = f"The stream drifts: what predicts well changed {_times(n_alarms)}{when}."
     elif math.isfinite(life) and not fixed and (run.timed or life < run.rows):
         value, text = (
             "gradual",
@@ -74,14 +74,14 @@ def _forgetting_card(run: Run) -> Markup:
         text = "Over most of the stream, forgetting nothing was best."
         fixed_text = "The settings say to forget nothing."
         return _card("Median half-life", "never", fixed_text if fixed else text)
-    start = "Fixed by the settings" if fixed else "After this long, a row counts half as much"
+    start = "Fixed by the settings" if fixed else HALVES
     if run.timed:
         text = f"{start}, in the time unit of the settings."
     elif life > run.rows:
         text = f"{start}. The stream has only {fmt.count(run.rows)} rows."
     else:
         share = fmt.percent(life / run.rows, 0 if life > 0.1 * run.rows else 1)
-        text = f"{start}: {share} of the stream."
+        text = f"{start}. It is {share} of the stream."
     return _card("Median half-life", f"{fmt.half_life(life)} {life_unit(run)}", text)
 
 

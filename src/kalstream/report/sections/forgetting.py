@@ -16,6 +16,7 @@ from kalstream.report.read import FloatArray, Run
 from kalstream.report.svg import Figure, scale
 from kalstream.report.timeline import HEAT, Timeline
 
+HALVES = "In this time a weight that learns nothing halves; the learner's memory is shorter"
 _MANY_HALF_LIVES = 24
 
 
@@ -113,7 +114,7 @@ def _half_life_line(run: Run) -> Markup:
     )
     mark_alarms(figure, run)
     figure.line(time.middle, logs, "model", name="half-life", label="half-life")
-    return figure.render("After one half-life a row counts half as much. The axis is logarithmic.")
+    return figure.render(f"{HALVES}. The axis is logarithmic.")
 
 
 def _life_text(life: float) -> str:
@@ -121,7 +122,7 @@ def _life_text(life: float) -> str:
 
 
 def _alarms(run: Run) -> Markup:
-    alarms = [alarm for window in run.windows for alarm in window.drift]
+    alarms = run.alarms
     if not alarms:
         return prose("There was no drift alarm.")
     shown = alarms[:100]
@@ -132,7 +133,7 @@ def _alarms(run: Run) -> Markup:
         names = ("Raised at row", "Since row", "Confidence")
         rows = [[at, fmt.count(a.row), sure] for a, (at, sure) in zip(shown, rows, strict=True)]
     return details(
-        f"{fmt.plural(len(alarms), 'drift alarm')}, with rows and confidence",
+        f"{fmt.plural(run.n_alarms, 'drift alarm')}, with rows and confidence",
         table(names, rows),
         prose(f"… and {fmt.count(more)} more.") if more else None,
     )
