@@ -105,6 +105,6 @@ def test_the_command_line_runs_the_format(
     printed = capsys.readouterr().out
     assert "some: classification, 2 columns, about 1,000 rows" in printed
     assert "a wave has labels" in printed
-    assert "in units of 60 " in printed
+    assert "in units of 60" in printed
     assert call("run", source, "--target", "y") == 2
     assert "--target y does not apply to some.waves" in capsys.readouterr().err
