@@ -208,7 +208,7 @@ class CapturedStep:
     def _work(self) -> None:
         self.made = self.learner._work(self.inputs, True, self.side)
 
-    def run(self, inputs: tuple[Tensor, ...], predicts: bool) -> Made:
+    def __call__(self, inputs: tuple[Tensor, ...], predicts: bool) -> Made:
         """The work on a chunk; the prediction is its own, the rest is valid until the next one."""
         for mine, given in zip(self.inputs, inputs, strict=True):
             mine.copy_(given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -15,6 +15,7 @@ from kalstream.deep._undo import Undo
 from kalstream.deep.head import Prediction
 
 if TYPE_CHECKING:
+    from kalstream.deep._graph import CapturedStep
     from kalstream.deep.learner import Learner
 
 _PLAIN_STEPS: Final = 3  # chunks of a shape that are learned before it is captured
@@ -108,8 +109,8 @@ class ChunkStep:
     def launch(self) -> None:
         """Start all work on the device."""
         with self._whole():
-            executor = self.learner.executors.of(self.inputs)
-            self.made: Made = executor.run(self.inputs, self.predicts)
+            work = self.learner.executors.of(self.inputs)
+            self.made = work(self.inputs, self.predicts)
             self.observation = self.learner._observe(self.made)
 
     def collect(self) -> Outcome | None:
@@ -123,17 +124,6 @@ class ChunkStep:
         return Outcome(*made.prediction, torch.exp(-0.5 * learner.head.delta), made.experts)
 
 
-class Eager:
-    """Runs a learner's work operation by operation."""
-
-    def __init__(self, learner: Learner) -> None:
-        self.learner = learner
-
-    def run(self, inputs: tuple[Tensor, ...], predicts: bool) -> Made:
-        """The work on a chunk."""
-        return self.learner._work(inputs, predicts)
-
-
 class Executors:
     """Choose how to run a learner's work: if possible as a CUDA graph for each shape of inputs.
 
@@ -142,19 +132,19 @@ class Executors:
     """
 
     def __init__(self, learner: Learner) -> None:
-        self.learner, self.eager, self.undo = learner, Eager(learner), Undo(learner)
-        self.captured: dict[Any, Any] = {}
+        self.learner, self.undo = learner, Undo(learner)
+        self.captured: dict[Any, CapturedStep] = {}
         self.n_plain: dict[Any, int] = {}
 
-    def of(self, inputs: tuple[Tensor, ...]) -> Any:
-        """The executor for inputs of these shapes."""
+    def of(self, inputs: tuple[Tensor, ...]) -> Callable[[tuple[Tensor, ...], bool], Made]:
+        """What runs the work on inputs of these shapes: `Learner._work`, or its graph."""
         learner = self.learner
         if not (learner.capture and learner.has_work and inputs[0].is_cuda):
-            return self.eager
+            return learner._work
         key = tuple(each.shape for each in inputs)
         self.n_plain[key] = self.n_plain.get(key, 0) + 1
         if self.n_plain[key] <= _PLAIN_STEPS:
-            return self.eager
+            return learner._work
         if key not in self.captured:
             from kalstream.deep._graph import CapturedStep
 
@@ -167,5 +157,5 @@ class Executors:
                     stacklevel=5,
                 )
                 learner.capture = False
-                return self.eager
+                return learner._work
         return self.captured[key]
