@@ -1,6 +1,13 @@
 """The command line: parse, call, print. One module for each group of commands."""
 
-from kalstream.cli import compiling, embed, paper, results, run  # noqa: F401  (they register their commands)
+from kalstream.cli import (  # noqa: F401  (they register their commands)
+    compiling,
+    embed,
+    paper,
+    results,
+    run,
+    serve,
+)
 from kalstream.cli.console import app, main
 
 __all__ = ["app", "main"]

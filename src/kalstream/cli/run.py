@@ -8,7 +8,7 @@ import json
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,11 +69,6 @@ they predict the last value and the mean.
 _SIGPIPE: Final = 13  # its name is not known on Windows
 
 
-def _parameters() -> list[inspect.Parameter]:
-    """The options of a run as parameters of a typer command."""
-    return [_parameter(name) for name in Options.model_fields]
-
-
 def _parameter(name: str) -> inspect.Parameter:
     field = Options.model_fields[name]
     kind: Any = field.annotation
@@ -96,18 +91,22 @@ def _parameter(name: str) -> inspect.Parameter:
     )
 
 
-def _with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, which takes the options of a run as keywords, their parameters."""
-    own = inspect.signature(command, eval_str=True).parameters
-    context, *others = [p for p in own.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [context, *_parameters(), *others]
-    )
-    return command
+def with_options(names: Iterable[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command, which takes these options of a run as keywords, their parameters."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        others = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        positional = [each for each in others if each.kind is not inspect.Parameter.KEYWORD_ONLY]
+        made = [*positional, *map(_parameter, names), *others[len(positional) :]]
+        command.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
+        return command
+
+    return decorate
 
 
 @app.command(help=_HELP)
-@_with_options
+@with_options(Options.model_fields)
 def run(  # noqa: D103
     context: typer.Context,
     *,

@@ -58,6 +58,12 @@ _LATER: Final = (
     *(name for name in OF_CLASSIFIERS if name != "likelihood"),
 )
 
+# Options that say where rows come from, or when labels come: clients of a service decide that.
+NOT_SERVED: Final = (
+    *("source", "target", "label_time", "id", "bad_rows", "order", "learner", "chunk", "delay"),
+    *("cost", "limit", "predictions"),
+)
+
 Model = TypeVar("Model", bound=BaseModel)
 
 

@@ -1,0 +1,122 @@
+"""What clients send and get: rows and labels as JSON, decoded once and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from kalstream.errors import InvalidInput
+
+Value = str | int | float | bool | None
+
+
+class Event(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A row, a label, or both.
+
+    Attributes
+    ----------
+    row : {column: value}, optional
+        A row to predict, and to learn if there is a label beside it.
+    id : str or int, optional
+        Name of the row. A row without a label waits for a later event with its id and the label.
+    label : optional
+        A string, a whole number or a boolean; of regression, a number.
+    """
+
+    row: dict[str, Value] | UnsetType = UNSET
+    id: str | int | UnsetType = UNSET
+    label: str | int | float | bool | UnsetType = UNSET
+
+
+class Events(Struct, forbid_unknown_fields=True):
+    """Several events, in their order."""
+
+    rows: list[Event]
+
+
+class Made(Struct, omit_defaults=True):
+    """What became of an event.
+
+    Attributes
+    ----------
+    prediction : label or mean, optional
+        Made before the label was learned; absent before anything was learned.
+    probabilities : {label: probability}, optional
+    std : float, optional
+        Standard deviation of regression.
+    status : str, optional
+        Of a label: "learned", "repeated" (its id had one before), "unknown" (no row has its id) or
+        "expired" (its row was given up). Of a row with an id and no label: "waits".
+    """
+
+    prediction: Any = None
+    probabilities: dict[str, float] | None = None
+    std: float | None = None
+    status: str | None = None
+
+
+class Answers(Struct):
+    """What became of several events."""
+
+    rows: list[Made]
+
+
+_one = msgspec.json.Decoder(Event)
+_many = msgspec.json.Decoder(Events)
+_log = msgspec.json.Decoder(list[list[Event]])
+encode = msgspec.json.Encoder().encode
+
+
+def read_body(body: bytes, most_rows: int) -> tuple[list[Event], bool]:
+    """The events of a request, and whether they were a list under "rows".
+
+    Examples
+    --------
+    >>> read_body(b'{"row": {"x": 1}, "label": "yes"}', 10)
+    ([Event(row={'x': 1}, label='yes')], False)
+    """
+    is_list = b'"rows"' in body[:64]
+    try:
+        events = _many.decode(body).rows if is_list else [_one.decode(body)]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(
+            f"the request cannot be read ({error}); send "
+            '{"row": {"column": value}, "label": "yes"} or {"rows": [...]} with several of these'
+        ) from None
+    if len(events) > most_rows:
+        raise InvalidInput(
+            f"the request has {len(events):,} rows, at most {most_rows:,} are taken; send several "
+            "requests"
+        )
+    return events, is_list
+
+
+def as_labels(events: Sequence[Event]) -> None:
+    """Refuse events that teach nothing."""
+    for k, event in enumerate(events):
+        if event.label is UNSET:
+            raise InvalidInput(f"event {k} has no label to learn; add one, or send it to predict")
+        if event.row is UNSET and event.id is UNSET:
+            raise InvalidInput(f"event {k} has a label, but neither a row nor an id; add one")
+
+
+def as_rows(events: Sequence[Event]) -> None:
+    """Refuse events that ask for nothing, or that bring labels."""
+    for k, event in enumerate(events):
+        if event.row is UNSET:
+            raise InvalidInput(f"event {k} has no row to predict; add one")
+        if event.label is not UNSET:
+            raise InvalidInput(f"event {k} has a label; send it to learn, which predicts it first")
+
+
+def to_log(requests: Sequence[Sequence[Event]]) -> bytes:
+    """Requests that are learned together, as they are kept."""
+    return encode(requests)
+
+
+def from_log(body: bytes) -> list[list[Event]]:
+    """What `to_log` was given."""
+    return _log.decode(body)
