@@ -19,6 +19,7 @@ from kalstream.serve.gate import needed
 from kalstream.serve.service import Service
 from kalstream.serve.store import Store, StoreError
 from kalstream.serve.tokens import RIGHTS, Tokens, make_token
+from serve_rows import rows
 
 RAW = Options(features="raw")
 Start = Callable[..., tuple[Service, TestClient]]
@@ -44,17 +45,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield begin
     services[-1].stop()
-
-
-def rows(n: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Events of a rule that depends on a number and on a category."""
-    rng = np.random.default_rng(seed)
-    out = []
-    for _ in range(n):
-        x, color = float(rng.standard_normal()), ("red", "blue")[int(rng.integers(2))]
-        label = "yes" if (x > 0) == (color == "red") else "no"
-        out.append({"row": {"x": x, "color": color}, "label": label})
-    return out
 
 
 def learn(client: TestClient, body: Any, status: int = 200, model: str = "default") -> Any:

@@ -80,7 +80,9 @@ def make_app(
     )
     gauges = Gauges()
     _add_rows(api, service, limits)
-    _add_models(api, service, gauges)
+    _add_models(api, service)
+    _add_results(api, service)
+    _add_state(api, service, gauges)
     _add_errors(api)
     return Gate(api, tokens or Tokens({}), (*LOOPBACK, *hosts), limits.bytes, gauges)
 
@@ -280,12 +282,8 @@ async def _answered(
         yield encode({"error": str(error)}) + b"\n"
 
 
-def _add_models(api: FastAPI, service: Service, gauges: Gauges) -> None:
-    """Endpoints of models and of the service itself."""
-
-    async def summary(name: str) -> dict[str, Any]:
-        model = service.model(name)
-        return await _called(service, model.summary)
+def _add_models(api: FastAPI, service: Service) -> None:
+    """Endpoints that make, show and remove models."""
 
     @api.get("/models", summary="All models.")
     async def models() -> Response:
@@ -329,6 +327,19 @@ def _add_models(api: FastAPI, service: Service, gauges: Gauges) -> None:
             }
         )
 
+    @api.post("/models/{name}/snapshot", responses=_ANSWER, summary="Write a checkpoint now.")
+    async def snapshot(name: str) -> Response:
+        service.model(name)
+        return JSONResponse(await _called(service, lambda: service.snapshot(name)))
+
+
+def _add_results(api: FastAPI, service: Service) -> None:
+    """Endpoints that say how good a model is."""
+
+    async def summary(name: str) -> dict[str, Any]:
+        made: dict[str, Any] = await _called(service, service.model(name).summary)
+        return made
+
     @api.get("/models/{name}/metrics", responses=_ANSWER, summary="How good a model is so far.")
     async def metrics(name: str) -> Response:
         return JSONResponse(await summary(name))
@@ -346,10 +357,9 @@ def _add_models(api: FastAPI, service: Service, gauges: Gauges) -> None:
         events = [alarm for line in (*windows, made["window"]) for alarm in line.get("alarms", [])]
         return JSONResponse({**(made["drift"] or {}), "events": events})
 
-    @api.post("/models/{name}/snapshot", responses=_ANSWER, summary="Write a checkpoint now.")
-    async def snapshot(name: str) -> Response:
-        service.model(name)
-        return JSONResponse(await _called(service, lambda: service.snapshot(name)))
+
+def _add_state(api: FastAPI, service: Service, gauges: Gauges) -> None:
+    """Endpoints for who watches the service."""
 
     @api.get("/metrics", summary="Everything for Prometheus.")
     async def prometheus() -> Response:
