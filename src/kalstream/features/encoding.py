@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from kalstream._printable import printable, quoted
 from kalstream.errors import InvalidInput
-from kalstream.features import calendar
+from kalstream.features import calendar, words
 from kalstream.features.values import (
     Array,
     Bad,
@@ -36,7 +36,7 @@ from kalstream.features.values import (
     text_of,
 )
 
-NUMBER, BOOLEAN, CATEGORY, DATE = "number", "boolean", "category", "date"
+NUMBER, BOOLEAN, CATEGORY, DATE, TEXTS = "number", "boolean", "category", "date", "text"
 COMMA, AMOUNT = "decimal comma", "amount"
 NUMBERS = (NUMBER, COMMA, AMOUNT)
 # 31/12/2024 and 12/31/2024; with any other format of ``strptime``, its kind is "FORMAT date".
@@ -268,6 +268,45 @@ class Categories:
         return -1
 
 
+class Texts:
+    """Columns of hashed words; see `words.hashed`. Nothing is learned."""
+
+    plural = "texts"
+
+    def has_type(self, t: Any) -> bool:
+        """Only text holds words."""
+        return False
+
+    def holds(self, array: pa.Array, as_written: bool) -> bool:
+        """At least half of the values are distinct, and their mean has several words."""
+        codes, values = distinct(array)
+        counts = np.bincount(codes, minlength=len(values))
+        present = np.array([text_of(value) is not None for value in values], bool)
+        known = [value for value in values if text_of(value) is not None]
+        return words.are_texts(known, counts[present])
+
+    def start(self, name: str, array: pa.Array, n_slots: int | None) -> Column:
+        """A column without a state; the number of its slots does not depend on the values."""
+        return Column(name, TEXTS, words.N_SLOTS)
+
+    def is_full(self, column: Column) -> bool:
+        """Nothing is learned."""
+        return True
+
+    def names(self, column: Column) -> list[str]:
+        """The name of the column with the number of each slot."""
+        return [f"{column.name}[{k}]" for k in range(column.n_slots)]
+
+    def learn(self, column: Column, array: pa.Array) -> Column:
+        """Nothing is learned."""
+        return column
+
+    def encode(self, column: Column, array: pa.Array, bad: Bad) -> Array:
+        """Rows (n, n_slots); zeros where missing."""
+        codes, values = distinct(array)
+        return words.hashed(map(text_of, values), column.n_slots)[codes]
+
+
 def _holds(reading: Reading, array: pa.Array, as_written: bool) -> bool:
     """Whether at most one value in 20 cannot be read."""
     numbers, bad = reading.convert(array)
@@ -328,6 +367,7 @@ KINDS: Mapping[str, Kind] = _ByKind(
         DATE: Dates(),
         DAY_FIRST: Dates(DAY_FIRST),
         MONTH_FIRST: Dates(MONTH_FIRST),
+        TEXTS: Texts(),
         CATEGORY: Categories(),
     },
     Dates,

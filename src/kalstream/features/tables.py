@@ -156,16 +156,17 @@ class TableEncoder(TransformerMixin, BaseEstimator):
     """Columns of a table as numbers, learned online, as ``kalstream run`` does it.
 
     A number becomes one column, NaN where missing; so does a boolean (0 or 1). A date becomes
-    points of circles: time of day, day of week and day of year. A category
-    becomes one column of 0 and 1 for each value, in the order of first appearance. The number of
-    these columns is fixed by the first rows; once all are in use, a hash decides which of them a
-    new value shares. Columns are found by their names: later tables may have them in another order,
-    and more of them.
+    points of circles: time of day, day of week and day of year. A text becomes hashed words: a
+    column of text is one of texts if most values differ and have several words. A category becomes
+    one column of 0 and 1 for each value, in the order of first appearance. The number of these
+    columns is fixed by the first rows; once all are in use, a hash decides which of them a new
+    value shares. Columns are found by their names: later tables may have them in another order, and
+    more of them.
 
     Tables are frames of pandas, polars or pyarrow, relations of DuckDB, anything else that narwhals
     reads or that has ``__arrow_c_stream__``, and lists of dicts. Text is a category unless it holds
-    dates; a column whose values have several types is what most of them are. Arrays (n, d) have
-    the columns x0, x1 and so on.
+    dates or texts of words; a column whose values have several types is what most of them are.
+    Arrays (n, d) have the columns x0, x1 and so on.
 
     Parameters
     ----------

@@ -22,6 +22,7 @@ from kalstream.features.encoding import (
     NUMBER,
     NUMBERS,
     READINGS,
+    TEXTS,
     Column,
     has_decimal_commas,
     is_of_dates,
@@ -377,7 +378,7 @@ def without_missing(table: pa.RecordBatch, missing: tuple[str, ...]) -> pa.Recor
 
 def _missing(table: pa.RecordBatch, column: Column | Role) -> Array:
     """Whether each value (n,) of a column is missing."""
-    is_text = column.kind in (CATEGORY, TEXT)
+    is_text = column.kind in (CATEGORY, TEXTS, TEXT)
     return is_missing(table.column(column.name), EMPTY if is_text else MISSING)
 
 
