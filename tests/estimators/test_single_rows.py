@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kalstream import KalmanClassifier
-from kalstream.core import Mixture
+from kalstream.core import LabelChain, Mixture, Neighbours
 from kalstream.errors import InvalidInput
 from kalstream.estimators import _base, _late, _row, classifier
 
@@ -86,9 +86,13 @@ POLICIES = st.one_of(
 )
 
 
+EXPERTS = st.sampled_from([(), (Neighbours(limit=60), LabelChain(limit=40))])
+
+
 @settings(max_examples=25)
 @given(
     policy=POLICIES,
+    experts=EXPERTS,
     features=st.sampled_from(["raw", "scaled", "fourier"]),
     stacking=st.booleans(),
     recent_labels=st.booleans(),
@@ -96,11 +100,18 @@ POLICIES = st.one_of(
     missing=st.integers(0, 6),
 )
 def test_both_ways_give_the_same(
-    policy: Any, features: Any, stacking: bool, recent_labels: bool, seed: int, missing: int
+    policy: Any,
+    experts: Any,
+    features: Any,
+    stacking: bool,
+    recent_labels: bool,
+    seed: int,
+    missing: int,
 ) -> None:
     calls = np.random.default_rng(seed).integers(0, 3, 250).tolist()
     parameters = {"n_components": 30, "random_state": 0, "predictive": "probit"}
-    flags = {"stacking": stacking, "recent_labels": recent_labels}
+    flags: dict[str, Any] = {"stacking": stacking, "recent_labels": recent_labels}
+    flags["experts"] = experts if stacking else ()
     made = []
     with pytest.MonkeyPatch.context() as patch:
         counted = Counted(patch)
@@ -119,7 +130,7 @@ def test_both_ways_give_the_same(
 
 def learned(n: int = 60) -> KalmanClassifier:
     """A model of which the last rows went the short way."""
-    model = KalmanClassifier(features="scaled")
+    model = KalmanClassifier(features="scaled", experts=[Neighbours(limit=50), LabelChain()])
     for i in range(n):
         model.partial_fit(X[i : i + 1], LABELS[i : i + 1])
     return model
@@ -180,7 +191,7 @@ def test_what_is_unusual_goes_the_long_way(monkeypatch: pytest.MonkeyPatch) -> N
 def test_parameters_that_change_are_followed() -> None:
     one, other = learned(), learned()
     for model in (one, other):
-        model.set_params(noise_var=0.5, stacking=False)
+        model.set_params(noise_var=0.5, stacking=False, experts=())
     one.partial_fit(X[60:61], LABELS[60:61])
     other.partial_fit(X[60:61].tolist(), LABELS[60:61].tolist())
     for a, b in zip(seen(one), seen(other), strict=True):
@@ -201,7 +212,8 @@ def asked(model: Any, delay: int, seed: int, rows: slice = slice(0, 150)) -> lis
                 told = [k for k in range(i - 20, i) if model.status_of([k]) == ["told"]]
                 model.tell(told[:1], LABELS[told[:1]])
             else:
-                answers.append(model.predict_then_learn(X[i - 1 : i], LABELS[i - 1 : i]))
+                one = slice(max(i, 1) - 1, max(i, 1))
+                answers.append(model.predict_then_learn(X[one], LABELS[one]))
     return answers
 
 
@@ -218,22 +230,24 @@ def judged(model: Any) -> list[Any]:
 @settings(max_examples=8)
 @given(
     policy=POLICIES,
+    experts=EXPERTS,
     features=st.sampled_from(["raw", "scaled", "fourier"]),
     stacking=st.booleans(),
     delay=st.sampled_from([0, 1, 20]),
     seed=st.integers(0, 2**16),
 )
 def test_late_rows_go_both_ways(
-    policy: Any, features: Any, stacking: bool, delay: int, seed: int
+    policy: Any, experts: Any, features: Any, stacking: bool, delay: int, seed: int
 ) -> None:
-    parameters = {"n_components": 30, "random_state": 0, "predictive": "probit"}
+    parameters: dict[str, Any] = {"n_components": 30, "random_state": 0, "predictive": "probit"}
+    parameters |= {"stacking": stacking, "experts": experts if stacking else ()}
     made = []
     for short in (True, False):
         with pytest.MonkeyPatch.context() as patch:
             counted = Counted(patch)
             if not short:
                 patch.setattr(_late, "exchange_row", long_way)
-            model = KalmanClassifier(policy, features, **parameters, stacking=stacking)
+            model = KalmanClassifier(policy, features, **parameters)
             answers = asked(model, delay, seed)
             usual = policy == "mixture" or policy.predictive == "probit"
             assert not short or (counted.short > 150) == usual
@@ -243,7 +257,8 @@ def test_late_rows_go_both_ways(
 
 
 def test_a_snapshot_keeps_the_rows_that_wait(tmp_path: Any) -> None:
-    model = KalmanClassifier(features="scaled")
+    experts = [Neighbours(limit=50), LabelChain()]
+    model = KalmanClassifier(features="scaled", experts=experts)
     asked(model, 5, 1)
     before, values = model.snapshot(), judged(model)
     model.save(tmp_path / "model")

@@ -10,7 +10,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
 from typing import Any, Final
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from kalstream.core import checks as check
 from kalstream.core.alarm import ALARMS, Watch
 from kalstream.core.bank import FEW_FEATURES, Bank
+from kalstream.core.experts.expert import Expert, ExpertRows, States, advance
 from kalstream.core.guard import ROUNDING_LIMITS
 from kalstream.core.judging import LateJudge, Sizes, layout, n_answers
 from kalstream.core.mixture import Mixture, MixtureState
@@ -58,6 +59,10 @@ class _Frame:
         As the state, if labels come late.
     judges : bool
         Whether rows can be asked for, and their labels told later.
+    experts : X experts
+        Those beside the filters.
+    silent : list of int
+        Places of those that a stack does not hear unless it uses the labels just before a row.
     in_order, alarms : (13 or 7,), int
         ``at`` without the stack that is judged late, and the place of the number of alarms.
     sizes, cuts : Sizes, (11,)
@@ -78,6 +83,8 @@ class _Frame:
     noise_var: float
     judge: LateJudge | None
     judges: bool
+    experts: tuple[Expert, ...]
+    silent: list[int]
     in_order: Array
     alarms: int
     sizes: Sizes
@@ -97,12 +104,15 @@ class RowState:
         How many rows are pending.
     memo : list of at most one (features, times_cov, times_mean)
         Products that a prediction left behind, as of `Bank`.
+    experts : {name: ExpertState}
+        What experts beside the filters have learned.
     """
 
     frame: _Frame
     numbers: Array
     n_rows: int
     memo: list[tuple[Array, Array, Array]]
+    experts: States
 
     @classmethod
     def of(
@@ -114,6 +124,8 @@ class RowState:
         counts: Array,
         judge: LateJudge | None = None,
         *,
+        experts: tuple[Expert, ...] = (),
+        states: States | None = None,
         noise_var: float,
         prior_var: float,
     ) -> RowState | None:
@@ -127,6 +139,8 @@ class RowState:
             How often each class came.
         judge : LateJudge, optional
             Where labels come late; the second stack is then of rows as they were asked for.
+        experts, states
+            Experts beside the filters, in the order of the stacks, and what they have learned.
         """
         from kalstream.core._kernels.row import N_PARTS, N_STACK_PARTS, NUMBERS
 
@@ -153,12 +167,12 @@ class RowState:
             parts += [stack.counts, stack.recent, stack.stays, stack.coef, stack.precision, own]
         shapes = tuple(part.shape for part in parts)
         n_terms = len(stacks[0].coef) if stacks else 0
-        sizes = n_filters, n_outputs, 1, n_terms, 0
+        sizes = n_filters, n_outputs, 1 + len(experts), n_terms, 0
         ends = [stop for _, stop, _ in layout(sizes)]
         at = np.array([0, *accumulate(map(prod, shapes))], np.int64)
         judges = (
             judge is not None
-            and len(judge.beside) == 1
+            and len(judge.beside) == 1 + len(experts)
             and len(judge.beliefs) == n_answers(sizes)
             and len(stacks) in (0, 2)
         )
@@ -176,49 +190,85 @@ class RowState:
                 codes_of(state.likelihoods, True),
             ),
             (policy.watched, np.argsort(policy.half_lives, kind="stable")),
-            (SHARE, prior_of(n_filters, 0), KEEP_RECENT),
-            *(noise_var, judge, judges, at[: 1 + N_PARTS + N_STACK_PARTS]),
-            *(int(at[NUMBERS]) + ALARMS, sizes, np.array([0, *ends], np.int64)),
+            (SHARE, prior_of(n_filters, len(experts)), KEEP_RECENT),
+            *(noise_var, judge, judges),
+            *(experts, [x for x, expert in enumerate(experts) if expert.reads_labels]),
+            at[: 1 + N_PARTS + N_STACK_PARTS],
+            int(at[NUMBERS]) + ALARMS,
+            sizes,
+            np.array([0, *ends], np.int64),
         )
-        return cls(frame, np.concatenate([part.ravel() for part in parts]), n_rows, bank.memo)
+        numbers = np.concatenate([part.ravel() for part in parts])
+        return cls(frame, numbers, n_rows, bank.memo, states or {})
 
     def learn(
-        self, phi: Array, label: int, came: int, answers: int, gap: float = 1.0
+        self, phi: Array, columns: Array, label: int, came: int, answers: int, gap: float = 1.0
     ) -> RowState | None:
         """The state after a row (1, m) with a label that has come before; None: the long way.
 
-        ``came`` is the number of the row, ``gap`` the time since the one learned before. For
-        ``answers`` see `_kernels.row.learn_row`.
+        ``columns`` (1, d) are those that experts see, ``came`` is the number of the row, ``gap``
+        the time since the one learned before. For ``answers`` see `_kernels.row.learn_row`.
         """
-        return self._learned(phi, label, came, answers, gap, self.frame.at)
+        return self._learned(phi, columns, label, came, answers, gap, self.frame.at)
 
     def _learned(
-        self, phi: Array, label: int, came: int, answers: int, gap: float, at: Array
+        self,
+        phi: Array,
+        columns: Array,
+        label: int,
+        came: int,
+        answers: int,
+        gap: float,
+        at: Array,
     ) -> RowState | None:
         from kalstream.core._kernels.row import learn_row
 
         frame, n_rows = self.frame, self.n_rows
         room = frame.room
-        if n_rows == room.rows.shape[1] or not room.claim(n_rows):
+        if n_rows == room.rows.shape[1]:
             return None
         products = self._products(phi)
         if products is None:
             return None
+        experts, spoken = self._spoken(columns, label, 1.0, gap, came)
+        if not room.claim(n_rows):
+            return None
         after, sound = learn_row(
             *(self.numbers, at, phi, label, came, answers),
             *(frame.arrays, n_rows, products, frame.filters, frame.watched, frame.stacked),
-            *(frame.classes, frame.noise_var, frame.policy.share, gap),
+            *(frame.classes, spoken, frame.noise_var, frame.policy.share, gap),
             *(_EPSILON, ROUNDING_LIMITS),
         )
-        return check.trusted(RowState, frame, after, n_rows + 1, []) if sound else None
+        if not sound:
+            return None
+        return check.trusted(RowState, frame, after, n_rows + 1, [], experts)
+
+    def _spoken(
+        self, columns: Array, label: int, weight: float, gap: float, number: int
+    ) -> tuple[States, Array]:
+        """States of the experts after a row, and their log-probabilities (2, X, K) of it.
+
+        For ``spoken`` see `_kernels.row.learn_row`, for the rest `ExpertRows`.
+        """
+        frame, n_outputs = self.frame, self.frame.sizes[1]
+        if not frame.experts:
+            return self.experts, np.empty((2, 0, n_outputs))
+        labels, weights, gaps = np.array([label]), np.array([weight]), np.array([gap])
+        rows = ExpertRows(columns, labels, weights, gaps, np.array([number]))
+        states, made = advance(frame.experts, self.experts, rows, n_outputs)
+        spoken = np.concatenate([made, made])
+        spoken[0, frame.silent] = 0.0
+        return states, spoken
 
     # ---- late labels ----------------------------------------------------------------------
 
-    def ask(self, phi: Array, gap: float, lag: float, n_targets: int) -> tuple[Array, Array] | None:
+    def ask(
+        self, phi: Array, columns: Array, came: int, gap: float, lag: float, n_targets: int
+    ) -> tuple[Array, Array, RowState] | None:
         """What is kept of a row (1, m), as in `Kept.packed` (W,), and its probabilities (1, K).
 
-        ``gap`` and ``lag`` are as in `Events`; ``n_targets`` were learned before. None: the long
-        way.
+        ``gap`` and ``lag`` are as in `Events`; ``n_targets`` were learned before. Returns also the
+        state after it. None: the long way.
         """
         products = self._products(phi)
         if products is None:
@@ -226,26 +276,42 @@ class RowState:
         self.memo[:] = [(phi, *products)]
         kept = np.zeros(self.frame.cuts[-1])
         event = True, -1, gap, lag, n_targets
-        out, sound = self._passed(self.numbers, kept, phi, products, event)
-        return (kept, out) if sound else None
+        experts, spoken = self._spoken(columns, -1, 0.0, gap, came)
+        out, sound = self._passed(self.numbers, kept, phi, products, event, spoken)
+        if not sound:
+            return None
+        return kept, out, replace(self, experts=experts) if experts else self
 
     def tell(
-        self, phi: Array, label: int, came: int, kept: Array, gap: float, lag: float, n_targets: int
+        self,
+        phi: Array,
+        columns: Array,
+        label: int,
+        came: int,
+        kept: Array,
+        gap: float,
+        lag: float,
+        n_targets: int,
     ) -> RowState | None:
         """The state after the label of a row has come, of which (W,) was kept; else as `ask`."""
-        alarms, after = (
-            self.frame.alarms,
-            self._learned(phi, label, came, -1, gap, self.frame.in_order),
-        )
+        alarms, in_order = self.frame.alarms, self.frame.in_order
+        after = self._learned(phi, columns, label, came, -1, gap, in_order)
         # A new alarm changes what is judged.
         if after is None or after.numbers[alarms] != self.numbers[alarms]:
             return None
         event = False, label, gap, lag, n_targets
-        _, sound = self._passed(after.numbers, kept, phi, _NO_PRODUCTS, event)
+        spoken = np.zeros((2, len(self.frame.experts), self.frame.sizes[1]))
+        _, sound = self._passed(after.numbers, kept, phi, _NO_PRODUCTS, event, spoken)
         return after if sound else None
 
     def _passed(
-        self, numbers: Array, kept: Array, phi: Array, products: tuple[Array, Array], event: Any
+        self,
+        numbers: Array,
+        kept: Array,
+        phi: Array,
+        products: tuple[Array, Array],
+        event: Any,
+        spoken: Array,
     ) -> tuple[Array, bool]:
         """`_kernels.late_row.pass_event`."""
         from kalstream.core._kernels.late_row import pass_event
@@ -254,7 +320,8 @@ class RowState:
         assert judge is not None
         return pass_event(
             *(numbers, frame.at, kept, frame.cuts, event, phi, products),
-            *(frame.filters, frame.stacked, frame.state.seen, frame.policy.share, judge.since),
+            *(frame.filters, frame.stacked, spoken),
+            *(frame.state.seen, frame.policy.share, judge.since),
         )
 
     def probabilities(self) -> Array:
@@ -264,7 +331,7 @@ class RowState:
         at = self.frame.at
         return self.numbers[None, at[ANSWER] : at[ANSWER + 1]]
 
-    def predict(self, phi: Array, answers: int) -> Array | None:
+    def predict(self, phi: Array, columns: Array, came: int, answers: int) -> Array | None:
         """Class probabilities (1, K) of a row (1, m), by a stack as in `learn`."""
         from kalstream.core._kernels.row import predict_row
 
@@ -272,8 +339,9 @@ class RowState:
         if products is None:
             return None
         self.memo[:] = [(phi, *products)]
+        _, spoken = self._spoken(columns, -1, 1.0, 1.0, came)
         known = self.numbers, frame.at, phi, products, frame.filters, frame.stacked
-        out, sound = predict_row(*known, frame.policy.share, answers)
+        out, sound = predict_row(*known, spoken, frame.policy.share, answers)
         return out if sound else None
 
     def _products(self, phi: Array) -> tuple[Array, Array] | None:

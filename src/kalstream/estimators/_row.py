@@ -6,7 +6,7 @@ They are made of it when somebody asks for them (`Model.__getattr__`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ class PackedRow:
         """Values of the fields `IN_ROW` of a model."""
         state, watch, stacks, counts, step, judge = self.state.parts()
         stack, ordered = (*stacks, None, None)[:2]
-        targets = Classes(self.labels, counts, stack, ordered)
+        targets = Classes(self.labels, counts, stack, ordered, self.state.experts)
         return {
             "state": state,
             "targets": targets,
@@ -61,8 +61,8 @@ def learn_row(
     answers = _stack_of(packed) if predict else -1
     if answers is None:
         return None
-    representation, phi = model.representation.advance(bounded(X))
-    after = row.learn(phi, code, model.came, answers)
+    representation, columns = model.representation.scaled(bounded(X))
+    after = row.learn(representation.features(columns), columns, code, model.came, answers)
     if after is None:
         return None
     learned = _after(
@@ -102,15 +102,18 @@ def exchange_row(
         scaled = np.frombuffer(row.columns).copy()[None]
     phi = representation.features(scaled)
     if asks:
-        made = state.ask(phi, gap, lag, model.n_targets)
+        made = state.ask(phi, scaled, row.number, gap, lag, model.n_targets)
         if made is None:
             return None
         book.keep(number, sizes, made[0].tobytes())
         after = model.__dict__ | {
+            "row": replace(packed, state=made[2]),
             "representation": representation,
             "came": model.came + 1,
             "store": book.store(),
         }
+        if "targets" in after:  # what was unpacked before
+            after["targets"] = replace(after["targets"], experts=made[2].experts)
         asked = object.__new__(Model)
         asked.__dict__.update(after)
         return asked, made[1][:, labels.order]
@@ -118,7 +121,7 @@ def exchange_row(
     if code < 0 or row.sizes != sizes or not state.frame.state.seen[code]:
         return None
     kept = np.frombuffer(row.kept).copy()
-    told = state.tell(phi, code, row.number, kept, gap, lag, model.n_targets)
+    told = state.tell(phi, scaled, code, row.number, kept, gap, lag, model.n_targets)
     if told is None:
         return None
     last = max(model.last, row.number)
@@ -149,7 +152,10 @@ def predict_row(
     answers = 0 if packed is None or not recent_labels else _stack_of(packed)
     if packed is None or answers is None:
         return None
-    made = packed.state.predict(model.representation.transform(bounded(X)), answers)
+    representation = model.representation
+    columns = representation.columns(bounded(X))
+    phi = representation.features(columns)
+    made = packed.state.predict(phi, columns, model.came, answers)
     return None if made is None else (made[:, packed.labels.order], packed.labels.classes)
 
 
@@ -183,14 +189,17 @@ def _ready(model: Model, settings: Settings) -> PackedRow | None:
         return None
     known, state = model.targets, state_of(model, settings)
     stacks = [stack for stack in (known.stack, known.ordered) if stack is not None]
+    task: Any = settings.task
+    names = tuple(expert.name for expert in task.experts)
     shapes = {(len(stack.counts), stack.n_filters, stack.experts) for stack in stacks}
-    if shapes - {(state.n_outputs, settings.policy.n_filters, ())}:
+    if shapes - {(state.n_outputs, settings.policy.n_filters, names)}:
         return None
     policy: Any = settings.policy
     learned = stacks, known.counts, model.late
     noise_var, prior_var = settings.noise_var, settings.prior_var
+    experts = {"experts": task.experts, "states": known.experts if names else {}}
     row = RowState.of(
-        policy, state, model.watch, *learned, noise_var=noise_var, prior_var=prior_var
+        policy, state, model.watch, *learned, **experts, noise_var=noise_var, prior_var=prior_var
     )
     if row is None:
         return None
@@ -206,7 +215,6 @@ def _is_usual(model: Model, settings: Settings) -> bool:
         type(task) is Classification
         and task.predictive == "probit"
         and task.class_weight is None
-        and not task.experts
         and settings.transition == "example"
         and model.state is not None
         and model.time is None

@@ -47,6 +47,7 @@ def pass_event(
     products: tuple[Floats, Floats],
     filters: Filters,
     stacked: Stacked,
+    spoken: Floats,
     seen: Flags,
     share: float,
     since: int,
@@ -63,6 +64,8 @@ def pass_event(
         As in `judging.judge_rows`.
     phi, products
         As of `row.learn_row`; where a label comes, their values are not read.
+    spoken : (2, X, K)
+        As of `row.learn_row`; where a label comes, only its shape has a meaning.
     seen : (K,)
         Classes that have been seen.
     since : int
@@ -104,6 +107,7 @@ def pass_event(
         said[0] = 1.0
         counts = numbers[at[COUNTS] : at[COUNTS + 1]]
         keep_frequencies(flags, slot, labels, weight, seen, counts, active, experts)
+        experts[0, 1:] = spoken[1]
     spread, none = np.zeros((1, n_filters, 2)), np.empty((0, 0, 0))
     predicted = means, variances, active, experts, spread, known_then, said
     weights, shares, _, _, _, rates = judge_rows(
@@ -123,12 +127,12 @@ def pass_event(
     if at.shape[0] - 1 > N_PARTS:
         first, here = at[N_PARTS:], at[N_PARTS + N_STACK_PARTS :]
         n_terms, n_lives = here[COEF + 1] - here[COEF], stacked[2].shape[0]
-        nothing, own = np.zeros((1, 0, n_outputs)), numbers[here[BELIEF] : here[BELIEF + 1]]
+        own = numbers[here[BELIEF] : here[BELIEF + 1]]
         by_stack = in_order
         if asked:
             belief, last = numbers[first[BELIEF]], int(numbers[first[BELIEF] + 1])
             by_stack, bad = predict_stacked(
-                *(near, near_var, now, calibrations, nothing, in_order),
+                *(near, near_var, now, calibrations, spoken[:1], in_order),
                 *(belief + stacked[0] * (0.5 - belief), last),
                 numbers[first[SEEN] : first[SEEN + 1]],
                 numbers[first[RECENT] : first[RECENT + 1]].reshape((n_lives, n_outputs)),
@@ -139,7 +143,7 @@ def pass_event(
                 return late, False
         by_late, belief, last, bad = stack_rows(
             *(flags, slot, labels, weight, rates, (far, far_var, weights, calibrations)),
-            *((shares, experts), nothing, late, True, *stacked),
+            *((shares, experts), spoken[1:], late, True, *stacked),
             kept[cuts[7] : cuts[8]].reshape((1, n_outputs, n_terms)),
             kept[cuts[8] : cuts[9]].reshape((1, n_outputs)),
             *(own[0], int(own[1])),

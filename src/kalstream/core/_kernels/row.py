@@ -65,6 +65,7 @@ def learn_row(
     watched: Watched,
     stacked: Stacked,
     classes: Labels,
+    spoken: Floats,
     noise_var: float,
     share: float,
     gap: float,
@@ -89,6 +90,9 @@ def learn_row(
         Of `bank_products`.
     classes : (S,)
         Those that have been seen.
+    spoken : (2, X, K)
+        Log-probabilities by experts beside the filters: as a stack hears them that does not use
+        the labels just before a row, and all.
     noise_var, share, gap : float
         As of `Mixture.step_chunk`, of `Mixture`, and the time since the row before.
     epsilon, limits
@@ -199,7 +203,8 @@ def learn_row(
         given = plain if answers == s else nothing
         here, ordered = at[N_PARTS + s * N_STACK_PARTS :], answers == 1 and s == 1
         moments = means, variances, weights, calibrations
-        made, sound = learn_stack(after, here, moments, label, ordered, given, stacked)
+        heard = spoken[1:] if ordered else spoken[:1]
+        made, sound = learn_stack(after, here, moments, heard, label, ordered, given, stacked)
         if not sound:
             return before, False
         if answers == s:
@@ -220,6 +225,7 @@ def learn_stack(
     after: Floats,
     at: Labels,
     moments: tuple[Floats, Floats, Floats, Floats],
+    spoken: Floats,
     label: int,
     ordered: bool,
     plain: Floats,
@@ -227,7 +233,6 @@ def learn_stack(
 ) -> tuple[Floats, bool]:
     """`stacking.learn_rows` for one row; the parts of the stack begin at ``at``."""
     share, prior, keep = stacked
-    spoken = np.zeros((1, 0, moments[0].shape[2]))
     n_classes, n_terms = at[SEEN + 1] - at[SEEN], at[COEF + 1] - at[COEF]
     labels, weight = np.array([label]), np.ones(1)
     own = after[at[BELIEF] : at[BELIEF + 1]]
@@ -252,6 +257,7 @@ def predict_row(
     products: tuple[Floats, Floats],
     filters: Filters,
     stacked: Stacked,
+    spoken: Floats,
     share: float,
     answers: int,
 ) -> tuple[Floats, bool]:
@@ -269,7 +275,7 @@ def predict_row(
     n_classes, n_lives = here[SEEN + 1] - here[SEEN], stacked[2].shape[0]
     belief, last = numbers[here[BELIEF]], int(numbers[here[BELIEF] + 1])
     out, bad = predict_stacked(
-        *(mean, var, weights, calibrations, np.zeros((1, 0, mean.shape[2])), plain),
+        *(mean, var, weights, calibrations, spoken[answers : answers + 1], plain),
         *(belief + stacked[0] * (0.5 - belief), last),
         numbers[here[SEEN] : here[SEEN + 1]],
         numbers[here[RECENT] : here[RECENT + 1]].reshape((n_lives, n_classes)),
