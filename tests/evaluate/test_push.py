@@ -170,3 +170,22 @@ def test_the_example_of_the_guide() -> None:
     exec(compile(code, "docs/evaluate.md", "exec"), names)
     assert names["evaluation"].n_rows == 100
     assert len(names["lines"]) == 2
+
+
+def test_rows_without_ids_whose_targets_are_there_cost_no_bookkeeping() -> None:
+    rng = np.random.default_rng(0)
+    rows, labels = rng.standard_normal((60, 2)), rng.integers(0, 2, 60).astype(object)
+    named = Evaluation(KalmanClassifier(features="raw"), PushedRows(named=True), together=64)
+    plain = Evaluation(KalmanClassifier(features="raw"), PushedRows(), together=64)
+    nobody = np.full(60, None, object)
+    for part in (slice(0, 1), slice(1, 30), slice(30, 40)):
+        (one,) = named.step(Batch(part.start, rows[part], labels[part], ids=nobody[part]))
+        (other,) = plain.step(Batch(part.start, rows[part], labels[part]))
+        assert one.asked == list(range(len(one.batch)))
+        assert one.answer.probabilities.tolist() == other.answer.probabilities.tolist()
+    assert named.learner.waiting_.asked == 0
+    # As soon as one row waits, all rows count as asked for.
+    named.step(Batch(40, rows[40:41], nobody[40:41], ids=np.array(["a"], object)))
+    named.step(Batch(41, rows[41:43], labels[41:43], ids=nobody[41:43]))
+    assert (named.learner.waiting_.asked, named.learner.waiting_.waiting) == (3, 1)
+    assert named.tracker.n == plain.tracker.n + 2

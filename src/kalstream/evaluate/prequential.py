@@ -18,7 +18,7 @@ from kalstream.errors import InvalidInput, KalstreamError
 from kalstream.evaluate._forgetting import ForgettingTracker, Place
 from kalstream.evaluate._late import LateTargets, NamedRows
 from kalstream.evaluate._rebatch import Pieces, from_json, joined, to_json
-from kalstream.evaluate.adapters import Answer, adapt, as_stream
+from kalstream.evaluate.adapters import Answer, adapt, as_stream, known
 from kalstream.evaluate.metrics import Scored, Values
 from kalstream.evaluate.trackers import LabelTracker, Tracker, ValueTracker
 from kalstream.streams import REGRESSION, Batch, Stream
@@ -328,11 +328,7 @@ class Evaluation:
             batch = self.late.read(batch)
             answer, scored, place = self._ask_and_tell(batch, self.late)
         elif self._in_one_call():
-            answer = self._timed(self.adapter.predict_then_learn, batch)
-            rows = range(batch.start, batch.stop)
-            revealed = batch.targets, np.arange(1, len(batch) + 1), rows
-            scored = self.tracker.score(batch, answer, revealed)
-            self.n_rows = self.n_learned = batch.stop
+            answer, scored = self._predicted_then_learned(batch)
         else:
             answer, scored = joined(self._chunk_by_chunk(batch))
         if self.n_rows < batch.stop:  # the learner failed at a later chunk
@@ -346,6 +342,26 @@ class Evaluation:
         self.settled = True
         seconds = self.seconds - before
         return Record(batch, answer, scored, self.n_learned, seconds, line, asked)
+
+    def _predicted_then_learned(self, batch: Batch) -> tuple[Answer, Scored | None]:
+        """Predict and learn the rows of a record one by one, in one call of the learner."""
+        answer = self._timed(self.adapter.predict_then_learn, batch)
+        rows = range(batch.start, batch.stop)
+        revealed = batch.targets, np.arange(1, len(batch) + 1), rows
+        scored: Scored | None = self.tracker.score(batch, answer, revealed)
+        self.n_rows = self.n_learned = batch.stop
+        return answer, scored
+
+    def _all_in_time(self, batch: Batch) -> bool:
+        """Whether rows of a stream with ids have none, but their targets, as all rows before."""
+        assert batch.ids is not None
+        learner = self.adapter.learner
+        return bool(
+            self.adapter.in_one_call
+            and known(batch.targets).all()
+            and not any(key is not None for key in batch.ids.tolist())
+            and not (self.adapter.is_fitted and learner.waiting_.asked)
+        )
 
     def _place(self, row: int) -> Place:
         """Where an alarm of the target of a row was raised: ``delay`` rows after its chunk."""
@@ -396,6 +412,10 @@ class Evaluation:
     ) -> tuple[Answer, Scored | None, list[int], Callable[[int], Place]]:
         """Predict those rows of a record that are new, and tell the targets that others bring."""
         self._check_times(batch, late)
+        if self._all_in_time(batch):
+            answer, scored = self._predicted_then_learned(batch)
+            late.note_times(batch)
+            return answer, scored, list(range(len(batch))), lambda row: Place(row, row)
         events = late.sorted_out(batch)
         rows, due = batch.take(events.asked), events.due(batch)
 
