@@ -29,10 +29,10 @@ STRENGTHS: Final = np.array([10.0, 100.0])
 SHARE: Final = 0.001
 # Rows that the prior of the shared covariance counts for, which is diagonal.
 SHARED_STRENGTH: Final = 10.0
-# The prior is learned anew when rows are this many times as many, and after so many rows.
+# The prior is learned again when rows are this many times as many, and after so many rows.
 GROWTH: Final = 1.5
 MOST: Final = 1000
-# A prior with this number of rows is never learned anew.
+# A prior with this number of rows is never learned again.
 NEVER: Final = 2**62
 
 
@@ -46,7 +46,7 @@ class GenerativeState(Tagged):
     Attributes
     ----------
     learned, due : int
-        Rows learned, and that number at which the prior is learned anew.
+        Rows learned, and that number at which the prior is learned again.
     clock : (3,)
         Rows in the pooled scatter; weight of all rows, none forgotten; time in half-lives, times
         ln 2, since the prior was learned.

@@ -270,9 +270,9 @@ def pass_rows(
     powers, concentrations, share
         (T,), (A,): what voices differ in; probability that another voice becomes the best one.
     learned, due : int
-        Rows learned, and that number at which the prior is learned anew.
+        Rows learned, and that number at which the prior is learned again.
     often : bool
-        Whether the prior is learned anew after the first row of a class, and as time passes.
+        Whether the prior is learned again after the first row of a class, and as time passes.
     clock, counts, ...
         See `GenerativeState`; they change in place.
     out : (b, K + 1)
@@ -283,7 +283,7 @@ def pass_rows(
     n, learned : int
         How many rows have passed; rows learned.
     stopped : bool
-        Whether the prior must now be learned anew.
+        Whether the prior must now be learned again.
     """
     n_classes, d = means.shape
     n_voices = 1 + strengths.shape[0]
