@@ -23,7 +23,8 @@ What was acknowledged is on disk, and survives a crash. Needs the extra serve: p
 
 [bold]Examples[/bold]
 
-  kalstream serve                           a model "default", at http://127.0.0.1:8000
+  kalstream serve                           a model "default" at http://localhost:8000, with a page
+                                            to watch it
 
   kalstream serve runs/data-1 --port 8000   go on with the model of a run
 

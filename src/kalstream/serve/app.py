@@ -30,6 +30,7 @@ from kalstream.serve.events import (
 )
 from kalstream.serve.gate import LOOPBACK, App, Gate
 from kalstream.serve.gauges import Gauges
+from kalstream.serve.page import add_page
 from kalstream.serve.service import Busy, NotReady, Service, UnknownModel
 from kalstream.serve.tokens import Tokens
 
@@ -83,6 +84,7 @@ def make_app(
     _add_models(api, service)
     _add_results(api, service)
     _add_state(api, service, gauges)
+    add_page(api)
     _add_errors(api)
     return Gate(api, tokens or Tokens({}), (*LOOPBACK, *hosts), limits.bytes, gauges)
 
@@ -342,7 +344,8 @@ def _add_results(api: FastAPI, service: Service) -> None:
 
     @api.get("/models/{name}/metrics", responses=_ANSWER, summary="How good a model is so far.")
     async def metrics(name: str) -> Response:
-        return JSONResponse(await summary(name))
+        made = await summary(name)
+        return JSONResponse({**made, "queued": service.n_queued, "problem": service.problem})
 
     @api.get("/models/{name}/windows", responses=_ANSWER, summary="The last windows of a model.")
     async def windows(name: str) -> Response:
@@ -354,7 +357,7 @@ def _add_results(api: FastAPI, service: Service) -> None:
     async def drift(name: str) -> Response:
         made = await summary(name)
         windows = [json.loads(line) for line in service.store.windows(name, _WINDOWS)]
-        events = [alarm for line in (*windows, made["window"]) for alarm in line.get("alarms", [])]
+        events = [alarm for line in (*windows, made["window"]) for alarm in line.get("drift", [])]
         return JSONResponse({**(made["drift"] or {}), "events": events})
 
 
