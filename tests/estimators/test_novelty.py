@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kalstream import KalmanClassifier
+from kalstream import KalmanClassifier, KalmanRegressor
 from small_models import BOTH, FEATURES, X, Y, rows, small, target
 
 
@@ -55,3 +55,17 @@ def test_novelty(kind, features):
     far = np.array([[0.0, 0.0, 40.0], [0.0, 0.0, -40.0]])
     assert model.is_novel(far).all()
     assert not model.is_novel(far, factor=1e8).any()
+
+
+@pytest.mark.parametrize("period", [100, 2000])
+@BOTH
+def test_the_other_phases_of_a_cycle_are_not_novel(kind, period):
+    rng = np.random.default_rng(0)
+    angle = 2 * np.pi * np.arange(4000) / period
+    circle = np.column_stack([np.cos(angle), np.sin(angle)])
+    data = circle + 0.1 * rng.standard_normal((4000, 2))
+    y = data[:, 0] + 0.1 * rng.standard_normal(4000)
+    model = kind().partial_fit(data, y if kind is KalmanRegressor else y > 0)
+    assert model.is_novel(data).mean() < 0.05
+    assert model.is_novel(3.0 * circle[::40]).mean() > 0.95
+    assert model.is_novel(np.zeros((1, 2)) + 6.0).all()

@@ -17,8 +17,10 @@ N, CONFIDENCE, ON, BEGAN, PEAK, ALARMS, RECENT, AGE = range(8)
 # What is usual is an average over about this many rows, and so many rows are expected between two
 # changes.
 SLOW: Final = 1000.0
-# The usual variance is a geometric average over about this many rows.
-VARIANCE: Final = 200.0
+# The usual variance is an average of logarithms that stays near the larger ones, which differ most
+# in cycles and where few rows teach: it rises over about the first number of rows, and falls over
+# the second. A far outlier adds its logarithm only.
+VARIANCE: Final = 100.0, 2000.0
 # No alarm before this many rows with targets: the averages would mean little.
 WARM_UP: Final = 200.0
 # A row, which may be an outlier, counts at most as twenty to one for either side. Odds grow to at
@@ -99,7 +101,8 @@ class Watch:
     now, usual : (W,)
         Belief in the watched half-lives, shortest first: after the last row, and on average.
     levels : (W,)
-        Logarithm of the usual variance of the outputs at each, before a row is learned.
+        Logarithm of the usual variance of the outputs at each, before a row is learned: an average
+        that stays near the larger ones (`VARIANCE`).
     gains : (W,)
         How much better the shorter half-lives predict than each half-life, as a ratio of
         likelihoods, on average. Where filters have the same half-life, the first stands for all.

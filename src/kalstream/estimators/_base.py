@@ -475,13 +475,14 @@ class KalmanEstimator(BaseEstimator, ABC):
         return ahead.step.weight_variance / np.maximum(prior, np.finfo(np.float64).tiny)
 
     def is_novel(self, X: ArrayLike, factor: float = 3.0, time: Any = None) -> Array:
-        """Whether each row (b,) is unlike the rows that were learned recently.
+        """Whether each row (b,) is unlike the rows that were learned.
 
         A row is novel if the variance of its outputs that comes from not knowing the weights is
-        more than ``factor`` times that of recent rows before they were learned (the geometric
-        average over about 200 rows, for each filter). This finds rows with unusual features. A new
-        class with usual features is not novel in this sense; every known class gets a low
-        probability there.
+        more than ``factor`` times the usual one: that of the less known of about the last 2,000
+        rows, before they were learned. This must hold for the filters that are believed and for
+        those with the longest half-life, which remember other phases of a cycle. This finds rows
+        with unusual features. A new class with usual features is not novel in this sense; every
+        known class gets a low probability there.
 
         Examples
         --------
@@ -492,9 +493,12 @@ class KalmanEstimator(BaseEstimator, ABC):
         """
         model = self._model
         step = self._ahead(model, X, time).step
-        belief, _ = self._settings.policy.belief(step, None, "example", model.watch.now)
-        expected = belief @ np.exp(model.watch.levels)
-        return step.weight_variance > check.positive("factor", factor) * expected
+        policy, usual = self._settings.policy, np.exp(model.watch.levels)
+        belief, variance = policy.belief(step, None, "example", model.watch.now)
+        slow = policy.watched == np.max(policy.watched)
+        ratio = np.min(variance[:, slow] / usual[slow], axis=1)
+        ratio = np.minimum(ratio, step.weight_variance / (belief @ usual))
+        return ratio > check.positive("factor", factor)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

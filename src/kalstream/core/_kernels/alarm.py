@@ -62,9 +62,11 @@ def watch_rows(
         before = numbers[ALARMS]
         alarm(EVIDENCE if by_evidence else BELIEF, numbers)
         began[i] = numbers[ALARMS] > before
-        rate = 1.0 / min(n + 1.0, VARIANCE)
+        rise, fall = VARIANCE
+        rows = n / 3.0 + 1.0  # the beginning, where filters learn fastest, is forgotten first
         for j in range(levels.shape[0]):
-            levels[j] += rate * (np.log(max(variance[i, j], 1e-300)) - levels[j])
+            above = np.log(max(variance[i, j], 1e-300)) - levels[j]
+            levels[j] += above / min(rows, rise if above > 0.0 else fall)
         numbers[N] = n + 1.0
     return began
 
