@@ -169,6 +169,8 @@ def print_end(job: Run, end: dict[str, Any], report: Path | None) -> None:
         _print_metrics(job, end)
         _print_waiting(end)
         _print_data_problems(end)
+        for note in job.stream.later_notes:
+            out.print(escaped(note))
         _print_forgetting(job)
         out.print(f"report: {escaped(report)}")
     if end["reason"] == "interrupted":

@@ -48,6 +48,7 @@ from kalstream.streams.base import CLASSIFICATION, REGRESSION, Array, check_task
 WHOLE, TRUTH, TEXT = "whole label", "boolean label", "text label"
 
 MOST_CLASSES = 100  # a target with more distinct whole numbers is taken for regression
+_FEW_TARGETS = 20  # of a pipe; with fewer large whole numbers the task is asked for
 _LONG = 100  # characters; no similar name is suggested for longer ones
 _NO_LABELS = f' (regression needs numbers; for labels give task="{CLASSIFICATION}")'
 
@@ -137,6 +138,7 @@ class Columns:
         semicolons: bool = False,
         as_written: Iterable[str] = (),
         n_slots: int | None = None,
+        targets: pa.Array | None = None,
     ) -> tuple[Columns, str]:
         """Decide the kinds from the first rows of a table.
 
@@ -151,6 +153,8 @@ class Columns:
             Columns of text whose content decides their kind, as in CSV.
         n_slots : int, optional
             Columns for each category; by default a quarter more than there are values.
+        targets : (n,), optional
+            More values of the target, of rows after the first one of a pipe.
 
         Returns
         -------
@@ -172,20 +176,25 @@ class Columns:
         check_known(categorical, features, option="categorical")
         table = without_missing(table, missing)
         written = set(as_written)
+        arrays = dict(zip(names, table.columns, strict=True))
+        if targets is not None:
+            arrays[target] = without(targets, missing)
         with_commas = {
             name
             for name in names
             if decimal != "."
             and name not in (id, *categorical)
-            and has_decimal_commas(table.column(name), sure=semicolons or decimal == ",")
+            and has_decimal_commas(arrays[name], sure=semicolons or decimal == ",")
         }
 
         def kind(name: str) -> str:
             is_written = name in written or name in with_commas
             has_commas = bool(with_commas) or decimal == ","
-            return kind_of(name, table.column(name), is_written, has_commas, date_format)
+            return kind_of(name, arrays[name], is_written, has_commas, date_format)
 
-        target_role, guess = _target(target, table.column(target), kind(target), task)
+        target_role, guess = _target(
+            target, arrays[target], kind(target), task, is_live=targets is not None
+        )
         clock = came = None
         if time is not None:
             clock = _time_role("time", time, kind(time))
@@ -424,8 +433,13 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(printable(n, 40) for n in names[:30]) + (", ..." if len(names) > 30 else "")
 
 
-def _target(name: str, array: pa.Array, kind: str, task: str | None) -> tuple[Role, str]:
-    """The column of the target, and the sentence that says which task was guessed."""
+def _target(
+    name: str, array: pa.Array, kind: str, task: str | None, *, is_live: bool
+) -> tuple[Role, str]:
+    """The column of the target, and the sentence that says which task was guessed.
+
+    ``is_live``: whether the values are those that a pipe gave at once, which may be few.
+    """
     guess = ""
     values = [value for value in distinct(array)[1] if text_of(value) is not None]
     if kind in NUMBERS and any(fails(READINGS[kind].parse, value) for value in values):
@@ -439,6 +453,13 @@ def _target(name: str, array: pa.Array, kind: str, task: str | None) -> tuple[Ro
             raise InvalidInput(
                 f"target {quoted(name)} is empty in the first {len(array)} rows; "
                 f'give task="{CLASSIFICATION}" or task="{REGRESSION}"'
+            )
+        few = is_live and whole and len(array) < _FEW_TARGETS
+        if few and any(abs(_whole(value) or 0) > MOST_CLASSES for value in values):
+            raise InvalidInput(
+                f"target {quoted(name)} holds whole numbers such as {quoted(values[0])} in the "
+                f"only {len(array)} rows that have come, which may be numbers or labels; give "
+                f'task="{REGRESSION}" or task="{CLASSIFICATION}"'
             )
         task, other = CLASSIFICATION, REGRESSION
         if kind in NUMBERS and not (whole and len(values) <= MOST_CLASSES):

@@ -18,11 +18,14 @@ from kalstream.streams._rows import Problem
 # Numbers that may be too large for float64: large exponents, and many digits.
 _LARGE = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{100}")
 
+_MOST_NEW = 100  # keys that are kept for a message
+
 
 class JsonLines:
     """Objects of plain values, one per line; the columns are the keys of the first objects.
 
-    A key that a later object lacks is a missing value. New keys are ignored.
+    A key that a later object lacks is a missing value. New keys are ignored,
+    and `new_names` has them.
     """
 
     as_written = False
@@ -31,6 +34,7 @@ class JsonLines:
     def __init__(self, start: bytes) -> None:
         rows, _ = _objects(start)
         self.names = list(dict.fromkeys(name for row in rows for name in row))
+        self.new_names: dict[str, None] = {}
 
     def end(self, data: bytes) -> int:
         """Number of bytes up to the end of the last complete line."""
@@ -43,6 +47,10 @@ class JsonLines:
     def parse(self, data: bytes, wanted: list[str]) -> tuple[pa.RecordBatch, list[Problem]]:
         """The wanted columns of whole lines, each of the type that its values have."""
         rows, problems = _objects(data)
+        if len(self.new_names) < _MOST_NEW:
+            known = set(self.names)
+            new = (name for row in rows if not known.issuperset(row) for name in row)
+            self.new_names.update((name, None) for name in new if name not in known)
         return batch_of({name: [row.get(name) for row in rows] for name in wanted}), problems
 
 

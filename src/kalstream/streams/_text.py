@@ -111,6 +111,11 @@ class TextPart:
         self.delimiter = self._format.delimiter if isinstance(self._format, Csv) else None
         self.row_bytes = 0.0  # mean length of a row, once a block has been read
 
+    @property
+    def new_names(self) -> list[str]:
+        """Keys of later JSON lines that are no columns."""
+        return [] if isinstance(self._format, Csv) else list(self._format.new_names)
+
     def _detected(self, delimiter: str | None) -> Csv | JsonLines:
         """The format, from as many bytes as its columns need."""
         start = b""

@@ -170,6 +170,11 @@ class Stream(ABC):
         """Estimate of the number of rows; `n_rows` unless a subclass knows better."""
         return self.n_rows
 
+    @property
+    def later_notes(self) -> tuple[str, ...]:
+        """Sentences on what the rows read so far have shown, for the end of a run."""
+        return ()
+
     def first_times(self) -> Array | None:
         """Times of some of the first rows, for guessing a unit of time; None without times.
 
@@ -354,6 +359,11 @@ class LaterRows(Stream):
         """Rows of all data, if those of the stream can be estimated."""
         n = self.stream.approximate_rows
         return None if n is None else self.first_row + n
+
+    @property
+    def later_notes(self) -> tuple[str, ...]:
+        """Those of the stream."""
+        return self.stream.later_notes
 
     def first_times(self) -> Array | None:
         """Times of the first rows of the stream."""

@@ -62,9 +62,9 @@ class TableStream(Stream):
     r"""A table as a stream: CSV, JSON lines, Parquet, a folder of them, or standard input.
 
     Text may be compressed by gzip or zstd. The table may be larger than memory. The first 10,000
-    rows decide whether a column is a number, boolean, category or date; for standard input the
-    first row decides. Infinities are kept; see `Batch.without_infinities`. A row with a number
-    beyond 1e100 is a bad row.
+    rows decide whether a column is a number, boolean, category, text or date; for standard input
+    the first row decides, and all rows that come with it decide the task. Infinities are kept; see
+    `Batch.without_infinities`. A row with a number beyond 1e100 is a bad row.
 
     Parameters
     ----------
@@ -250,6 +250,10 @@ class TableStream(Stream):
         table, numbered = self._first(wanted, [n for n in wanted if n not in used] if id else [])
         all_text = any(part.as_written for part in self._parts)
         as_written = set(wanted) if all_text else mixed_columns(table)
+        targets = None
+        if self._arriving is not None and id is None:
+            more = self._at_once(target)
+            targets, as_written = more.column(0), as_written | mixed_columns(more)
         columns, self.guess = Columns.of_table(
             table,
             target,
@@ -264,6 +268,7 @@ class TableStream(Stream):
             semicolons=any(isinstance(p, TextPart) and p.delimiter == ";" for p in self._parts),
             as_written=as_written,
             n_slots=_LIVE_SLOTS if self._arriving else None,
+            targets=targets,
         )
         self.notes = tuple(
             notes_on(
@@ -309,6 +314,24 @@ class TableStream(Stream):
                 mixed.add(name)
         numbered = error is None and len(self._parts) == 1
         return marked(arrays, wanted, mixed), numbered
+
+    def _at_once(self, target: str) -> pa.RecordBatch:
+        """The column of the target in those rows of a pipe that have come with the first one."""
+        blocks = (block.batch for _, _, block in self._blocks([target]))
+        return next(batch for batch in blocks if batch.num_rows).slice(0, _FIRST_ROWS)
+
+    @property
+    def later_notes(self) -> tuple[str, ...]:
+        """Sentences on what the rows since the start have shown: keys that are no columns."""
+        parts = (part for part in self._parts if isinstance(part, TextPart))
+        new = list(dict.fromkeys(name for part in parts for name in part.new_names))
+        if not new or self.encoder.is_frozen:
+            return ()
+        first = "the first row" if self._arriving else "the first rows"
+        return (
+            f"{listed(new)}: later rows have these keys and {first} had not, so they were left "
+            "out; for a column give a first row that has its key, with null if it is unknown",
+        )
 
     def _labels_before(self, table: pa.RecordBatch, features: list[str]) -> int:
         """How many rows of a pipe come before the first that has a feature."""
