@@ -26,7 +26,7 @@ What was acknowledged is on disk, and survives a crash. Needs the extra serve: p
   kalstream serve                           a model "default" at http://localhost:8000, with a page
                                             to watch it
 
-  kalstream serve runs/data-1 --port 8000   go on with the model of a run
+  kalstream serve runs/data-1 --port 8000   continue with the model of a run
 
   curl localhost:8000/models/default/learn --json '{"row": {"x": 1}, "label": "yes"}'
 """
@@ -50,7 +50,7 @@ _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 @with_options(name for name in Options.model_fields if name not in (*NOT_SERVED, "origin"))
 def serve(  # noqa: D103
     run: Annotated[
-        Path | None, typer.Argument(help="A run, or a file of a model, to go on with.")
+        Path | None, typer.Argument(help="A run, or a file of a model, to continue with.")
     ] = None,
     *,
     data: Data = _DATA,

@@ -325,7 +325,7 @@ class Served:
         return _answers(record, status)
 
     def _status(self, rows: Prepared) -> list[str | None]:
-        """What becomes of each label (n,), and of each row that waits; None for other rows."""
+        """Result of each label (n,), and of each row that waits; None for other rows."""
         unlabelled = (~known(rows.targets)).tolist()
         ids = [key for key in rows.ids if key is not None]
         status = dict(zip(ids, self.learner.status_of(ids), strict=True))
@@ -407,7 +407,7 @@ class Served:
         self._writer.save({METRICS: 0, PREDICTIONS: 0})
 
 
-# What becomes of a label, by the status that its id had before.
+# The result of a label, by the status that its id had before.
 _BECOMES: Final = {
     "waits": "learned",
     "told": "repeated",

@@ -173,7 +173,7 @@ class Service:
             elif options != Options() and options != self.models[name].options:
                 raise InvalidOption(
                     f"{self.folder} has a model {quoted(name)} with other options; leave them out "
-                    "to go on with it, or give another --name"
+                    "to continue with it, or give another --name"
                 )
 
         self.call(make, outcome.set_result)
