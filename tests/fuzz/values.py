@@ -82,7 +82,6 @@ ROWS: Table = {
     "text": _constant("rows"),
     "bytes": _constant(b"rows"),
     "texts": lambda X: np.full(np.shape(X), "a"),
-    "dicts": lambda X: [{"a": 1.0}] * len(X),
     "dict": _constant({"a": [1.0]}),
     "set": _constant({1.0, 2.0}),
     "generator": lambda X: iter([[1.0]]),
@@ -93,11 +92,12 @@ ROWS: Table = {
     "dates": lambda X: np.full(np.shape(X), np.datetime64("2020-01-01")),
     "huge integers": lambda X: [[10**400] * np.shape(X)[1]] * len(X),
     "100,000 columns": lambda X: np.zeros((len(X), 100_000)),
-    "frame of texts": lambda X: pd.DataFrame(np.full(np.shape(X), "a")),
-    "frame of dates": lambda X: pd.DataFrame(np.full(np.shape(X), np.datetime64("2020-01-01"))),
     "frame as of polars": lambda X: Frame(np.full(np.shape(X), "a")),
 }
-KNOWN_COLUMNS: Table = {  # bad only if a model knows its columns
+KNOWN_COLUMNS: Table = {  # bad only if a model knows its columns; before, tables have any kind
+    "dicts": lambda X: [{"a": 1.0}] * len(X),
+    "frame of texts": lambda X: pd.DataFrame(np.full(np.shape(X), "a")),
+    "frame of dates": lambda X: pd.DataFrame(np.full(np.shape(X), np.datetime64("2020-01-01"))),
     "a column too many": lambda X: np.hstack([X, np.asarray(X)[:, :1]]),
     "twice the columns": lambda X: np.hstack([X, X]).tolist(),
 }
