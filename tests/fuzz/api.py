@@ -74,6 +74,8 @@ def parameters(case: Case, labels: list[Any] | None) -> dict[str, Any]:
     weights = {label: float(rng.uniform(0.0, 3.0)) for label in labels[:2]}
     chosen["class_weight"] = pick([None, None, "balanced", weights])
     chosen["stacking"], chosen["recent_labels"] = not case.chance(0.3), not case.chance(0.3)
+    if policy == "mixture" and chosen["stacking"]:
+        chosen["preset"] = pick(["default", "default", "fast", "accurate"])
     return chosen
 
 

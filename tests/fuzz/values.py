@@ -227,6 +227,7 @@ CLASSIFIER_PARAMETERS: dict[str, tuple[Any, ...]] = {
     "class_weight": ("even", "negative", 1.0, ["balanced"], np.zeros(2)),
     "stacking": ("yes", None, 2),
     "recent_labels": ("yes", None, 2),
+    "preset": ("best", None, 1, ["fast"]),
 }
 # Bad values of parameters that are read only where targets come late.
 LATE_PARAMETERS: dict[str, tuple[Any, ...]] = {

@@ -94,6 +94,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "calibration": ("0.5,2", {"likelihood": "onehot"}),
     "stacking": (False, {}),
     "recent_labels": (False, {}),
+    "preset": ("accurate", {}),
     "intercept": (False, {}),
     "dtype": ("float32", {}),
     "learner": ("sklearn.naive_bayes:GaussianNB", {}),

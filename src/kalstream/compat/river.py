@@ -318,7 +318,7 @@ class KalmanClassifier(_Adapter, base.MiniBatchClassifier):
     Parameters
     ----------
     forgetting, n_components, likelihood, order, noise_var, prior_var, predictive, calibration, \
-class_weight, stacking, experts, intercept, dtype
+class_weight, stacking, experts, preset, intercept, dtype
         As in `kalstream.KalmanClassifier`.
     features : "raw", "scaled", "fourier" or transformer
         As there. A transformer needs ``add_columns`` if features can come later.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,7 +13,7 @@ from sklearn.base import ClassifierMixin
 
 from kalstream._arrays import Array
 from kalstream.core import checks as check
-from kalstream.core.experts import Expert
+from kalstream.core.experts import Expert, LabelChain, Neighbours
 from kalstream.core.experts.expert import check_experts
 from kalstream.core.guard import Health
 from kalstream.core.likelihoods import LIKELIHOODS
@@ -28,6 +28,13 @@ from kalstream.estimators._settings import policy_of, store
 from kalstream.estimators._sharing import interruptible
 from kalstream.estimators.inputs import read_weights
 from kalstream.estimators.labels import read_labels
+
+# For each preset whether a stack combines the filters, and the experts that it also hears.
+PRESETS: Final[Mapping[str, tuple[bool, tuple[Expert, ...]]]] = {
+    "fast": (False, ()),
+    "default": (True, ()),
+    "accurate": (True, (Neighbours(), LabelChain())),
+}
 
 
 class KalmanClassifier(ClassifierMixin, AskingEstimator[Array]):
@@ -80,7 +87,12 @@ class KalmanClassifier(ClassifierMixin, AskingEstimator[Array]):
         Whether the stack uses recent labels in `predict_then_learn`, where the labels before a
         row are known. `predict_proba` predicts any row, not only the next, and ignores them.
     experts : list of Expert, optional
-        Further voices of the stack, beside the filters: see `kalstream.core.Expert`.
+        Further voices of the stack, beside the filters: see `kalstream.core.Expert`. None: those
+        of the preset.
+    preset : "fast", "default" or "accurate"
+        Who predicts. "fast": the filters of the mixture alone, without a stack. "default": the
+        stack combines them. "accurate": the stack also hears `kalstream.core.Neighbours` and
+        `kalstream.core.LabelChain`, which see more and cost more.
     intercept : bool
         Whether a constant is one of the features.
     time_unit : float or timedelta
@@ -154,6 +166,7 @@ class KalmanClassifier(ClassifierMixin, AskingEstimator[Array]):
     _SETTINGS = (
         *AskingEstimator._SETTINGS,
         *("likelihood", "predictive", "class_weight", "stacking", "recent_labels", "experts"),
+        "preset",
     )
     # The paper's 1/K depends on a K that is not known at the start. This does as well, for 2
     # classes and for 100 (benchmarks/README.md): calibration makes up for the size of the logits.
@@ -180,6 +193,7 @@ class KalmanClassifier(ClassifierMixin, AskingEstimator[Array]):
         stacking: bool = True,
         recent_labels: bool = True,
         experts: Sequence[Expert] | None = None,
+        preset: str = "default",
         intercept: bool = True,
         time_unit: Any = 1.0,
         dtype: Any = np.float64,
@@ -197,10 +211,16 @@ class KalmanClassifier(ClassifierMixin, AskingEstimator[Array]):
         if isinstance(predictive, str) and predictive == "auto":
             softmax = any(LIKELIHOODS[word].is_softmax for word in self._policy().likelihoods)
             predictive = "probit" if softmax else "exact"
-        experts = check_experts(self.experts)
+        stacking, usual = PRESETS[check.choice("preset", self.preset, tuple(PRESETS))]
+        experts = check_experts(usual if self.experts is None else self.experts)
+        if experts and not stacking:
+            raise InvalidInput(
+                f"preset={self.preset!r} has no stack that could weigh experts; leave experts out, "
+                'or use preset="default"'
+            )
         if self.recent_labels is False:
             experts = tuple(expert for expert in experts if not expert.reads_labels)
-        stacked = self.stacking, self.recent_labels, experts
+        stacked = check.flag("stacking", self.stacking) and stacking, self.recent_labels, experts
         task = Classification(predictive, self.class_weight, *stacked)
         if task.experts and not self._policy().combines:
             raise InvalidInput(

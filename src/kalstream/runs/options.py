@@ -50,6 +50,7 @@ OF_ESTIMATORS: Final = (
 )
 OF_CLASSIFIERS: Final = (
     *("likelihood", "predictive", "calibration", "class_weight", "stacking", "recent_labels"),
+    "preset",
 )
 # Options that config.json has only if they were given.
 _LATER: Final = (
@@ -326,6 +327,11 @@ class Options(BaseModel):
     )
     recent_labels: bool = option(
         True, "Without this, the stack uses recent labels.", typed_as="--no-recent-labels"
+    )
+    preset: Literal["fast", "default", "accurate"] = option(
+        "default",
+        "fast: the filters of a mixture alone. accurate: nearest rows and label transitions are "
+        "experts beside them.",
     )
     intercept: bool = option(
         True, "Without this, a constant is one of the features.", typed_as="--no-intercept"
