@@ -51,6 +51,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         csv.writer(file).writerows([COLUMNS, *rows])
     lines = [f"{a};{b};0,{b}" for a, b in zip(x, y, strict=True)]
     (folder / "odd.csv").write_text("\n".join(["x;y;n,y", *lines, ""]))
+    latin = [f"{a},{'bar' if a < 0 else 'café'},{b}" for a, b in zip(x, y, strict=True)]
+    (folder / "latin.csv").write_text("\n".join(["x,where,y", *latin, ""]), encoding="latin-1")
     np.savez(folder / "e.npz", features=np.c_[x, code], labels=(y == "up").astype(int))
     Run(folder / "old", Options(source=str(folder / "a.csv"), target="y", ignore=PLAIN)).go()
     return folder
@@ -79,6 +81,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "decimal": (",", {"ignore": without("amount")}),
     "date_format": ("month-first", {"features": "scaled", "ignore": without("day")}),
     "delimiter": (",", {"source": "odd.csv", "ignore": []}),
+    "encoding": ("latin-1", {"source": "latin.csv", "ignore": [], "bad_rows": "skip"}),
     "bad_rows": ("skip", {"source": "bad.csv"}),
     "order": ("shuffled", {"source": "e.npz", "target": None, "ignore": []}),
     "forgetting": ("0.9", {}),

@@ -345,3 +345,57 @@ def test_dates_that_may_begin_with_the_month(tmp_path):
     assert stream.encoder.time.kind == "day-first date"
     with pytest.raises(BadRow, match="is not a date such as 31/12/2024"):
         list(TableStream(table(tmp_path, ["31/12/2024,a"] * 99 + ["x,b"], "d,y"), "y").batches())
+
+
+@pytest.mark.parametrize(
+    ("encoding", "given"),
+    [
+        ("utf-8", None),
+        ("utf-8-sig", None),
+        ("utf-16", None),
+        ("utf-16-le", "utf-16-le"),
+        ("latin-1", "latin-1"),
+        ("cp1250", "CP1250"),
+        ("shift-jis", "shift-jis"),
+    ],
+)
+@pytest.mark.parametrize("lines", ["csv", "jsonl"])
+def test_encodings(tmp_path, encoding, given, lines):
+    word = "\u6771\u4eac" if encoding == "shift-jis" else "D\xfcse"
+    rows = [(k, word if k % 3 else "b") for k in range(700)]
+    if lines == "csv":
+        text = "\n".join([f"n;{word}", *(f"{n};{w}" for n, w in rows), ""])
+    else:
+        text = "".join(json.dumps({"n": n, word: w}, ensure_ascii=False) + "\n" for n, w in rows)
+    path = tmp_path / "t"
+    path.write_bytes(text.encode(encoding))
+    stream = TableStream(path, word, encoding=given)
+    numbers, targets = read(stream)
+    assert numbers[:, 0].tolist() == [n for n, _ in rows]
+    assert targets.tolist() == [w for _, w in rows]
+    assert stream.approximate_rows == pytest.approx(700, rel=0.05)
+    piped = TableStream(
+        io.BytesIO(text.encode(encoding)), word, encoding=given, task="classification"
+    )
+    assert read(piped)[1].tolist() == targets.tolist()
+
+
+def test_text_that_was_decoded_has_no_encoding():
+    stream = TableStream(io.StringIO("n,y\n1,\xe9\n"), "y", encoding="latin-1")
+    assert read(stream)[1].tolist() == ["\xe9"]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "message"),
+    [
+        ("nonsense", "encoding is 'nonsense', which is none that Python knows; give one such as"),
+        ("hex", "which is none that Python knows"),
+        ("cp1250", r"t.csv is not of the encoding cp1250 \(.*byte 0x81"),
+        (None, "byte 0x81 is not UTF-8; save .* encoding='cp1252' is that of Western Europe"),
+    ],
+)
+def test_encodings_that_cannot_be(tmp_path, encoding, message):
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"n,y\n1,a\x81\n")
+    with pytest.raises(InvalidInput, match=message):
+        read(TableStream(path, "y", encoding=encoding))

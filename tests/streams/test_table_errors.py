@@ -145,7 +145,7 @@ def test_objects_are_whole_and_alone_on_their_lines(tmp_path, split):
         ("a,y\n1\n", "line 2: has 1 fields where the header has 2"),
         ("a,b,a,y\n1,2,3,4\n", "two columns are called 'a'; rename"),
         (b"\x7fELF\0\0\1\2" * 9, "is a binary file, not CSV"),
-        ("a,y\n1,x\n".encode("utf-16"), "is UTF-16; save it as UTF-8"),
+        ("a,y\n1,x\n".encode("utf-16-le"), "binary file.*UTF-8 unless encoding= says otherwise"),
         ("caf\xe9,y\n1,2\n".encode("latin-1"), "line 1: byte 0xe9 is not UTF-8"),
         ('"a,y\n1,2\n', "line 1: a quote is opened and never closed; close the quote"),
         ('[{"a": 1, "y": 2}]', "is a JSON array; write JSON lines"),

@@ -54,7 +54,7 @@ OF_CLASSIFIERS: Final = (
 )
 # Options that config.json has only if they were given.
 _LATER: Final = (
-    *("missing", "decimal", "date_format", "delimiter"),
+    *("missing", "decimal", "date_format", "delimiter", "encoding"),
     *OF_ESTIMATORS,
     *(name for name in OF_CLASSIFIERS if name != "likelihood"),
 )
@@ -280,6 +280,10 @@ class Options(BaseModel):
         None, "Dates that are no ISO dates: day-first, month-first, or a format such as %Y%m%d."
     )
     delimiter: str | None = option(None, "Delimiter of CSV; guessed from the header if not given.")
+    encoding: str | None = option(
+        None,
+        "Encoding of text, such as cp1252; UTF-8 if not given, or UTF-16 with a byte order mark.",
+    )
     bad_rows: Literal["stop", "skip"] = option(
         "stop", "Stop at a row that cannot be read, or skip it."
     )

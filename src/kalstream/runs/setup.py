@@ -37,7 +37,7 @@ from kalstream.streams import REGRESSION, Columns, Stream, format_of
 
 _STREAM_OPTIONS: Final = (
     *("target", "task", "time", "label_time", "id", "ignore", "categorical", "bad_rows"),
-    *("missing", "decimal", "date_format", "delimiter", "order", "seed"),
+    *("missing", "decimal", "date_format", "delimiter", "encoding", "order", "seed"),
 )
 # Most windows of a run whose length is known, the smallest window, and the window of other runs.
 _N_WINDOWS: Final = 200

@@ -22,8 +22,9 @@ class Csv:
     line, unless it is given; of a .tsv file it is the tab. A field may be quoted with ", and a
     quote inside is doubled. As in pyarrow, a quote opens a quoted field only at its start;
     elsewhere it is text. A line ends with LF, CR LF or CR. The first line holds the names of the
-    columns. The text is UTF-8, with or without a byte order mark; `_text` decompresses it.
-    `features.values` lists the texts that are missing values. `table` sets the tab for .tsv.
+    columns. The text is UTF-8, with or without a byte order mark; `_text` decompresses it and
+    decodes others. `features.values` lists the texts that are missing values. `table` sets the tab
+    for .tsv.
     """
 
     as_written = True
@@ -159,6 +160,6 @@ def _is_utf8(data: bytes) -> bool:
 
 def _not_utf8(record: bytes, error: UnicodeDecodeError) -> str:
     return (
-        f"byte 0x{record[error.start]:02x} is not UTF-8; save the file as UTF-8 "
-        "(if it is Latin-1: iconv -f latin1 -t utf-8)"
+        f"byte 0x{record[error.start]:02x} is not UTF-8; save the file as UTF-8, or name its "
+        "encoding: encoding='cp1252' is that of Western Europe on Windows"
     )

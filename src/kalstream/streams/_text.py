@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Container, Generator, Iterator
 from contextlib import closing
 from functools import partial
@@ -11,6 +12,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
+from kalstream._printable import quoted
 from kalstream.errors import InvalidInput
 from kalstream.streams._csv import Csv, breaks
 from kalstream.streams._json import JsonLines
@@ -20,6 +22,7 @@ _PIECE = 1 << 20
 _SMALL_PIECE = 1 << 10
 _LONGEST = 1 << 24
 _BOM = b"\xef\xbb\xbf"
+_BOMS_OF_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -92,6 +95,33 @@ def pieces_as_they_come(file: Any) -> Iterator[bytes]:
         yield piece.encode() if isinstance(piece, str) else piece
 
 
+def check_encoding(encoding: str | None) -> str | None:
+    """An encoding of text; None for UTF-8, which is read without decoding."""
+    if encoding is None:
+        return None
+    try:
+        codecs.getincrementaldecoder(encoding)
+        " ".encode(encoding)  # some codecs are not of text
+    except (LookupError, ValueError):
+        raise InvalidInput(
+            f"encoding is {quoted(encoding)}, which is none that Python knows; give one such as "
+            "cp1252, latin-1, utf-16 or shift-jis"
+        ) from None
+    return None if codecs.lookup(encoding).name in ("utf-8", "utf-8-sig") else encoding
+
+
+def _as_utf8(pieces: Iterator[bytes], encoding: str, file: str) -> Iterator[bytes]:
+    decoder = codecs.getincrementaldecoder(encoding)()
+    try:
+        for piece in pieces:
+            yield decoder.decode(piece).encode()
+        yield decoder.decode(b"", final=True).encode()
+    except UnicodeError as error:
+        raise InvalidInput(
+            f"{file} is not of the encoding {encoding} ({error}); give another encoding"
+        ) from None
+
+
 class TextPart:
     """A table of text; its first character decides whether CSV or JSON lines. See `Part`."""
 
@@ -103,9 +133,11 @@ class TextPart:
         pieces: Callable[[], Iterator[bytes]],
         delimiter: str | None = None,
         size: int | None = None,
+        encoding: str | None = None,
     ) -> None:
         self.file, self.size = file, size
         self._pieces, self._live = pieces, isinstance(pieces, Arriving)
+        self._encoding = encoding
         self._format = self._detected(delimiter)
         self.names, self.as_written = self._format.names, self._format.as_written
         self.delimiter = self._format.delimiter if isinstance(self._format, Csv) else None
@@ -141,12 +173,11 @@ class TextPart:
         raise InvalidInput(f"{self.file} is empty; give a header and rows")
 
     def _format_of(self, start: bytes, delimiter: str | None) -> Csv | JsonLines | None:
-        if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            raise InvalidInput(f"{self.file} is UTF-16; save it as UTF-8")
         if b"\0" in start:
             raise InvalidInput(
                 f"{self.file} is a binary file, not CSV, JSON lines or Parquet; "
-                "text may be compressed by gzip or zstd"
+                "text may be compressed by gzip or zstd, and is UTF-8 unless encoding= says "
+                "otherwise"
             )
         first = start.lstrip()
         if not first:
@@ -183,7 +214,14 @@ class TextPart:
                         return
 
     def _text(self) -> Generator[bytes]:
+        """The text in UTF-8: UTF-16 is recognised, other encodings are given."""
         pieces = self._pieces()
+        first = next(pieces, b"")
+        if self._encoding is None and first.startswith(_BOMS_OF_UTF16):
+            self._encoding = "utf-16"
+        pieces = chain((first,), pieces)
+        if self._encoding is not None:
+            pieces = _as_utf8(pieces, self._encoding, self.file)
         yield next(pieces, b"").removeprefix(_BOM)
         yield from pieces
 
@@ -196,10 +234,13 @@ class TextPart:
                 problems = [Problem(0, "opens a quote that is never closed, or is too long")]
             count = batch.num_rows + len(problems)
             if count:
-                self.row_bytes = self.row_bytes or len(data) / count
+                self.row_bytes = self.row_bytes or self._size_in_file(data) / count
                 line_of = partial(self._line, data if whole else b"", line)
                 yield Block(batch, record, problems, line_of)
             record += count
+
+    def _size_in_file(self, data: bytes) -> int:
+        return len(data.decode().encode(self._encoding)) if self._encoding else len(data)
 
     def _line(self, data: bytes, line: int, record: int) -> int:
         return line + (self._format.lines(data)[record] if data else 0)

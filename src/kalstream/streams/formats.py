@@ -26,7 +26,7 @@ from kalstream.streams.table import TableStream
 
 _TABLE_OPTIONS: Final = (
     *("target", "task", "time", "label_time", "id", "ignore", "categorical", "bad_rows"),
-    *("missing", "decimal", "date_format", "delimiter", "columns"),
+    *("missing", "decimal", "date_format", "delimiter", "encoding", "columns"),
 )
 _TABLE_REMEDIES: Final = {
     "order": "its rows are read in their own order. To shuffle them first: "
@@ -187,6 +187,7 @@ FORMATS: Final[list[Format]] = [
             "decimal": "all its columns are numbers",
             "date_format": "all its columns are numbers",
             "delimiter": "it is no CSV",
+            "encoding": "it is no text",
             "missing": "write NaN where a number is missing",
             "bad_rows": "leave bad rows out when you write the file",
         },

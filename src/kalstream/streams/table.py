@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import sys
@@ -33,6 +34,7 @@ from kalstream.streams._rows import EARLIER, BadRow, Block, Part, damaged
 from kalstream.streams._text import (
     Arriving,
     TextPart,
+    check_encoding,
     compression_of,
     pieces_as_they_come,
     pieces_of_file,
@@ -99,6 +101,9 @@ class TableStream(Stream):
         count it.
     delimiter : str, optional
         Delimiter of CSV; guessed from the header if not given.
+    encoding : str, optional
+        Encoding of text, such as "cp1252" or "latin-1". It is UTF-8 if not given, or UTF-16 with a
+        byte order mark.
     name : str, optional
     columns : Columns, optional
         The encoder of a checkpoint, or a frozen one for prediction. It replaces the parameters
@@ -138,12 +143,14 @@ class TableStream(Stream):
         date_format: str | None = None,
         bad_rows: str = STOP,
         delimiter: str | None = None,
+        encoding: str | None = None,
         name: str | None = None,
         columns: Columns | None = None,
     ) -> None:
         if bad_rows not in (STOP, SKIP):
             raise InvalidInput(f'bad_rows must be "{STOP}" or "{SKIP}", got {bad_rows!r}')
         self.bad_rows, self.delimiter = bad_rows, delimiter
+        self.encoding = check_encoding(encoding)
         self.ignore, self.categorical = _names(ignore), _names(categorical)
         if decimal not in (None, ",", "."):
             raise InvalidInput(f'decimal must be "," or ".", got {decimal!r}')
@@ -157,10 +164,11 @@ class TableStream(Stream):
             self.source, self.files, self._parts = "memory", [], [memory]
         elif self._arriving is None:
             self.files = _files(Path(self.source))
-            self._parts = [_part(path, delimiter) for path in self.files]
+            self._parts = [_part(path, delimiter, self.encoding) for path in self.files]
         else:
             self.repeatable = False
-            self._parts = [TextPart("standard input", self._arriving, delimiter)]
+            given = None if isinstance(source, io.StringIO) else self.encoding
+            self._parts = [TextPart("standard input", self._arriving, delimiter, encoding=given)]
         from_file = Path(self.source).name.split(".")[0]
         self.name = name or ("stdin" if self._arriving else from_file)
         self._check_names()
@@ -489,6 +497,7 @@ class TableStream(Stream):
             **({"missing": list(columns.missing)} if columns.missing else {}),
             "bad_rows": self.bad_rows,
             "delimiter": self.delimiter,
+            **({"encoding": self.encoding} if self.encoding else {}),
             "columns": [{"name": column.name, "kind": column.kind} for column in columns.features],
             "n_rows": self.n_rows,
             "fingerprint": of_files(self.files) if self.files else None,
@@ -556,7 +565,7 @@ def _natural(path: Path) -> list[Any]:
     return [int(piece) if k % 2 else piece for k, piece in enumerate(pieces)]
 
 
-def _part(path: Path, delimiter: str | None) -> Part:
+def _part(path: Path, delimiter: str | None, encoding: str | None) -> Part:
     file = str(path)
     try:
         with path.open("rb") as opened:
@@ -572,7 +581,7 @@ def _part(path: Path, delimiter: str | None) -> Part:
     if delimiter is None and ".tsv" in path.suffixes:
         delimiter = "\t"
     size = None if compression_of(start) else path.stat().st_size
-    return TextPart(file, partial(pieces_of_file, path), delimiter, size)
+    return TextPart(file, partial(pieces_of_file, path), delimiter, size, encoding)
 
 
 def _names(names: Iterable[str]) -> tuple[str, ...]:
