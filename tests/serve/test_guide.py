@@ -81,6 +81,7 @@ def agree(printed: str, shown: str) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="the guide is for shells of Unix")
 def test_the_commands_of_the_guide(
     terminal: Terminal, commands: dict[str, str], tmp_path: Path

@@ -6,6 +6,7 @@ from kalstream.cli import (  # noqa: F401  (they register their commands)
     paper,
     results,
     run,
+    send,
     serve,
 )
 from kalstream.cli.console import app, main

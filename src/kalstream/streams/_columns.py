@@ -24,6 +24,7 @@ from kalstream.features.encoding import (
     READINGS,
     TEXTS,
     Column,
+    OneNumber,
     has_decimal_commas,
     is_of_dates,
     kind_of,
@@ -33,6 +34,7 @@ from kalstream.features.values import (
     MISSING,
     Bad,
     Reading,
+    as_text,
     distinct,
     fails,
     is_missing,
@@ -297,6 +299,25 @@ class Columns:
         number = self.id is not None and self.target.kind in NUMBERS
         hint = _NO_LABELS if number else ""
         return self.target.checked(table, bad, hint)
+
+    def values(self, table: pa.RecordBatch, bad: Bad) -> list[dict[str, Any]]:
+        """Features as objects {column: value}, n of them; adds to the bad rows.
+
+        Numbers and booleans that are written as text become values; other texts stay as they are.
+        """
+        table = without_missing(table, self.missing)
+        columns = {}
+        for column in self.features:
+            array = table.column(column.name)
+            if isinstance(KINDS[column.kind], OneNumber):
+                numbers = READINGS[column.kind].checked(column.name, array, bad)
+                one = bool if column.kind == BOOLEAN else float
+                columns[column.name] = [None if v != v else one(v) for v in numbers.tolist()]
+            else:
+                texts = as_text(array) if column.kind in (CATEGORY, TEXTS) else array
+                columns[column.name] = texts.to_pylist()
+        parts = zip(*columns.values(), strict=True)
+        return [dict(zip(columns, values, strict=True)) for values in parts]
 
     def encode_more(
         self, table: pa.RecordBatch, times: Array | None, bad: Bad

@@ -406,6 +406,29 @@ class TableStream(Stream):
                 if batch.stop > max(start, batch.start):
                     yield batch[max(0, start - batch.start) :]
 
+    def records(self) -> Iterator[tuple[list[dict[str, Any]], Array]]:
+        """Rows as objects {column: value}, for programs that encode them, and their targets (n,).
+
+        A row that cannot be read is an error, after the rows before it.
+        """
+        for part, _, block in self._blocks(None):
+            end, why = block.batch.num_rows, tuple[Any, ...]()
+            if block.problems:
+                end, why = block.problems[0].record, (block.problems[0].why,)
+            for at in range(0, end, self._most):
+                table, bad = block.batch.slice(at, min(self._most, end - at)), Bad()
+                rows, targets = (
+                    self.encoder.values(table, bad),
+                    self.encoder.encode_targets(table, bad),
+                )
+                good = min(bad, default=len(rows))
+                yield rows[:good], targets[:good]
+                if bad:
+                    column, value, wrong = bad[good]
+                    raise block.error(part.file, block.record(at + good), wrong, column, value)
+            if why:
+                raise block.error(part.file, end, *why)
+
     def _blocks(self, wanted: list[str] | None, skip: int = 0) -> Iterator[tuple[Part, int, Block]]:
         """The blocks from row ``skip`` or earlier on, and the number of records before each."""
         before = 0
