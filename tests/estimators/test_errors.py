@@ -124,7 +124,7 @@ def test_predictions_of_bad_rows():
         for ask in (model.predict, model.predict_proba, model.uncertainty, model.is_novel):
             with pytest.raises((ValueError, TypeError), match=message):
                 ask(bad)
-    with pytest.raises(InvalidInput, match="time 58 is before the last row learned, at 59"):
+    with pytest.raises(InvalidInput, match="time 58 is before that of the last row learned, 59"):
         model.predict_proba(X, time=58.0)
     with pytest.raises(InvalidInput, match=r"abstain_below .* \[0, 1\], got 2"):
         model.predict(X, abstain_below=2)

@@ -128,8 +128,12 @@ def test_fragments_of_standard_input_do_not_matter(table, sizes):
                 piece, self.text = self.text[:size], self.text[size:]
                 return piece
 
-        whole = TableStream(io.BytesIO(text), "y", bad_rows="skip")
-        parts = TableStream(Fragments(text), "y", bad_rows="skip")
+            read = read1
+
+        # The task is given: it is guessed from the rows that come at once.
+        options = {"task": "classification", "bad_rows": "skip"}
+        whole = TableStream(io.BytesIO(text), "y", **options)
+        parts = TableStream(Fragments(text), "y", **options)
         assert whole.columns == parts.columns
         rows, targets = joined(whole)
         again, targets_again = joined(parts)

@@ -13,7 +13,7 @@ from kalstream.errors import InvalidInput
 Value = str | int | float | bool | None
 
 
-class Event(Struct, forbid_unknown_fields=True, omit_defaults=True):
+class Event(Struct, forbid_unknown_fields=True, omit_defaults=True, repr_omit_defaults=True):
     """A row, a label, or both.
 
     Attributes
