@@ -17,7 +17,7 @@ from kalstream.runs.options import Options
 from kalstream.serve.app import Limits, make_app
 from kalstream.serve.gate import needed
 from kalstream.serve.service import Service
-from kalstream.serve.store import Store, StoreError
+from kalstream.serve.store import Entry, Store, StoreError
 from kalstream.serve.tokens import RIGHTS, Tokens, make_token
 from serve_rows import rows
 
@@ -63,6 +63,8 @@ def test_from_nothing_to_a_prediction(start: Start) -> None:
     _, client = start()
     assert predict(client, {"row": {"x": 1.0}}) == {}
     assert learn(client, {"row": {"x": 1.0}, "label": "up"}) == {"status": "learned"}
+    empty = learn(client, {"row": {"x": None}, "label": "up"}, 422)
+    assert "no value to learn from" in empty["error"]
     learn(
         client,
         {
@@ -122,6 +124,7 @@ def test_regression(start: Start) -> None:
         ({"row": {"x": 1.0}, "label": "yes", "more": 1}, "unknown field"),
         ({"rows": [{"row": {"x": 1.0}, "label": "yes"}] * 11}, "at most 10"),
         ([1, 2], "cannot be read"),
+        ({"row": {"x": 1e300, "color": "red"}, "label": "yes"}, "beyond 1e+100"),
     ],
 )
 def test_what_is_refused_teaches_nothing(start: Start, body: Any, words: str) -> None:
@@ -133,6 +136,21 @@ def test_what_is_refused_teaches_nothing(start: Start, body: Any, words: str) ->
     known = predict(client, probe)
     assert words in learn(client, body, 422)["error"]
     assert (service.models["default"].n_rows, predict(client, probe)) == (before[0], known)
+
+
+def test_a_first_request_that_is_refused_decides_no_columns(start: Start) -> None:
+    _, client = start()
+    learn(client, {"row": {"z": 1e300}, "label": "yes"}, 422)
+    assert learn(client, {"row": {"x": 1.0}, "label": "yes"}) == {"status": "learned"}
+    assert client.get("/models/default").json()["columns"] == {"x": "number"}
+
+
+def test_lists_and_columns_called_rows(start: Start) -> None:
+    _, client = start()
+    for path in ("learn", "predict", "learn"):
+        answer = client.post(f"/models/default/{path}", json={"rows": []})
+        assert (answer.status_code, answer.json()) == (200, {"rows": []})
+        learn(client, {"row": {"rows": 1.0}, "label": "yes"})
 
 
 def test_one_bad_request_of_a_group_does_not_harm_the_others(start: Start) -> None:
@@ -230,6 +248,7 @@ def test_models_come_and_go(start: Start) -> None:
     assert client.put("/models/bad name", json={}).status_code == 422
     assert client.put("/models/c", json={"delay": "3"}).status_code == 422
     assert client.put("/models/c", json={"origin": "/etc"}).status_code == 422
+    assert client.put("/models/c", json={"cls": 1}).status_code == 422
     names = [each["name"] for each in client.get("/models").json()["models"]]
     assert names == ["default", "other"]
     assert client.delete("/models/other").status_code == 200
@@ -246,10 +265,11 @@ def test_a_stream_of_lines_is_answered_line_by_line(start: Start) -> None:
     )
     made = [json.loads(line) for line in answer.text.splitlines()]
     assert [each["status"] for each in made] == ["learned"] * 30 + ["waits"]
-    bad = client.post(
-        "/models/default/stream", content="{", headers={"content-type": "application/x-ndjson"}
-    )
-    assert "cannot be read" in json.loads(bad.text)["error"]
+    for line in ("{", '{"rows": []}'):
+        bad = client.post(
+            "/models/default/stream", content=line, headers={"content-type": "application/x-ndjson"}
+        )
+        assert "cannot be read" in json.loads(bad.text)["error"]
 
 
 @pytest.mark.parametrize("right", [None, *RIGHTS])
@@ -269,9 +289,12 @@ def test_every_endpoint_with_every_token(start: Start, tmp_path: Path, right: st
         ("GET", "/openapi.json"): None,
         ("POST", "/models/default/predict"): {"row": {"x": 1.0}},
         ("POST", "/models/default/learn"): body,
-        ("POST", "/models/default/snapshot"): {},
+        ("POST", "/models/default/stream"): {"row": {"x": 1.0}},
+        ("POST", "/models/default/snapshot"): None,
         ("PUT", "/models/new"): {},
         ("DELETE", "/models/new"): None,
+        ("PUT", "/models/learn"): {},  # a name gives no rights
+        ("DELETE", "/models/learn"): None,
         ("GET", "/health"): None,
         ("GET", "/ready"): None,
         ("GET", "/"): None,
@@ -303,6 +326,7 @@ def test_pages_and_names_of_others_are_refused(start: Start) -> None:
     assert status(host="models.example:80", origin="https://models.example:80") == 200
     long = {"row": {"x": 1.0, "text": "a" * 2000}, "label": "up"}
     assert client.post("/models/default/learn", json=long).status_code == 413
+    assert client.put("/models/stream", json=long).status_code == 413
 
 
 def test_more_rows_than_the_queue_takes_are_refused(start: Start) -> None:
@@ -333,10 +357,28 @@ def test_a_log_that_cannot_be_written_refuses_rows(
 
 
 def test_a_damaged_or_locked_log_is_named(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
     path = tmp_path / "service.sqlite"
     path.write_bytes(b"this is no database" * 100)
     with pytest.raises(StoreError, match="restore"):
         Store(path)
+    path.unlink()
+    whole = Store(path)
+    whole.add_model("a", "{}")
+    entries = [Entry("a", k, rng.bytes(500)) for k in range(50)]
+    whole.append(entries)
+    whole.close()
+    content, n_found = path.read_bytes(), 0
+    for _ in range(100):  # a bit of the file changes: the log is the same, or refused
+        at = int(rng.integers(len(content)))
+        path.write_bytes(content[:at] + bytes([content[at] ^ 16]) + content[at + 1 :])
+        try:
+            damaged = Store(path)
+            assert list(damaged.entries("a")) == entries
+            damaged.close()
+        except StoreError:
+            n_found += 1
+    assert n_found > 30
     other = Store(tmp_path / "other.sqlite")
     lock = sqlite3.connect(tmp_path / "other.sqlite", isolation_level=None)
     lock.execute("BEGIN IMMEDIATE")

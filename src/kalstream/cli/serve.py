@@ -19,16 +19,17 @@ _HELP: Final = """
 Serve models over HTTP: they learn what they are sent.
 
 What was acknowledged is on disk, and survives a crash. Needs the extra serve: pip install
-'kalstream[serve]'.
+'kalstream\\[serve]'.
 
 [bold]Examples[/bold]
 
-  kalstream serve                           a model "default" at http://localhost:8000, with a page
-                                            to watch it
+  kalstream serve                 a model "default", with a page, at
+                                  http://localhost:8000
 
-  kalstream serve runs/data-1 --port 8000   continue with the model of a run
+  kalstream serve runs/data-1     continue with the model of a run
 
-  curl localhost:8000/models/default/learn --json '{"row": {"x": 1}, "label": "yes"}'
+  curl localhost:8000/models/default/learn \\
+    --json '{"row": {"x": 1}, "label": "yes"}'
 """
 
 _TOKEN_HELP: Final = """
@@ -42,6 +43,7 @@ Make a token for a service, and print it once; only its hash is kept.
 """
 
 Data = Annotated[Path, typer.Option("--data", help="Folder where the service keeps everything.")]
+_PATIENCE: Final = 10  # seconds that requests may take which have begun when it is stopped
 _DATA: Final = Path("kalstream-data")
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
@@ -104,7 +106,9 @@ def serve(  # noqa: D103
         out.print(f"serving at {where} (Ctrl-C stops it; data in {escaped(str(data))})")
         for each in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises it again when it has ended
             signal.signal(each, lambda *_: None)
-        settings = uvicorn.Config(asgi, log_level="warning", access_log=False)
+        settings = uvicorn.Config(
+            asgi, log_level="warning", access_log=False, timeout_graceful_shutdown=_PATIENCE
+        )
         uvicorn.Server(settings).run(sockets=[listening])
     finally:
         service.stop()

@@ -394,7 +394,7 @@ class Options(BaseModel):
         }
 
     @classmethod
-    def of(cls, **values: Any) -> Options:
+    def of(cls, /, **values: Any) -> Options:
         """Options, or an `InvalidOption` that names the option, its value and the remedy."""
         try:
             return cls.model_validate(values)

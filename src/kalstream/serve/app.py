@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from kalstream import __version__
 from kalstream.errors import InvalidInput, KalstreamError
-from kalstream.runs.options import Options
+from kalstream.runs.options import NOT_SERVED, Options
 from kalstream.serve.events import (
     Answers,
     Event,
@@ -27,6 +27,7 @@ from kalstream.serve.events import (
     as_rows,
     encode,
     read_body,
+    read_line,
 )
 from kalstream.serve.gate import LOOPBACK, App, Gate
 from kalstream.serve.gauges import Gauges
@@ -39,6 +40,7 @@ _STATUS: Final[dict[type[Exception], int]] = {
     Busy: 429,
     NotReady: 503,
     KalstreamError: 422,
+    OSError: 503,  # the disk
 }
 _LINES: Final = 256  # of a stream that are learned together
 _WINDOWS: Final = 200
@@ -272,7 +274,7 @@ async def _answered(
     """A line for each line; the first error ends the answer."""
     try:
         async for lines in groups:
-            events = [read_body(line, 1)[0][0] for line in lines]
+            events = [read_line(line) for line in lines]
             while True:
                 try:
                     made = await _learned(service, name, events) if events else []
@@ -322,7 +324,7 @@ def _add_models(api: FastAPI, service: Service) -> None:
                 "name": name,
                 "task": found.stream.task,
                 "rows": found.n_rows,
-                "options": found.options.model_dump(mode="json"),
+                "options": found.options.model_dump(mode="json", exclude=set(NOT_SERVED)),
                 "columns": None
                 if columns is None
                 else {each.name: each.kind for each in columns.features},
@@ -401,14 +403,18 @@ def _add_errors(api: FastAPI) -> None:
     """Errors as {"error": message}; a refused request has taught nothing."""
 
     @api.exception_handler(KalstreamError)
-    async def ours(_: Request, error: KalstreamError) -> Response:
+    @api.exception_handler(OSError)
+    async def ours(_: Request, error: Exception) -> Response:
         status = next(code for kind, code in _STATUS.items() if isinstance(error, kind))
         headers = {"Retry-After": "1"} if status in (429, 503) else None
         return JSONResponse({"error": str(error)}, status, headers)
 
     @api.exception_handler(HTTPException)
     async def theirs(_: Request, error: HTTPException) -> Response:
-        return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
+        what = str(error.detail)
+        if error.status_code in (404, 405):
+            what = f"{what}: GET /openapi.json lists all requests"
+        return JSONResponse({"error": what}, error.status_code, error.headers)
 
     @api.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -64,10 +65,20 @@ class Answers(Struct):
     rows: list[Made]
 
 
+# The one field of `Events` comes first in them, and in no event.
+_LIST: Final = re.compile(rb'\s*\{\s*"rows"\s*:')
 _one = msgspec.json.Decoder(Event)
 _many = msgspec.json.Decoder(Events)
 _log = msgspec.json.Decoder(list[list[Event]])
 encode = msgspec.json.Encoder().encode
+
+
+def read_line(line: bytes) -> Event:
+    """The event of one line, which is no list."""
+    try:
+        return _one.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _unreadable(error) from None
 
 
 def read_body(body: bytes, most_rows: int) -> tuple[list[Event], bool]:
@@ -78,20 +89,25 @@ def read_body(body: bytes, most_rows: int) -> tuple[list[Event], bool]:
     >>> read_body(b'{"row": {"x": 1}, "label": "yes"}', 10)
     ([Event(row={'x': 1}, label='yes')], False)
     """
-    is_list = b'"rows"' in body[:64]
+    if _LIST.match(body) is None:
+        return [read_line(body)], False
     try:
-        events = _many.decode(body).rows if is_list else [_one.decode(body)]
+        events = _many.decode(body).rows
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(
-            f"the request cannot be read ({error}); send "
-            '{"row": {"column": value}, "label": "yes"} or {"rows": [...]} with several of these'
-        ) from None
+        raise _unreadable(error) from None
     if len(events) > most_rows:
         raise InvalidInput(
             f"the request has {len(events):,} rows, at most {most_rows:,} are taken; send several "
             "requests"
         )
-    return events, is_list
+    return events, True
+
+
+def _unreadable(error: Exception) -> InvalidInput:
+    return InvalidInput(
+        f"the request cannot be read ({error}); send "
+        '{"row": {"column": value}, "label": "yes"} or {"rows": [...]} with several of these'
+    )
 
 
 def as_labels(events: Sequence[Event]) -> None:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
+from starlette.requests import ClientDisconnect
+
 from kalstream.serve.gauges import Gauges
 from kalstream.serve.tokens import Tokens
 
@@ -19,13 +21,14 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]", "::1")
-# The rights that the last part of a path needs; other paths need "read", or "admin" to change.
+# The rights that POST to the last part of a path needs; reading needs "read", all else "admin".
 _NEEDS: Final = {
     "predict": ("predict",),
     "learn": ("learn",),
     "stream": ("predict", "learn"),
     "snapshot": ("admin",),
 }
+_ADMIN: Final = ("admin",)
 # Anybody may ask whether the service lives, and read the page, which has no data.
 _OPEN: Final = ("/", "/health", "/ready")
 
@@ -35,14 +38,19 @@ def needed(method: str, path: str) -> tuple[str, ...]:
 
     Examples
     --------
-    >>> needed("POST", "/models/a/learn"), needed("DELETE", "/models/a"), needed("GET", "/health")
+    >>> needed("POST", "/models/a/learn"), needed("DELETE", "/models/learn"), needed("GET", "/")
     (('learn',), ('admin',), ())
     """
     if path in _OPEN and method in ("GET", "HEAD"):
         return ()
     if method in ("GET", "HEAD", "OPTIONS"):
         return ("read",)
-    return _NEEDS.get(path.rsplit("/", 1)[-1], ("admin",))
+    return _NEEDS.get(path.rsplit("/", 1)[-1], _ADMIN) if method == "POST" else _ADMIN
+
+
+def _streams(method: str, path: str) -> bool:
+    """Whether a body may be of any length, since it is read line by line."""
+    return method == "POST" and path.endswith("/stream")
 
 
 class Gate:
@@ -74,13 +82,12 @@ class Gate:
             return
         begun, method, path = time.perf_counter(), scope["method"], scope["path"]
         status, n_bytes = 500, 0
-        streamed = path.endswith("/stream")
 
         async def counted() -> MutableMapping[str, Any]:
             nonlocal n_bytes
             message = await receive()
             n_bytes += len(message.get("body", b""))
-            if n_bytes > self.most_bytes and not streamed:
+            if n_bytes > self.most_bytes and not _streams(method, path):
                 raise _TooLarge
             return message
 
@@ -99,6 +106,8 @@ class Gate:
         except _TooLarge:
             message = f"the body is larger than {self.most_bytes:,} bytes; send several requests"
             await _answer(noted, 413, message)
+        except ClientDisconnect:  # before it had sent its body
+            status = 499
         finally:
             self.gauges.request(path, method, status, time.perf_counter() - begun)
             logger.info("%s %s %d", method, path, status)
@@ -114,12 +123,13 @@ class Gate:
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2] != host:
             return 403, f"a page of {origin!r} may not use this service"
-        if method in ("POST", "PUT", "PATCH"):
+        length = headers.get("content-length", "0")
+        if length != "0" or "transfer-encoding" in headers:
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind not in ("application/json", "application/x-ndjson", "application/jsonl"):
-                return 415, "send the header Content-Type: application/json"
-        length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > self.most_bytes and not path.endswith("/stream"):
+                return 415, "send the header Content-Type: application/json (curl: --json, not -d)"
+        too_long = length.isdecimal() and int(length) > self.most_bytes
+        if too_long and not _streams(method, path):
             return 413, f"the body is larger than {self.most_bytes:,} bytes; send several requests"
         needs = needed(method, path)
         if not needs or not self.tokens.rights:

@@ -192,6 +192,9 @@ class Served:
         there = np.array([event.row is not UNSET for event in events], bool)
         whole = np.full((len(events), numbers.shape[1]), np.nan)
         whole[there] = numbers
+        for k in np.flatnonzero(there & np.isnan(whole).all(axis=1)).tolist():
+            if events[k].label is not UNSET:  # the loop takes it for a label of a row that waits
+                raise InvalidInput(f"event {k} has no value to learn from; send at least one")
         if times is not None:
             some = np.full(len(events), np.nan)
             some[there] = times
@@ -265,7 +268,7 @@ class Served:
         Rows of several requests are one call of the learner. If it refuses them, each request is
         one; of a request that is refused nothing is learned, unless it spans two windows.
         """
-        self._encoder = self.stream.encoder = encoder
+        before, self._encoder, self.stream.encoder = self._encoder, encoder, encoder
         done: list[Result] = []
         while len(done) < len(requests):
             some = list(self._fitting(requests[len(done) :]))
@@ -278,6 +281,8 @@ class Served:
             for each in some:
                 done.append(made[at : at + len(each)])
                 at += len(each)
+        if not self.n_rows:  # columns of a first request that was refused bind nobody
+            self._encoder = self.stream.encoder = before
         return done
 
     def _fitting(self, requests: Sequence[Prepared]) -> Iterator[Prepared]:
@@ -347,7 +352,7 @@ class Served:
     def predict(self, rows: Sequence[dict[str, Any]]) -> list[Made]:
         """Predictions of rows, by what is learned now; nothing changes."""
         encoder, learner = self._encoder, self.learner
-        if encoder is None or not self.evaluation.is_fitted:
+        if encoder is None or not self.evaluation.is_fitted or not rows:
             return [Made() for _ in rows]
         numbers, times, _ = _numbers(encoder, rows, learns=False)
         more = {} if times is None else {"time": times}

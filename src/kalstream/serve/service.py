@@ -361,9 +361,9 @@ class Service:
             return
         try:
             writing.result()
-        except (KalstreamError, OSError) as error:  # the log has everything
+        except Exception as error:  # whatever it is, the log has everything
             logger.error("checkpoint: %s", error)
-            self.checkpoint_problem, self._saved_rows = str(error), {}
+            self.checkpoint_problem, self._saved_rows = str(error) or repr(error), {}
         else:
             self.checkpoint_problem = ""
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, NamedTuple
+from zlib import crc32
 
 from kalstream.errors import KalstreamError
 
@@ -20,7 +21,8 @@ CREATE TABLE IF NOT EXISTS entries (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     model TEXT NOT NULL,
     first INTEGER NOT NULL,
-    body BLOB NOT NULL
+    body BLOB NOT NULL,
+    checksum INTEGER NOT NULL
 );
 CREATE INDEX IF NOT EXISTS entries_of_models ON entries (model, number);
 CREATE TABLE IF NOT EXISTS windows (
@@ -48,6 +50,11 @@ class Entry(NamedTuple):
     first: int
     body: bytes
 
+    @property
+    def checksum(self) -> int:
+        """Of all fields: SQLite does not see that a bit of a value has changed on the disk."""
+        return crc32(self.body, crc32(f"{self.model} {self.first}".encode()))
+
 
 class Store:
     """Names and options of models, their log, and the lines of their windows.
@@ -67,6 +74,9 @@ class Store:
             self._db.execute("PRAGMA busy_timeout = 2000")
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
+            (problem,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+            if problem != "ok":
+                raise sqlite3.DatabaseError(problem)
             (found,) = self._db.execute("PRAGMA user_version").fetchone()
             self._db.executescript(_TABLES)
             self._db.execute(f"PRAGMA user_version = {_FORMAT}")
@@ -77,7 +87,7 @@ class Store:
                 f"{path} has format {found}, this version reads up to {_FORMAT}; update kalstream"
             )
 
-    def _error(self, error: sqlite3.Error) -> StoreError:
+    def _error(self, error: object) -> StoreError:
         return StoreError(
             f"{self.path}: {error}; free space, end other programs that use the file, or restore "
             "the folder from a copy"
@@ -109,21 +119,24 @@ class Store:
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Write entries; they are on disk when this returns."""
-        insert = "INSERT INTO entries (model, first, body) VALUES (?, ?, ?)"
-        self._write([(insert, entry) for entry in entries])
+        insert = "INSERT INTO entries (model, first, body, checksum) VALUES (?, ?, ?, ?)"
+        self._write([(insert, (*entry, entry.checksum)) for entry in entries])
 
     def entries(self, model: str, first: int = 0) -> Iterator[Entry]:
         """The log of a model, from the entries on that were learned after ``first`` rows."""
         number, more = -1, True
         select = (
-            "SELECT number, model, first, body FROM entries "
+            "SELECT number, checksum, model, first, body FROM entries "
             "WHERE model = ? AND first >= ? AND number > ? ORDER BY number LIMIT 1000"
         )
         while more:
             found = self._read(select, (model, first, number))
-            for _, *entry in found:
-                yield Entry(*entry)
-            number, more = (found[-1][0] if found else number), bool(found)
+            for number, checksum, *fields in found:
+                entry = Entry(*fields)
+                if entry.checksum != checksum:
+                    raise self._error(f"entry {number} is damaged")
+                yield entry
+            more = bool(found)
 
     def forget(self, model: str, before: int) -> None:
         """Remove entries that were learned before a model had seen so many rows."""
