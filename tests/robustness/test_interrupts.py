@@ -30,7 +30,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def predictions(model: Model) -> Any:
     if isinstance(model, KalmanClassifier):
-        return model.predict_proba(X[:3]), model.classes_.tolist(), model.n_seen_
+        seen = model.predict_proba(X[:3]), model.classes_.tolist(), model.n_seen_
+        return *seen, [*model.waiting_ids_, model.waiting_.told]
     return *model.predict(X[:3], return_std=True), model.n_seen_
 
 
@@ -56,6 +57,17 @@ def calls(kind: type, n: int) -> dict[str, Callable[[Any], Any]]:
         by_name["declared"] = lambda model: model.partial_fit(rows, y, classes=["up", "far"])
         by_name["retire_class"] = lambda model: model.retire_class("up")
     return by_name
+
+
+def late_calls(n: int) -> dict[str, Callable[[Any], Any]]:
+    """Calls of n rows of a model that was asked for rows with the ids from 0 to n - 1."""
+    rows, y = X[200 : 200 + n], LABELS[200 : 200 + n]
+    return {
+        "ask": lambda model: model.ask(rows, ids=range(n, 2 * n)),
+        "tell": lambda model: model.tell(range(n), y),
+        "partial_fit": lambda model: model.partial_fit(rows, y),
+        "predict_then_learn": lambda model: model.predict_then_learn(rows, y),
+    }
 
 
 def interrupted(make: Callable[[], Any], call: Callable[[Any], Any], moments: Any) -> int:
@@ -90,6 +102,35 @@ def test_an_interrupted_model_is_as_before_or_as_after(kind: type, setting: str,
 @pytest.mark.parametrize("kind", [KalmanClassifier, KalmanRegressor])
 def test_twenty_thousand_interrupts(kind: type, setting: str, n: int) -> None:
     check(kind, setting, n, 100)
+
+
+@pytest.mark.parametrize("setting", ["mixture", "fourier"])
+def test_an_interrupted_row_waits_or_does_not(setting: str) -> None:
+    check_single_rows(setting, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["mixture", "fourier"])
+def test_five_thousand_interrupts_of_single_rows(setting: str) -> None:
+    check_single_rows(setting, 650)
+
+
+def check_single_rows(setting: str, times: int) -> None:
+    model = KalmanClassifier(**SETTINGS[setting], random_state=0).partial_fit(X[:60], LABELS[:60])
+    for i in range(60, 80):
+        model.ask(X[i : i + 1], ids=["row"])
+        model.tell(["row"], LABELS[i : i + 1])
+        model.predict_then_learn(X[i : i + 1], LABELS[i : i + 1])
+    model.ask(X[200:201], ids=[0])
+    frozen, rng = pickle.dumps(model), np.random.default_rng(1)
+
+    def ready() -> Any:
+        made = pickle.loads(frozen)
+        made.predict_proba(X[:1])  # what is packed for single rows is no part of a pickle
+        return made
+
+    for name, call in late_calls(1).items():
+        assert interrupted(ready, call, rng.random(times)) >= times * 0.9, name
 
 
 def check(kind: type, setting: str, n: int, times: int) -> None:
