@@ -125,16 +125,14 @@ def exchange(
     ``bounds`` are how many rows may wait, and how long. With ``strict`` an id that nobody knows is
     an error; otherwise it is counted.
     """
+    made = exchange_row(model, asked, told, settings, bounds)
+    if made is not None:
+        return made
     representation = model.representation
     if len(asked):
         representation, scaled = representation.scaled(asked.rows)
         asked = Asked(scaled, asked.times, asked.ids)
     book = _entered(model, asked, told, settings, bounds, strict)
-    if len(book.events) == 1:
-        new = asked.rows, told.targets, told.weight
-        made = exchange_row(model, representation, book, *new, settings)
-        if made is not None:
-            return made
     if len(asked):
         model = model.but(representation=representation)
     sequence = _Sequence.of(book)

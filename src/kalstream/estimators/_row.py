@@ -6,6 +6,8 @@ They are made of it when somebody asks for them (`Model.__getattr__`).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,9 +18,8 @@ from kalstream.core.row import RowState
 from kalstream.estimators._classification import Classes, Classification
 from kalstream.estimators._learning import LAST_ROWS, state_of
 from kalstream.estimators._model import IN_ROW, Model
-from kalstream.estimators._representation import Representation
 from kalstream.estimators._settings import Settings
-from kalstream.estimators._waiting import Book
+from kalstream.estimators._waiting import WAITS, Store, StoredRow
 from kalstream.estimators.labels import Labels
 from kalstream.features.rows import bounded
 
@@ -74,59 +75,88 @@ def learn_row(
 
 def exchange_row(
     model: Model,
-    representation: Representation,
-    book: Book,
-    scaled: Array,
-    targets: Any,
-    weight: Array | None,
+    asked: Any,
+    told: Any,
     settings: Settings,
+    bounds: tuple[int, float | None],
 ) -> tuple[Model, Array] | None:
-    """As `_late.exchange`, of the only event in a book.
+    """As `_late.exchange`, for a single event that can go the short way."""
+    n, n_told = len(asked.rows), len(told.ids)
+    if n + n_told != 1 or asked.times is not None or told.weight is not None:
+        return None
+    if n_told:
+        return _tell_row(model, told.ids[0], told.targets[0], settings)
+    key = None if asked.ids is None else asked.ids[0]
+    return _ask_row(model, asked.rows, key, settings, bounds)
 
-    ``representation`` is the one after it, and ``scaled`` (1, d) the row that is asked for. Returns
-    also the probabilities (1, K), or (0, K), of the row that is asked for.
-    """
-    asks, number, entry = book.events[0]
-    row, packed = book.row(number), _ready(model, settings)
-    # Rows that were asked for when nothing was known may have to be predicted again.
-    if packed is None or row is None or weight is not None or book.again < book.blank:
+
+def _ask_row(
+    model: Model,
+    rows: Array,
+    key: Hashable,
+    settings: Settings,
+    bounds: tuple[int, float | None],
+) -> tuple[Model, Array] | None:
+    """As `_late.exchange`, of one row (1, d) without a time; ``key`` None numbers it."""
+    packed, store = _ready(model, settings), model.store or Store()
+    if packed is None or not packed.state.frame.judges or not store.is_plain:
         return None
-    if not packed.state.frame.judges or row.time == row.time:
+    state, number = packed.state, model.came
+    representation, scaled = model.representation.scaled(rows)
+    if scaled.shape[1] != model.fitted["n_features_in_"]:
         return None
-    state, labels, sizes = packed.state, packed.labels, packed.state.frame.sizes
-    n_rows = row.number - model.last
-    gap, lag = float(max(n_rows, 0)), float(max(n_rows - 1, 0))
+    phi = representation.features(scaled)
+    made = state.ask(phi, scaled, number, *_since(model, number), model.n_targets)
+    if made is None:
+        return None
+    kept, probabilities, after = made
+    name = store.stop if key is None else key
+    predicted = state.frame.sizes, kept.tobytes()
+    row = StoredRow(name, number, math.nan, scaled.tobytes(), *predicted)
+    values = model.__dict__ | {
+        "row": packed if after is state else replace(packed, state=after),
+        "representation": representation,
+        "came": number + 1,
+        "store": store.asked(row, *bounds),
+    }
+    if "targets" in values:  # what was unpacked before
+        values["targets"] = replace(values["targets"], experts=after.experts)
+    asked = object.__new__(Model)
+    asked.__dict__.update(values)
+    return asked, probabilities[:, packed.labels.order]
+
+
+def _tell_row(
+    model: Model, key: Hashable, target: Any, settings: Settings
+) -> tuple[Model, Array] | None:
+    """As `_late.exchange`, of one target without a weight, of a row that waits."""
+    packed, store = _ready(model, settings), model.store
+    if packed is None or store is None or not packed.state.frame.judges or not store.is_plain:
+        return None
+    state, labels, number = packed.state, packed.labels, store.ids.get(key, -1)
+    row, code = store.row(number), labels.column.get(target, -1)
+    if row is None or row.status != WAITS or row.sizes != state.frame.sizes:
+        return None
+    if code < 0 or not state.frame.state.seen[code]:
+        return None
     if len(row.columns) != 8 * model.fitted["n_features_in_"]:
         return None
-    if not asks:  # a copy, because compiled code is made for memory that may be written to
-        scaled = np.frombuffer(row.columns).copy()[None]
-    phi = representation.features(scaled)
-    if asks:
-        made = state.ask(phi, scaled, row.number, gap, lag, model.n_targets)
-        if made is None:
-            return None
-        book.keep(number, sizes, made[0].tobytes())
-        after = model.__dict__ | {
-            "row": replace(packed, state=made[2]),
-            "representation": representation,
-            "came": model.came + 1,
-            "store": book.store(),
-        }
-        if "targets" in after:  # what was unpacked before
-            after["targets"] = replace(after["targets"], experts=made[2].experts)
-        asked = object.__new__(Model)
-        asked.__dict__.update(after)
-        return asked, made[1][:, labels.order]
-    code = labels.column.get(targets[entry], -1)
-    if code < 0 or row.sizes != sizes or not state.frame.state.seen[code]:
-        return None
-    kept = np.frombuffer(row.kept).copy()
-    told = state.tell(phi, scaled, code, row.number, kept, gap, lag, model.n_targets)
+    # Copies, because compiled code is made for memory that may be written to.
+    scaled, kept = np.frombuffer(row.columns).copy()[None], np.frombuffer(row.kept).copy()
+    phi = model.representation.features(scaled)
+    event = row.number, kept, *_since(model, row.number), model.n_targets
+    told = state.tell(phi, scaled, code, *event)
     if told is None:
         return None
-    last = max(model.last, row.number)
-    learned = _after(model, PackedRow(told, settings, labels), last=last, store=book.store())
+    last, store = max(model.last, row.number), store.told(number, row, target)
+    learned = _after(model, PackedRow(told, settings, labels), last=last, store=store)
     return learned, np.zeros((0, len(labels.names)))
+
+
+def _since(model: Model, number: int) -> tuple[float, float]:
+    """Rows since the last one learned, and rows between that and this one."""
+    n_rows = number - model.last
+    return float(max(n_rows, 0)), float(max(n_rows - 1, 0))
 
 
 def _after(model: Model, packed: PackedRow, **changes: Any) -> Model:

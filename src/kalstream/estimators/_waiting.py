@@ -164,6 +164,52 @@ class Store:
         block = self.blocks.get(number // _BLOCK)
         return None if block is None else block.get(number)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether rows came without times, and none has to be predicted again."""
+        return self.newest != self.newest and self.again >= self.blank
+
+    def asked(self, row: StoredRow, max_waiting: int, max_age: float | None) -> Store:
+        """The store after one row was asked for; it is plain."""
+        waits = self.row(self.ids.get(row.id, -1))
+        waiting, asked, *others = _COUNTS(self.counts)
+        n_columns = len(row.columns) // 8
+        if (
+            max_age is not None
+            or waiting >= max_waiting
+            or (waits is not None and waits.status == WAITS)
+        ):
+            book = Book(self, max_waiting, max_age)
+            book.ask(row, 0)
+            book.n_columns = n_columns
+            return book.store()
+        number, k = self.stop, self.stop // _BLOCK
+        return check.trusted(
+            Store,
+            self.blocks.set(k, {**self.blocks.get(k, {}), number: row}),
+            self.ids.set(row.id, number),
+            *(self.done, number + 1, self.oldest, n_columns, self.newest, self.blank, self.again),
+            check.trusted(Waiting, waiting + 1, asked + 1, *others),
+        )
+
+    def told(self, number: int, row: StoredRow, target: Any) -> Store:
+        """The store after the target of a row that waits was told."""
+        if len(self.done) >= _REMEMBERED:
+            book = Book(self, self.stop, None)
+            book.tell(row.id, target, 0, strict=True)
+            return book.store()
+        k, (waiting, asked, told, *others) = number // _BLOCK, _COUNTS(self.counts)
+        ended = StoredRow._make((*row[:6], TOLD, target))
+        places = self.stop, self.oldest, self.n_columns, self.newest, self.blank, self.again
+        return check.trusted(
+            Store,
+            self.blocks.set(k, self.blocks[k] | {number: ended}),
+            self.ids,
+            np.concatenate([self.done, [number]]),
+            *places,
+            check.trusted(Waiting, waiting - 1, asked, told + 1, *others),
+        )
+
     def without(self, ids: list[Hashable]) -> Store:
         """The store after some rows that wait were given up."""
         book = Book(self, self.stop, None)

@@ -57,7 +57,8 @@ class OnlineTransformer(Protocol):
 def with_constant(columns: Array, lead: int, size: float) -> Array:
     """Columns (b, m) divided by their size, after ``lead`` columns of ones."""
     n, m = columns.shape
-    out = np.ones((n, lead + m))  # the constant comes first: columns may be added behind
+    out = np.empty((n, lead + m))
+    out[:, :lead] = 1.0  # the constant comes first: columns may be added behind
     np.divide(columns, size, out=out[:, lead:])
     return out
 
