@@ -79,3 +79,22 @@ def test_what_the_columns_were_taken_for(run_cli: Any) -> None:
     assert second == "  4 numbers, 1 date (day), 1 category (shop), 1 boolean (open)"
     printed, _ = run_cli("a,b,y", ["1,2,3", "2,3,4"] * 20, "-t", "y")
     assert printed.splitlines()[1] == "  2 numbers"
+
+
+def test_an_index_without_a_name_can_be_left_out(run_cli: Any) -> None:
+    rows = [f"{k},{k * 7 % 11},{k % 2}" for k in range(80)]
+    printed, _ = run_cli(",x,y", rows, "-t", "y")
+    assert "'' looks like ids" in printed
+    assert "leave it out with --ignore ''\n" in printed
+    printed, folder = run_cli(",x,y", rows, "-t", "y", "--ignore", "")
+    assert "looks like ids" not in printed
+    assert config_of(folder)["stream"]["columns"] == [{"name": "x", "kind": "number"}]
+
+
+def test_the_unit_of_other_dates_is_a_time(run_cli: Any) -> None:
+    rows = [f"202401{k % 28 + 1:02},{k % 7},{k % 2}" for k in range(28)]
+    options = ("-t", "y", "--time", "d")
+    printed, _ = run_cli("d,x,y", rows, *options)
+    assert "but may hold dates such as '20240101'; if so, give --date-format %Y%m%d\n" in printed
+    printed, _ = run_cli("d,x,y", rows, *options, "--date-format", "%Y%m%d")
+    assert "half-lives are in units of 1 day" in printed

@@ -217,7 +217,7 @@ def _parsed(context: typer.Context, values: dict[str, Any]) -> tuple[Options, li
         if get_origin(Options.model_fields[name].annotation) is list:
             parts = value or []
             if not declared(name)["repeated"]:
-                parts = [part for each in parts for part in each.split(",") if part]
+                parts = [part for each in parts for part in each.split(",")]
             values[name] = parts
     # The fields that are set are those that were typed; `Origin.options` needs to know them.
     return Options.of(**{name: values[name] for name in given}), given

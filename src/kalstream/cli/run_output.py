@@ -18,7 +18,7 @@ from rich.table import Table
 
 from kalstream._printable import printable
 from kalstream.cli.console import err, escaped, out, print_error
-from kalstream.features.encoding import CATEGORY, DATE, NUMBERS
+from kalstream.features.encoding import CATEGORY, NUMBERS, is_of_dates
 from kalstream.report.format import duration
 from kalstream.runs import Run
 from kalstream.runs.options import as_typed
@@ -50,7 +50,9 @@ def print_start(job: Run) -> None:
     settings = ", ".join(f"{name}={params[name]!r}" for name in shown)
     out.print(f"  {config['learner']['name']}({escaped(settings)}), window {job.evaluation.window}")
     if stream.timed and "time_unit" in params:
-        is_date = encoder is not None and encoder.time is not None and encoder.time.kind == DATE
+        is_date = (
+            encoder is not None and encoder.time is not None and is_of_dates(encoder.time.kind)
+        )
         unit = duration(params["time_unit"]) if is_date else f"{params['time_unit']:g}"
         out.print(f"  half-lives are in units of {unit}")
     if job.resumed_at is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Protocol
 from zlib import crc32
 
@@ -41,6 +41,7 @@ COMMA, AMOUNT = "decimal comma", "amount"
 NUMBERS = (NUMBER, COMMA, AMOUNT)
 # 31/12/2024 and 12/31/2024; with any other format of ``strptime``, its kind is "FORMAT date".
 DAY_FIRST, MONTH_FIRST = "day-first date", "month-first date"
+_EXAMPLE = datetime(2024, 12, 31, tzinfo=UTC)
 MOST_SLOTS = 64
 # A column of text is a number, boolean or date if at most one value in 20 is not.
 TYPOS = 20
@@ -315,7 +316,7 @@ def _holds(reading: Reading, array: pa.Array, as_written: bool) -> bool:
 
 
 def _codes(name: str) -> str:
-    return f" (if these are codes, give categorical=[{quoted(name)}])"
+    return f"; if these are codes, categorical=[{quoted(name)}]"
 
 
 def _is_number(t: Any) -> bool:
@@ -337,7 +338,7 @@ class _ByKind(dict[str, Any]):
 
 def _dates_like(kind: str) -> Reading:
     order = kind.removesuffix(f" {DATE}")
-    return Reading(date_reader(order), f"a date such as {datetime(2024, 12, 31):{order}}")
+    return Reading(date_reader(order), f"a date such as {_EXAMPLE:{order}}")
 
 
 # How the values of the kinds of one number are read.
@@ -384,7 +385,7 @@ def check_date_format(order: str | None) -> None:
     if order in (None, "day-first", "month-first"):
         return
     try:
-        text = f"{datetime(2024, 12, 31, 1, 2, 3):{order}}"
+        text = f"{_EXAMPLE:{order}}"
         if "%" in order and datetime.strptime(text, order).year == 2024:
             return
     except ValueError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any
@@ -26,13 +26,30 @@ _SIGN = "([$€£¥₹%‰]|USD|EUR|GBP|CHF|JPY)?"  # before or after an amount
 _SPACES = " \u00a0\u202f"
 _AMOUNT = f"^[{_SPACES}]*{_SIGN}[{_SPACES}]*[+-]?{_SIGN}[{_SPACES}]*"
 _END = f"[{_SPACES}]*{_SIGN}[{_SPACES}]*$"
-# Groups of three digits have a space, an apostrophe, or a dot or a comma between them.
+# Groups of three digits have a space, an apostrophe, or a dot or a comma between them; with
+# commas also those of India: 1,23,456.
 _COMMA = rf"{_AMOUNT}([1-9]\d{{0,2}}([.'{_SPACES}]\d{{3}})+|\d+)?(,\d+)?{_END}"  # 1.234,56
-_POINT = rf"{_AMOUNT}([1-9]\d{{0,2}}([,'{_SPACES}]\d{{3}})+|\d+)?(\.\d+)?{_END}"  # $1,234.56
+_GROUPS = rf"[1-9]\d{{0,2}}([,'{_SPACES}]\d{{3}})+|[1-9]\d?(,\d\d)+,\d{{3}}"
+_POINT = rf"{_AMOUNT}({_GROUPS}|\d+)?(\.\d+)?{_END}"  # $1,234.56
+# Other ways to write a minus: its own sign, at the end, and the brackets of accounts.
+_MINUS = ((r"^\s*\(([^()+-]*)\)\s*$", r"-\1"), (r"^\s*([^+-]*\d)\s*-\s*$", r"-\1"))
+_MINUS_SIGN = "\u2212"
 _THOUSANDS = re.compile(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?\s*")  # 1,234.56
 _PARTS = re.compile(r"\s*(\d{1,2})[./-](\d{1,2})[./-](\d{4})(?=$|[ T,])")  # 31.12.2024
 _YEAR_FIRST = re.compile(r"(\d{4})[/.-](\d{1,2})[/.-](\d{1,2})(?=$|[ T])")  # 2013/1/31
 _TIME = re.compile(r"(.{10})[ T]+(\d{1,2}:[\d:.,]+)\s*(Z|UTC|GMT|[+-][\d:]+|)")
+_ZONE_NAME = re.compile(r"(?<=[Z\d])\[[^]]+\]$")  # 2024-01-31T12:00+01:00[Europe/Berlin]
+# Dates that need to be named, with the times that may follow.
+_DATES = (
+    *("%d/%m/%y", "%m/%d/%y", "%d.%m.%y", "%d-%b-%Y", "%d-%b-%y", "%d %b %Y", "%b %d, %Y"),
+    *("%d %B %Y", "%B %d, %Y", "%Y-%m-%d", "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%Y%m%d"),
+)
+_TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p", " %H:%M:%S %Z")
+_FORMATS = (
+    *(date + time for date in _DATES for time in _TIMES),
+    *("%a %b %d %H:%M:%S %Y", "%a, %d %b %Y %H:%M:%S %z", "%d/%b/%Y:%H:%M:%S %z"),
+)
+_LONGEST_MISSING = 20  # characters of a text that may stand for a missing value
 _TOO_LARGE = "the largest number that can be learned"
 NO_VALUE = (ValueError, TypeError, OverflowError, KeyError)
 
@@ -93,7 +110,9 @@ class Reading:
         """Read the values (n,) of a column; those that cannot be learned become bad rows."""
         values, wrong = self.convert(array)
         for row, value in wrong.items():
-            bad.setdefault(row, (name, value, f"is not {self.noun}{hint}"))
+            missing = f" (if it is a missing value, give missing={[value]}{hint})"
+            has_text = bool(hint) and isinstance(value, str) and len(value) <= _LONGEST_MISSING
+            bad.setdefault(row, (name, value, f"is not {self.noun}{missing if has_text else ''}"))
         if values.dtype == np.float64:
             for row in np.flatnonzero(np.abs(values) > LARGEST).tolist():
                 value = array[row].as_py()
@@ -128,6 +147,9 @@ def _amounts_at_once(array: pa.Array, pattern: str, others: str) -> Array | None
     if not pa.types.is_string(array.type):
         return numbers_at_once(array)
     array = pa.compute.if_else(pa.compute.is_in(array, _MISSING_TEXTS), None, array)
+    array = pa.compute.replace_substring(array, _MINUS_SIGN, "-")
+    for pattern_of_minus, plain_minus in _MINUS:
+        array = pa.compute.replace_substring_regex(array, pattern_of_minus, plain_minus)
     if pa.compute.all(pa.compute.match_substring_regex(array, pattern)).as_py() is False:
         return None
     plain = pa.compute.replace_substring_regex(array, others, "")
@@ -255,6 +277,7 @@ def number_of(value: Any) -> float | None:
 
 def comma_number_of(value: Any) -> float | None:
     """A number whose text may have a decimal comma, groups of three digits, and signs."""
+    value = _with_minus(value)
     if isinstance(value, str) and re.match(_COMMA, value):
         value = re.sub("[^0-9,+-]", "", value).replace(",", ".")
     elif isinstance(value, str) and re.search("[,.][0-9]", value):
@@ -263,10 +286,21 @@ def comma_number_of(value: Any) -> float | None:
 
 
 def amount_of(value: Any) -> float | None:
-    """A number whose text may have commas between thousands, and signs of money or per cent."""
+    """A number whose text may have commas between thousands, signs, or brackets for a minus."""
+    value = _with_minus(value)
     if isinstance(value, str) and re.match(_POINT, value):
         value = re.sub("[^0-9.+-]", "", value)
     return number_of(value)
+
+
+def _with_minus(value: Any) -> Any:
+    """A text whose minus, if it has one, comes first."""
+    if not isinstance(value, str):
+        return value
+    value = value.replace(_MINUS_SIGN, "-")
+    for pattern, plain in _MINUS:
+        value = re.sub(pattern, plain, value)
+    return value
 
 
 def may_be_thousands(text: str) -> bool:
@@ -321,8 +355,20 @@ def date_reader(order: str) -> Callable[[Any], float | None]:
     return parse
 
 
+def date_format_of(texts: Sequence[str]) -> str | None:
+    """The format of ``strptime`` that all texts have, such as "%d-%b-%Y"; None if there is none."""
+
+    def fits(written: str, text: str) -> bool:
+        return not fails(lambda value: datetime.strptime(value.strip(), written), text)
+
+    if not texts:
+        return None
+    return next((f for f in _FORMATS if all(fits(f, text) for text in texts)), None)
+
+
 def _iso(text: str) -> str:
     """A date as ISO 8601 has it, if only its separators or the zone differ."""
+    text = _ZONE_NAME.sub("", text)
     match = _YEAR_FIRST.match(text)
     if match:
         year, month, day = match.groups()

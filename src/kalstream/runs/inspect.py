@@ -16,7 +16,7 @@ from kalstream._json import from_number
 from kalstream._printable import printable
 from kalstream.errors import InvalidInput, InvalidOption
 from kalstream.evaluate.adapters import known
-from kalstream.features.encoding import DATE
+from kalstream.features.encoding import is_of_dates
 from kalstream.runs.checkpoint import open_checkpoint
 from kalstream.streams import Batch, Columns, Stream, TableStream, format_of
 
@@ -40,7 +40,7 @@ def predicted_rows(
     """
     model, columns, _ = open_checkpoint(checkpoint)
     stream = _rows_of(source, model, columns, id, bad_rows)
-    has_dates = columns is not None and columns.time is not None and columns.time.kind == DATE
+    has_dates = columns is not None and columns.time is not None and is_of_dates(columns.time.kind)
     classes = getattr(model, "classes_", None)
     batches = stream.batches()
     first = next(batches, None)

@@ -449,7 +449,9 @@ def as_typed(message: str) -> str:
         dot = "." * (len(given) - len(given.rstrip(".")))
         if not declared(match[1])["repeated"]:
             values = [",".join(values)]
-        shown = [f"{typed(match[1])} {shlex.quote(v) if v else ''}".rstrip() for v in values]
+        shown = [
+            f"{typed(match[1])} {shlex.quote(v) if v or given else ''}".rstrip() for v in values
+        ]
         return " ".join(shown) + dot
 
     for phrase, option_of_command in _PHRASES.items():

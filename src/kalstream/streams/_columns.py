@@ -35,6 +35,7 @@ from kalstream.features.values import (
     Bad,
     Reading,
     as_text,
+    date_format_of,
     distinct,
     fails,
     is_missing,
@@ -199,9 +200,9 @@ class Columns:
         )
         clock = came = None
         if time is not None:
-            clock = _time_role("time", time, kind(time))
+            clock = _time_role("time", time, kind(time), arrays[time])
         if label_time is not None:
-            came = _time_role("label_time", label_time, kind(label_time))
+            came = _time_role("label_time", label_time, kind(label_time), arrays[label_time])
             # The first labels may not have come yet.
             if clock is not None and is_missing(table.column(label_time)).all():
                 came = replace(came, kind=clock.kind)
@@ -422,19 +423,25 @@ def _check_one_clock(time: Role | None, label_time: Role) -> None:
         )
 
 
-def _time_role(option: str, name: str, kind: str) -> Role:
+def _time_role(option: str, name: str, kind: str, array: pa.Array) -> Role:
     """A column of times, or an error if it holds something else."""
     if kind not in NUMBERS and not is_of_dates(kind):
         held = "categories" if kind == CATEGORY else KINDS[kind].plural
+        texts = [text for text in map(text_of, distinct(array)[1]) if text]
+        if (written := date_format_of(texts)) is not None:
+            raise InvalidInput(
+                f"the column {quoted(name)} given as {option} holds dates such as "
+                f"{quoted(texts[0])}; give date_format={quoted(written)}"
+            )
         raise InvalidInput(
             f"the column {quoted(name)} given as {option} holds {held}; name a column of "
-            "numbers or ISO dates"
+            "numbers or ISO dates (date_format= names another format)"
         )
     return Role(name, kind)
 
 
 def check_known(
-    names: Iterable[str], known: Sequence[str], *, option: str = "", file: str = ""
+    names: Iterable[str], known: Sequence[str], *, option: str = "", file: str = "", more: str = ""
 ) -> None:
     """Refuse a name that no column has; suggest a similar one, and list the columns."""
     columns = set(known)
@@ -446,7 +453,7 @@ def check_known(
         problem = f"there is no column {quoted(name)}"
         if option:
             problem = f"{option}={quoted(name)}: there is no such column"
-        raise InvalidOption(f"{place}{problem}{hint} The columns are: {listed(known)}")
+        raise InvalidOption(f"{place}{problem}{hint} The columns are: {listed(known)}{more}")
 
 
 def listed(names: Sequence[str]) -> str:
@@ -487,8 +494,10 @@ def _target(
             task, other = other, task
         n_labels = sum(_whole(value) is not None for value in values) if whole else 0
         what = f"{n_labels} different whole numbers" if whole else KINDS[kind].plural
+        what = "one whole number" if whole and n_labels == 1 else what
+        rows = "row" if len(array) == 1 else f"{len(array)} rows"
         guess = (
-            f"the target {quoted(name)} holds {what} in the first {len(array)} rows, so the task "
+            f"the target {quoted(name)} holds {what} in the first {rows}, so the task "
             f'is {task}; if that is wrong, give task="{other}"'
         )
     if check_task(task) == REGRESSION:

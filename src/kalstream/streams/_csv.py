@@ -12,6 +12,7 @@ from kalstream.errors import InvalidInput
 from kalstream.streams._rows import Problem, no_duplicates
 
 SMALL = 1 << 12  # bytes below which starting pyarrow costs more time than it saves
+_DELIMITER_HINT = re.compile(rb"sep=([,;\t|])\r?\n")
 _DELIMITERS = (",", ";", "\t", "|")
 
 
@@ -19,22 +20,26 @@ class Csv:
     """The dialect of one CSV file, and its header.
 
     The delimiter is the one of comma, semicolon, tab and | that occurs most often in the first
-    line, unless it is given; of a .tsv file it is the tab. A field may be quoted with ", and a
-    quote inside is doubled. As in pyarrow, a quote opens a quoted field only at its start;
-    elsewhere it is text. A line ends with LF, CR LF or CR. The first line holds the names of the
-    columns. The text is UTF-8, with or without a byte order mark; `_text` decompresses it and
-    decodes others. `features.values` lists the texts that are missing values. `table` sets the tab
-    for .tsv.
+    line, unless it is given; of a .tsv file it is the tab. A line such as "sep=;", as Excel writes
+    it, may come first. A field may be quoted with ", and a quote inside is doubled. As in pyarrow,
+    a quote opens a quoted field only at its start; elsewhere it is text. A line ends with LF, CR LF
+    or CR. The first line holds the names of the columns. The text is UTF-8, with or without a byte
+    order mark; `_text` decompresses it and decodes others. `features.values` lists the texts that
+    are missing values. `table` sets the tab for .tsv.
     """
 
     as_written = True
 
     def __init__(self, file: str, delimiter: str | None, start: bytes) -> None:
+        hint = _DELIMITER_HINT.match(start)
+        self.header = hint.group() if hint else b""
+        if hint and delimiter is None:
+            delimiter = hint[1].decode()
+        start = start[len(self.header) :]
         line = start.lstrip().partition(b"\n")[0].decode(errors="replace")
         self.delimiter = delimiter or max(_DELIMITERS, key=line.count)
         self._records, self._record, self._field = _grammar(self.delimiter)
         self.names: list[str] = []
-        self.header = b""
         for record in self._record.finditer(start[: self.end(start)]):
             self.header += record.group()
             if record.group().strip():

@@ -16,17 +16,23 @@ from kalstream.features.encoding import (
     DAY_FIRST,
     KINDS,
     MONTH_FIRST,
+    NUMBER,
     NUMBERS,
     READINGS,
+    TEXTS,
     TYPOS,
     Column,
     has_decimal_commas,
 )
-from kalstream.features.values import MISSING, distinct, fails, text_of
+from kalstream.features.values import MISSING, Array, date_format_of, distinct, fails, text_of
 from kalstream.streams._columns import MOST_CLASSES, TEXT, Columns, Role, without_missing
 from kalstream.streams.base import CLASSIFICATION
 
 _FEW = 5  # texts that a remedy lists
+_LEAST_TEXTS = 3  # distinct texts that can look like dates of a format
+_LEAST_NUMBERS = 20  # distinct texts that can look like numbers with a unit
+_MOST_TEXTS = 200  # that are tried
+_WITH_UNIT = re.compile(r"[+-]?\d+(?:[.,]\d+)* ?([^\d\s.,:/-]{1,4})")
 _LEAST_IDS = 50  # first rows in which a column can look like ids
 
 
@@ -76,14 +82,28 @@ def notes_on(
         if note:
             explained.append(name)
             yield note
-    others = (c for c in columns.features if c.name not in (*categorical, *explained))
+    for column in columns.features:
+        is_open = column.name not in (*categorical, *explained) and column.name in as_written
+        if is_open and (note := _almost(column, table.column(column.name))):
+            explained.append(column.name)
+            yield note
+    if columns.time is not None and columns.time.name in as_written:
+        yield from filter(None, (_almost(columns.time, table.column(columns.time.name)),))
+    others = [c for c in columns.features if c.name not in (*categorical, *explained)]
     ids = [c.name for c in others if _looks_like_ids(c, table.column(c.name))]
+    growing = [c.name for c in others if c.name not in ids and _grows(c, table.column(c.name))]
     if ids:
         them, verb = ("it", "looks") if len(ids) == 1 else ("them", "look")
         yield (
             f"{', '.join(map(quoted, ids))} {verb} like ids: a new value or a number that grows "
             f"by 1 in nearly every row; such columns predict nothing, so leave {them} out with "
             f"ignore={ids}"
+        )
+    if growing:
+        times = "" if columns.time else f"if these are times, give time={quoted(growing[0])}; else "
+        yield (
+            f"{', '.join(map(quoted, growing))}: a number that grows in nearly every row, so each "
+            f"row is beyond all that was learned; {times}leave it out with ignore={growing}"
         )
 
 
@@ -114,7 +134,7 @@ def _read_as(columns: Columns, table: pa.RecordBatch, kind: str) -> Iterator[str
         text = max(marked, key=lambda text: "," in text, default=None)
         if text is not None and not fails(parse, text):
             examples.append(f"{quoted(text)} in {quoted(name)} is {parse(text):.15g}")
-            unclear |= "," in text and not any(re.search(",[0-9]{3}[,.]", text) for text in texts)
+            unclear |= "," in text and not any(re.search(",[0-9]+[,.]", text) for text in texts)
     more = f" and {len(examples) - _FEW} more columns" if len(examples) > _FEW else ""
     how = ", ".join(examples[:_FEW]) + more
     if examples and kind == COMMA:
@@ -125,7 +145,7 @@ def _read_as(columns: Columns, table: pa.RecordBatch, kind: str) -> Iterator[str
             'that is wrong, give decimal=","'
         )
     elif examples:
-        yield f"numbers are read without their signs: {how}"
+        yield f"amounts are read as numbers: {how}"
 
 
 def _unclear_dates(columns: Columns, table: pa.RecordBatch) -> Iterator[str]:
@@ -182,19 +202,54 @@ def _mostly(name: str, array: pa.Array, numbered: bool, is_target: bool) -> str:
     return ""
 
 
+def _almost(column: Column | Role, array: pa.Array) -> str:
+    """Dates of a format that must be given, or numbers with a text after them; or ""."""
+    if column.kind not in (CATEGORY, TEXTS, NUMBER):
+        return ""
+    values = [text for text in map(text_of, distinct(array)[1]) if text]
+    texts = [text for text in values if text.lower() not in MISSING][:_MOST_TEXTS]
+    if len(texts) < _LEAST_TEXTS:
+        return ""
+    name = quoted(column.name)
+    if (written := date_format_of(texts)) is not None:
+        return (
+            f"column {name} is taken for {KINDS[column.kind].plural}, but may hold dates such as "
+            f"{quoted(texts[0])}; if so, give date_format={quoted(written)}"
+        )
+    units = {match and match[1] for match in map(_WITH_UNIT.fullmatch, texts)}
+    if column.kind == NUMBER or None in units or len(units) > _FEW or len(texts) < _LEAST_NUMBERS:
+        return ""
+    return (
+        f"column {name} is taken for text: values such as {quoted(texts[0])} are numbers with a "
+        "text after them; write the numbers alone"
+    )
+
+
 def _looks_like_ids(column: Column, array: pa.Array) -> bool:
     """Whether nearly all values are distinct text, or whole numbers that grow by 1."""
     if column.kind == CATEGORY:
         _, values = distinct(array)
         return _nearly(len(values), len(array) - array.null_count)
-    if column.kind not in NUMBERS:
-        return False
-    numbers, _ = READINGS[column.kind].convert(array)
-    numbers = numbers[np.isfinite(numbers)]
+    numbers = _finite(column, array)
     if not _nearly(len(np.unique(numbers)), len(numbers)):
         return False  # hours and days of the year grow by 1 as well, but begin again
-    grows = (np.diff(numbers) == 1) & (numbers[1:] % 1 == 0)
-    return _nearly(int(np.count_nonzero(grows)), len(grows))
+    steps, whole = np.diff(numbers), numbers[1:] % 1 == 0
+    return any(_nearly(int(np.count_nonzero((steps == s) & whole)), len(steps)) for s in (1, -1))
+
+
+def _grows(column: Column, array: pa.Array) -> bool:
+    """Whether nearly all values are above all earlier ones."""
+    numbers = _finite(column, array)
+    above = numbers[1:] > np.maximum.accumulate(numbers)[:-1]
+    return _nearly(int(np.count_nonzero(above)), len(above))
+
+
+def _finite(column: Column, array: pa.Array) -> Array:
+    """The finite values (n,) of a column of numbers; none of another kind."""
+    if column.kind not in NUMBERS:
+        return np.zeros(0)
+    numbers, _ = READINGS[column.kind].convert(array)
+    return numbers[np.isfinite(numbers)]
 
 
 def _nearly(count: int, total: int) -> bool:

@@ -24,6 +24,14 @@ _LONGEST = 1 << 24
 _BOM = b"\xef\xbb\xbf"
 _BOMS_OF_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+# First bytes of files that hold tables in another way -> what they are, and what to do.
+_BINARY = {
+    b"PK\x03\x04": "a ZIP archive or an Excel workbook; unpack it, or save the sheet as CSV",
+    b"BZh": "compressed by bzip2; unpack it with bunzip2",
+    b"\xfd7zXZ": "compressed by xz; unpack it with unxz",
+    b"ARROW1": "a file of Feather or Arrow; write it as Parquet",
+    b"SQLite format 3": "a database of SQLite; export the table as CSV",
+}
 
 
 def compression_of(start: bytes) -> str | None:
@@ -173,6 +181,9 @@ class TextPart:
         raise InvalidInput(f"{self.file} is empty; give a header and rows")
 
     def _format_of(self, start: bytes, delimiter: str | None) -> Csv | JsonLines | None:
+        for magic, what in _BINARY.items():
+            if start.startswith(magic):
+                raise InvalidInput(f"{self.file} is {what}")
         if b"\0" in start:
             raise InvalidInput(
                 f"{self.file} is a binary file, not CSV, JSON lines or Parquet; "
@@ -185,7 +196,8 @@ class TextPart:
         if not first.startswith(b"{"):
             if first.startswith(b"[") and first[1:].lstrip()[:1] in (b"{", b""):
                 raise InvalidInput(
-                    f"{self.file} is a JSON array; write JSON lines, one object per line"
+                    f"{self.file} is a JSON array; write JSON lines, one object per line, "
+                    "as jq -c '.[]' does"
                 )
             table = Csv(self.file, delimiter, start)
             return table if table.names else None

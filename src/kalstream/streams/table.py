@@ -20,7 +20,7 @@ from kalstream._printable import quoted
 from kalstream.errors import InvalidInput, MissingFile
 from kalstream.features.encoding import check_date_format, is_of_dates
 from kalstream.features.frames import as_table, marked, mixed_columns
-from kalstream.features.values import Bad, as_text, is_string
+from kalstream.features.values import Bad, as_text, fails, is_string
 from kalstream.streams._columns import (
     Columns,
     Role,
@@ -234,7 +234,8 @@ class TableStream(Stream):
         names, file = self._parts[0].names, self._parts[0].file
         if target is None:
             raise InvalidInput(f"no target was given; name one of the columns: {listed(names)}")
-        check_known([target], names, option="target", file=file)
+        header = self._about_header()
+        check_known([target], names, option="target", file=file, more=header)
         check_known([] if time is None else [time], names, option="time", file=file)
         check_known(self.ignore, names, option="ignore", file=file)
         special = {"target": target, "time": time, "label_time": label_time, "id": id}
@@ -290,6 +291,19 @@ class TableStream(Stream):
             )
         )
         return columns
+
+    def _about_header(self) -> str:
+        """What may be wrong with a first line that lacks the target."""
+        first = self._parts[0]
+        names = first.names if isinstance(first, TextPart) and first.as_written else []
+        if names and not any(fails(float, name) for name in names):
+            return ". The first line holds numbers: write the names of the columns above it"
+        if len(names) == 1:
+            return (
+                ". The first line is taken for one name: remove the lines above the names of the "
+                "columns, or give delimiter=' ' or another one"
+            )
+        return ""
 
     def _first(self, wanted: list[str], features: list[str]) -> tuple[pa.RecordBatch, bool]:
         """The first rows, of several files if the first one has few.
