@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, Self
@@ -188,31 +188,28 @@ class LateJudge:
 
 
 @dataclass(slots=True)
-class Case:
-    """What `JudgingPolicy.judge` judges the filters by, of n events.
+class LateRows:
+    """Rows that are asked for and targets that have come: n events in their order.
 
     Attributes
     ----------
-    step, far
-        Of `JudgingPolicy.step_events`.
+    columns : (n, d')
+        The rows as features see them.
+    number : (n,) int
+        The place of each row among all rows that came.
     targets, weight : n targets, (n,)
-        Weight 0 where no target comes.
+        Weight 0 where no target has come.
     events : Events
     kept : Kept
-        Predictions of the rows.
-    noise_var : float
-    n_targets : int
-        Targets that were learned before.
+        What was predicted about the rows; predictions of rows that are asked for are written here.
     """
 
-    step: Any
-    far: BankStep
+    columns: Array
+    number: Array
     targets: Targets
     weight: Array
     events: Events
     kept: Kept
-    noise_var: float
-    n_targets: int
 
 
 @dataclass(slots=True)
@@ -238,13 +235,7 @@ class Judged:
 
 
 def choose(
-    judge: LateJudge,
-    events: Events,
-    judged: Judged,
-    kept: Kept,
-    targets: Targets,
-    weight: Array,
-    made: Array,
+    judge: LateJudge, rows: LateRows, judged: Judged, made: Array
 ) -> tuple[LateJudge, Array]:
     """Average predictions of rows, weighed by how well each predicted.
 
@@ -256,13 +247,11 @@ def choose(
 
     Parameters
     ----------
-    targets, weight : n targets, (n,)
-        Weight 0 where no target comes.
     made : (n, A, K') or (n, A, 2 K')
         Predictions of the rows that are asked for: probabilities, or means beside variances. They
-        are written into ``kept``. The first ones, which alone count where no target is late, are
-        those of the late judge. With a stack: late stack, late mixture, stack and mixture in the
-        order of targets; else both mixtures.
+        are written into ``rows.kept``. The first ones, which alone count where no target is late,
+        are those of the late judge. With a stack: late stack, late mixture, stack and mixture in
+        the order of targets; else both mixtures.
 
     Returns
     -------
@@ -273,12 +262,12 @@ def choose(
     """
     from kalstream.core._kernels.judging import choose_rows
 
-    beliefs = judge.beliefs.copy()
+    beliefs, events, kept = judge.beliefs.copy(), rows.events, rows.kept
     timing = events.asked, events.slot, events.gap, events.lag
-    parts = *timing, *targets.arrays(), weight, judged.rates
+    parts = *timing, *rows.targets.arrays(), rows.weight, judged.rates
     known = kept.answers, kept.n_targets
     out = choose_rows(*parts, judged.since, made, *known, judged.share, beliefs)
-    return LateJudge(judge.log_weights, judge.spread, judge.beside, beliefs, judge.since), out
+    return replace(judge, beliefs=beliefs), out
 
 
 # J filters, K classes, X experts, D terms of the stack, and how many scales are kept.

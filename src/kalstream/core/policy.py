@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike
 from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core.chunk import Rows
-from kalstream.core.judging import Case, Events, Judged, LateJudge, Sizes
+from kalstream.core.judging import Events, Judged, LateJudge, LateRows, Sizes
 from kalstream.core.state import BankStep, Posterior
 from kalstream.core.tagged import Tagged
 from kalstream.errors import InvalidInput
@@ -386,10 +386,20 @@ class JudgingPolicy(Policy):
         """A judge by the predictions that are made from now on; it begins with the weights now."""
 
     @abstractmethod
-    def judge(self, judge: LateJudge, case: Case) -> tuple[LateJudge, Any, Judged]:
+    def judge(
+        self,
+        judge: LateJudge,
+        rows: LateRows,
+        step: Any,
+        far: BankStep,
+        *,
+        noise_var: float,
+        n_targets: int,
+    ) -> tuple[LateJudge, Any, Judged]:
         """Weigh the filters by what they predicted of the rows whose targets come.
 
-        Rows that are asked for are written into ``case.kept``. The step that is returned is of all
+        ``step`` and ``far`` are those of `step_events`; ``n_targets`` were learned before. Rows
+        that are asked for are written into ``rows.kept``. The step that is returned is of all
         events: the weights are those at the time of the event, evidence is by earlier predictions.
         """
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kalstream._arrays import Array
-from kalstream.core.checks import Targets
-from kalstream.core.judging import Events, Judged, Kept
+from kalstream.core.judging import Judged
 
 
 @dataclass(slots=True)  # not frozen: that triples the time to make one
@@ -60,31 +59,6 @@ class Ahead:
     features: Array
     step: Any
     gap: Any
-
-
-@dataclass(slots=True)
-class LateRows:
-    """Rows that are asked for and targets that have come: n events in their order.
-
-    Attributes
-    ----------
-    columns : (n, d')
-        The rows as features see them.
-    number : (n,) int
-        The place of each row among all rows that came.
-    targets, weight : n targets, (n,)
-        Weight 0 where no target has come.
-    events : Events
-    kept : Kept
-        What was predicted about the rows; predictions of rows that are asked for are written here.
-    """
-
-    columns: Array
-    number: Array
-    targets: Targets
-    weight: Array
-    events: Events
-    kept: Kept
 
 
 @dataclass(slots=True)

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from kalstream.core import checks as check
 from kalstream.core.checks import Targets
 from kalstream.core.experts.expert import Expert, ExpertRows, ExpertState, advance
-from kalstream.core.judging import Index, choose
+from kalstream.core.judging import Index, LateRows, choose
 from kalstream.core.predictive import METHODS
 from kalstream.core.stacking import Stack
 from kalstream.errors import InvalidInput
-from kalstream.estimators._chunk import Ahead, Chunk, LateRows, LateSteps
+from kalstream.estimators._chunk import Ahead, Chunk, LateSteps
 from kalstream.estimators._learning import predict_chunk, state_of
 from kalstream.estimators._model import Model
 from kalstream.estimators._settings import Settings
@@ -282,10 +282,8 @@ class Classification:
         if stack is not known.stack:
             model = _with_stacks(model, stack, ordered, experts)
         assert model.late is not None
-        judge, out = choose(
-            *(model.late, events, judged, kept, rows.targets, weight),
-            np.concatenate(made, axis=1).reshape(n, len(made), width),
-        )
+        both = np.concatenate(made, axis=1).reshape(n, len(made), width)
+        judge, out = choose(model.late, rows, judged, both)
         return model.but(late=judge), out[asked]
 
     def together(self, parts: list[Array], n_outputs: int = 0) -> Array:

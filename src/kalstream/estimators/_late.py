@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kalstream.core import checks as check
-from kalstream.core.judging import Case, Events, Index, Kept, LateJudge, Sizes, places, runs
+from kalstream.core.judging import Events, Kept, LateJudge, LateRows, Sizes, places, runs
 from kalstream.core.stacking import Stack
 from kalstream.errors import InvalidInput
-from kalstream.estimators._chunk import Ahead, Chunk, LateRows, LateSteps
+from kalstream.estimators._chunk import Ahead, Chunk, LateSteps
 from kalstream.estimators._ids import listed
 from kalstream.estimators._learning import (
     LAST_ROWS,
@@ -33,8 +33,6 @@ from kalstream.estimators._settings import Settings
 from kalstream.estimators._waiting import NOTHING, Book, Store, StoredRow
 
 Array = NDArray[Any]
-# Columns, numbers and times of rows, and what was predicted of them; see `_Rows`.
-_Taken = tuple[Array, Array, Array | None, Kept]
 
 
 # What one call makes and drops is not frozen: that triples the time to make it.
@@ -72,45 +70,6 @@ class Asked:
         return len(self.rows)
 
 
-@dataclass(slots=True)
-class _Sequence:
-    """Events in their order: rows of the store that are asked for or told.
-
-    Attributes
-    ----------
-    asked : (n,) bool
-    row : (n,)
-        Row of the store.
-    entry : (n,)
-        Place among the rows asked, or among the targets told.
-    asks, tells : indices of (n,)
-        As in `Events`.
-    """
-
-    asked: Array
-    row: Array
-    entry: Array
-    asks: Index = field(init=False)
-    tells: Index = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.asks, self.tells = places(self.asked), places(~self.asked)
-
-    @classmethod
-    def of(cls, book: Book) -> _Sequence:
-        """The events of a book."""
-        asked, row, entry = zip(*book.events, strict=True) if book.events else ((), (), ())
-        return cls(np.array(asked, bool), np.array(row, np.int64), np.array(entry, np.int64))
-
-    def __len__(self) -> int:
-        return len(self.asked)
-
-    def __getitem__(self, part: slice) -> _Sequence:
-        if part.stop - part.start == len(self):
-            return self
-        return _Sequence(self.asked[part], self.row[part], self.entry[part])
-
-
 def exchange(
     model: Model,
     asked: Asked,
@@ -135,17 +94,18 @@ def exchange(
     book = _entered(model, asked, told, settings, bounds, strict)
     if len(asked):
         model = model.but(representation=representation)
-    sequence = _Sequence.of(book)
-    chunk = _chunk_of(told, sequence.entry[sequence.tells])
+    events = np.array(book.events, np.int64).reshape(-1, 3)
+    asks, row = events[:, 0] > 0, events[:, 1]
+    chunk = _chunk_of(told, events[~asks, 2])
     if len(chunk):
         settings.task.check(chunk)
     parts: list[Any] = []
-    start, done, n = 0, 0, len(sequence)
-    while start < n:
-        stop = _end_of_piece(model, book, sequence, chunk, start, done, settings)
-        piece = sequence[start:stop]
-        n_told = len(piece.row[piece.tells])
-        model, answers = _piece(model, book, piece, asked, chunk[done : done + n_told], settings)
+    start = done = 0
+    while start < len(events):
+        stop = _end_of_piece(model, book, asks, chunk, start, done, settings)
+        piece, n_told = slice(start, stop), int(np.count_nonzero(~asks[start:stop]))
+        here = chunk[done : done + n_told]
+        model, answers = _piece(model, book, asks[piece], row[piece], here, settings)
         _ask_again(model, book, stop, settings)
         if answers is not None:
             parts.append(answers)
@@ -199,7 +159,7 @@ def _chunk_of(told: NewTargets, entries: Array) -> Chunk:
 def _end_of_piece(
     model: Model,
     book: Book,
-    sequence: _Sequence,
+    asks: Array,
     chunk: Chunk,
     start: int,
     done: int,
@@ -211,8 +171,8 @@ def _end_of_piece(
     rows that were asked for when nothing was known.
     """
     if done == len(chunk):
-        return len(sequence)
-    tells = np.flatnonzero(~sequence.asked[start:])
+        return len(asks)
+    tells = np.flatnonzero(~asks[start:])
     if model.state is None and tells[0] > 0:  # these rows are asked for while nothing is known
         return start + int(tells[0])
     n_told = settings.task.end_of_piece(model, chunk, done, settings) - done
@@ -228,30 +188,29 @@ def _judges(settings: Settings) -> bool:
 
 
 def _piece(
-    model: Model, book: Book, piece: _Sequence, asked: Asked, chunk: Chunk, settings: Settings
+    model: Model, book: Book, asks: Array, row: Array, chunk: Chunk, settings: Settings
 ) -> tuple[Model, Any]:
-    """Events among which only the last may bring a class."""
-    own = piece.entry[piece.asks]
+    """Events (n,) among which only the last may bring a class."""
+    own = row[asks].tolist()
     if len(chunk) == 0 and model.state is None:  # nothing is known
-        model = _came(model, book, piece, Kept.blank(len(own), NOTHING))
+        model = _came(model, book, own, Kept.blank(len(own), NOTHING))
         return model, settings.task.nothing_known(len(own))
     if _judges(settings):
         read = settings.task.read(model, chunk) if len(chunk) else (model, chunk)
-        rows = _gathered(model, book, piece, asked, _sizes(read[0], settings))
-        events = _timed(model, piece, rows, settings)
-        after, answers = _judged(model, *read, rows, events, settings)
+        rows = _gathered(model, book, asks, row, _sizes(read[0], settings), settings)
+        after, answers = _judged(model, *read, rows, settings)
     else:
-        rows = _gathered(model, book, piece, asked, NOTHING)
-        events = _timed(model, piece, rows, settings)
-        after, answers = _by_runs(model, rows.scaled, chunk, events, settings)
+        rows = _gathered(model, book, asks, row, NOTHING, settings)
+        after, answers = _by_runs(model, rows.scaled, chunk, rows.events, settings)
     if len(chunk):
-        numbers, time = rows.number[piece.tells], model.time
+        tells, time = rows.events.tells, model.time
+        numbers = rows.number[tells]
         if rows.time is not None:
-            time = float(np.max(rows.time[piece.tells], initial=-np.inf if time is None else time))
+            time = float(np.max(rows.time[tells], initial=-np.inf if time is None else time))
         watch = after.watch.in_rows(model.watch, numbers)
         after = after.but(last=max(model.last, int(numbers.max())), time=time, watch=watch)
-    after = _came(after, book, piece, rows.kept)
-    return after, answers if len(own) or not len(chunk) else None
+    after = _came(after, book, own, rows.kept)
+    return after, answers if own or not len(chunk) else None
 
 
 @dataclass(slots=True)
@@ -262,48 +221,33 @@ class _Rows:
     ----------
     scaled, number, time : (n, d), (n,), (n,) or None
         Scaled columns, place among all rows that came, and time.
-    slot : (n,)
-        The place of each in ``kept``: first those that are asked for, then those of the store.
     kept : Kept
+        First of the rows that are asked for, then of earlier ones.
+    events : Events
     """
 
     scaled: Array
     number: Array
     time: Array | None
-    slot: Array
     kept: Kept
+    events: Events
 
 
-def _gathered(model: Model, book: Book, piece: _Sequence, asked: Asked, sizes: Sizes) -> _Rows:
-    """The rows of a piece: of the call those that are asked for in it, of the book the others."""
-    own, n = piece.entry[piece.asks], len(piece)
-    n_own, first = len(own), piece.row[piece.asks][0] if len(own) else book.stop
-    old = places(piece.row < first)
-    numbers = piece.row[old].tolist()
-    parts = []
-    if n_own:
-        times = None if asked.times is None else asked.times[own]
-        came = model.came + np.arange(n_own)
-        parts.append((asked.rows[own], came, times, Kept.blank(n_own, sizes)))
-    if numbers:
-        parts.append(book.take(numbers, _width(model, book), sizes))
-    scaled, came, times, kept = parts[0] if len(parts) == 1 else _joined(*parts)
-    slot = np.arange(n)
-    if n_own < n and len(numbers) < n:
-        slot = piece.row - first
-        slot[old] = n_own + np.arange(len(numbers))
-        scaled, came, times = scaled[slot], came[slot], None if times is None else times[slot]
-    return _Rows(scaled, came, times, slot, kept)
-
-
-def _joined(one: _Taken, other: _Taken) -> _Taken:
-    """Rows of a call, and rows of the book behind them."""
-    (n, n_more), sizes = (len(part[0]) for part in (one, other)), one[3].sizes
-    kept = Kept.blank(n + n_more, sizes)
-    kept.put(slice(n, None), other[3], slice(None))
-    times = None if one[2] is None or other[2] is None else np.concatenate([one[2], other[2]])
-    columns, numbers = np.concatenate([one[0], other[0]]), np.concatenate([one[1], other[1]])
-    return columns, numbers, times, kept
+def _gathered(
+    model: Model, book: Book, asks: Array, row: Array, sizes: Sizes, settings: Settings
+) -> _Rows:
+    """The rows of events, which ask for rows of the book, or tell their targets."""
+    own, n = row[asks], len(row)
+    old = row < (own[0] if len(own) else book.stop)
+    numbers = [*own.tolist(), *row[old].tolist()]
+    slot = np.searchsorted(own, row)
+    slot[old] = np.arange(len(own), len(numbers))
+    scaled, number, time, kept = book.take(numbers, _width(model, book), sizes)
+    if len(own) < n:
+        scaled, number, time = scaled[slot], number[slot], None if time is None else time[slot]
+    gap, lag = _time_since(model, asks, number, time, settings)
+    events = Events(asks, slot, gap, lag, places(asks), places(~asks))
+    return _Rows(scaled, number, time, kept, events)
 
 
 def _width(model: Model, book: Book) -> int:
@@ -312,9 +256,8 @@ def _width(model: Model, book: Book) -> int:
     return book.n_columns if width is None else width
 
 
-def _came(model: Model, book: Book, piece: _Sequence, kept: Kept) -> Model:
-    """The model after the rows of a piece were asked for; what was predicted is in the book."""
-    numbers = piece.row[piece.asks].tolist()
+def _came(model: Model, book: Book, numbers: list[int], kept: Kept) -> Model:
+    """The model after rows were asked for; what was predicted is in the book."""
     if not numbers:
         return model
     book.predicted(numbers, kept)
@@ -323,24 +266,24 @@ def _came(model: Model, book: Book, piece: _Sequence, kept: Kept) -> Model:
     return model.but(came=model.came + len(numbers))
 
 
-def _timed(model: Model, piece: _Sequence, rows: _Rows, settings: Settings) -> Events:
-    """The events with the time between each row and the last one that was learned before it."""
+def _time_since(
+    model: Model, asks: Array, number: Array, time: Array | None, settings: Settings
+) -> tuple[Array, Array]:
+    """Gap and lag (n,) of `Events`, since the last row that was learned before each."""
 
     def latest(values: Array, first: float) -> Any:
-        if len(piece) == 1:
+        if len(asks) == 1:
             return first
-        learned = np.where(piece.asked, -np.inf, values)
+        learned = np.where(asks, -np.inf, values)
         return np.maximum.accumulate(np.concatenate([[first], learned]))[:-1]
 
-    last = latest(rows.number, model.last)
-    rows_since = rows.number - last
+    rows_since = number - latest(number, model.last)
     gap, lag = np.maximum(rows_since, 0.0), np.maximum(rows_since - 1.0, 0.0)
-    if rows.time is not None:
-        clock = latest(rows.time, -np.inf if model.time is None else model.time)
+    if time is not None:
+        clock = latest(time, -np.inf if model.time is None else model.time)
         # Before the first target no time has passed.
-        ahead = np.maximum(rows.time - clock, 0.0) / settings.unit
-        gap = np.where(np.isinf(clock), 1.0, ahead)
-    return Events(piece.asked, rows.slot, gap, lag, piece.asks, piece.tells)
+        gap = np.where(np.isinf(clock), 1.0, np.maximum(time - clock, 0.0) / settings.unit)
+    return gap, lag
 
 
 def _sizes(model: Model, settings: Settings) -> Sizes:
@@ -356,12 +299,7 @@ def _sizes(model: Model, settings: Settings) -> Sizes:
 
 
 def _judged(
-    before: Model,
-    model: Model,
-    chunk: Chunk,
-    rows: _Rows,
-    events: Events,
-    settings: Settings,
+    before: Model, model: Model, chunk: Chunk, rows: _Rows, settings: Settings
 ) -> tuple[Model, Any]:
     """Advance the filters over the events; weigh them one step ahead, and by what they said.
 
@@ -369,7 +307,8 @@ def _judged(
     """
     policy, task = settings.judging, settings.task
     assert policy is not None
-    n, tells, kept = len(events), events.tells, rows.kept
+    events, kept = rows.events, rows.kept
+    n, tells = len(events), events.tells
     phi = model.representation.features(rows.scaled)
     n_outputs = task.n_outputs(model)
     if n_outputs == 0:  # targets that will never come, before there was any
@@ -385,8 +324,9 @@ def _judged(
     spoken = task.keep(before, late, state.seen)
     begun = policy.late_judge(state, kept.sizes)
     judge = _fitting(before.late, begun)
-    case = Case(step, far, targets, weight, events, kept, noise_var, model.n_targets)
-    judge, by_late, judged = policy.judge(judge, case)
+    judge, by_late, judged = policy.judge(
+        judge, late, step, far, noise_var=noise_var, n_targets=model.n_targets
+    )
     learned = weight > 0.0
     judged.since, watch, last_step = np.full(n, judge.since), model.watch, model.last_step
     if len(chunk):
@@ -461,14 +401,11 @@ def _ask_again(model: Model, book: Book, n_events: int, settings: Settings) -> N
     if not rows:
         return
     sizes = _sizes(model, settings)
-    columns, numbers, times, kept = book.take(rows, _width(model, book), sizes)
-    every = np.arange(len(rows))
-    gathered = _Rows(columns, numbers, times, every, kept)
-    piece = _Sequence(np.ones(len(rows), bool), np.array(rows), every)
-    events = _timed(model, piece, gathered, settings)
-    nothing = Chunk(np.empty((0, columns.shape[1])), [], None, None, None)
-    _judged(model, model, nothing, gathered, events, settings)
-    book.predicted(rows, kept)
+    every = np.ones(len(rows), bool)
+    gathered = _gathered(model, book, every, np.array(rows), sizes, settings)
+    nothing = Chunk(np.empty((0, gathered.scaled.shape[1])), [], None, None, None)
+    _judged(model, model, nothing, gathered, settings)
+    book.predicted(rows, gathered.kept)
 
 
 def read_ids(ids: Any, n: int) -> list[Hashable] | None:

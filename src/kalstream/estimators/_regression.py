@@ -12,9 +12,9 @@ from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core.checks import Targets
 from kalstream.core.half_lives import KEEP_SCALE
-from kalstream.core.judging import Index, choose
+from kalstream.core.judging import Index, LateRows, choose
 from kalstream.errors import InvalidInput
-from kalstream.estimators._chunk import Ahead, Chunk, LateRows, LateSteps
+from kalstream.estimators._chunk import Ahead, Chunk, LateSteps
 from kalstream.estimators._learning import predict_chunk, state_of
 from kalstream.estimators._model import Model
 from kalstream.estimators._settings import Settings
@@ -276,9 +276,7 @@ class Regression:
             variance[np.isinf(variance)] = 0.0  # unknown; nothing is learned from it
             made[asked, a] = np.hstack([step.mean, variance])
         assert model.late is not None
-        late, out = choose(
-            model.late, rows.events, steps.judged, rows.kept, rows.targets, rows.weight, made
-        )
+        late, out = choose(model.late, rows, steps.judged, made)
         if before.state is None:
             return model.but(late=late), self.nothing_known(len(asked))
         mean, variance = out[asked, :n_outputs], out[asked, n_outputs:]

@@ -14,7 +14,7 @@ from kalstream.core import checks as check
 from kalstream.core.calibration import Calibration
 from kalstream.core.checks import Targets
 from kalstream.core.fixed import Fixed
-from kalstream.core.judging import Index
+from kalstream.core.judging import Index, LateRows
 from kalstream.core.learned import Learned
 from kalstream.core.likelihoods import LIKELIHOODS
 from kalstream.core.mixture import Mixture
@@ -23,7 +23,7 @@ from kalstream.core.policy import JudgingPolicy, Policy
 from kalstream.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from kalstream.estimators._chunk import Ahead, Chunk, LateRows, LateSteps
+    from kalstream.estimators._chunk import Ahead, Chunk, LateSteps
     from kalstream.estimators._model import Model
 
 

@@ -240,7 +240,6 @@ class Store:
         targets: Any = [row.target for row in rows if row.status == TOLD]
         if targets and all(isinstance(target, np.ndarray | np.floating) for target in targets):
             targets = np.array(targets)
-        names = ("stop", "oldest", "n_columns", "newest", "blank", "again", "counts")
         return {
             "rows": np.array(list(numbered), np.int64),
             "numbers": np.array([row.number for row in rows], np.int64),
@@ -250,7 +249,7 @@ class Store:
             "targets": targets,
             "groups": groups,
             "done": self.done,
-            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in _BESIDE},
         }
 
     @classmethod
@@ -273,18 +272,17 @@ class Store:
         Without ``build`` all but the ids is checked, and an empty store is returned.
         """
         n = len(rows)
-        each = {"rows": rows, "numbers": numbers, "times": times, "status": status}
-        for name, kind in {**dict.fromkeys(each, "int64"), "times": "float64"}.items():
-            dtype = "int8" if name == "status" else kind
-            _need(_is_array(each[name], dtype, (n,)), f"{name} must be {n} of {dtype}")
-        _need(
-            set(np.unique(status).tolist()) <= {WAITS, TOLD, EXPIRED}, "status must be one of three"
-        )
+        each = ("rows", rows, "int64"), ("numbers", numbers, "int64"), ("times", times, "float64")
+        for name, part, dtype in (*each, ("status", status, "int8")):
+            _need(_is_array(part, dtype, (n,)), f"{name} must be {n} of {dtype}")
+        _need(np.isin(status, (WAITS, TOLD, EXPIRED)).all(), "status must be one of three")
         n_told = int(np.count_nonzero(status == TOLD))
         _need(len(targets) == n_told, "targets must be of the rows that were told")
         _need(not np.isinf(times).any(), "times must be finite or missing")
         _check_groups(groups, n)
-        _check_counts(rows, status, done, **more)
+        _need(set(more) == set(_BESIDE), "all that is beside the rows must be there")
+        store = cls(done=done, **more)
+        _check_counts(store, rows, status)
         if not build:
             return cls()
         keys, place = _ids.unpacked(ids), rows.tolist()
@@ -294,7 +292,12 @@ class Store:
         parts = keys, numbers.tolist(), times.tolist(), *_ungrouped(groups, n), status.tolist()
         each_row = zip(*parts, values, strict=True)
         made = dict(zip(place, map(partial(tuple.__new__, StoredRow), each_row), strict=True))
-        return cls(_changed(Map(), made), Map(zip(keys, place, strict=True)), done, **more)
+        ids = Map(zip(keys, place, strict=True))
+        return replace(store, blocks=_changed(Map(), made), ids=ids)
+
+
+# What a store holds beside its rows.
+_BESIDE: Final = Store.__slots__[3:]
 
 
 class Book:
@@ -323,7 +326,7 @@ class Book:
         self._n_forgotten = 0  # the first ones that are done; some may be needed to learn them
 
     def row(self, number: int) -> StoredRow | None:
-        """A row as it is after all events, with its columns also if it is forgotten then."""
+        """A row as it is after all events, with its columns also if it is forgotten or expired."""
         row = self._changed.get(number)
         return self.before.row(number) if row is None else row
 
@@ -355,7 +358,7 @@ class Book:
             if first is not None and first.status == WAITS:
                 if not (self.counts["waiting"] > self.max_waiting or self._is_old(first)):
                     break
-                self._expire(self.oldest, first)
+                self._end(self.oldest, first, EXPIRED)
             self.oldest += 1
 
     def _is_old(self, row: StoredRow) -> bool:
@@ -398,10 +401,7 @@ class Book:
                 f"ids holds {check.shown(key)}, which is not the id of a row that waits; give ids "
                 "of waiting_ids_, each once"
             )
-        self._expire(number, row)
-
-    def _expire(self, number: int, row: StoredRow) -> None:
-        self._end(number, row._replace(columns=b"", sizes=NOTHING, kept=b""), EXPIRED)
+        self._end(number, row, EXPIRED)
 
     def _end(self, number: int, row: StoredRow, status: int, target: Any = None) -> None:
         """A row ends to wait; the one that did so longest ago is forgotten."""
@@ -428,7 +428,7 @@ class Book:
         """Columns (n, d), numbers and times (n,) of rows, and what was predicted in these sizes."""
         rows = [row for number in numbers if (row := self.row(number)) is not None]
         came, times = np.array([row.number for row in rows], np.int64), None
-        if rows[0].time == rows[0].time:
+        if all(row.time == row.time for row in rows):
             times = np.array([row.time for row in rows], np.float64)
         groups = _grouped(rows)
         if list(groups) == [(8 * n_columns, sizes)] and sizes != NOTHING:  # as it mostly is
@@ -471,7 +471,7 @@ class Book:
     def _waits(self, number: int, n_events: int) -> bool:
         """Whether a row waits after so many events of the call."""
         row = self.row(number)
-        if row is None or not row.columns:
+        if row is None or row.status == EXPIRED:
             return False
         return row.status == WAITS or self._ended.get(number, -1) >= n_events
 
@@ -481,6 +481,9 @@ class Book:
         changed: dict[int, StoredRow | None] = {**self._changed}
         if self._done:
             done = np.concatenate([done, np.array(self._done, np.int64)])
+            for number in self._done:
+                if (row := self._changed[number]).status == EXPIRED:
+                    changed[number] = row._replace(columns=b"", sizes=NOTHING, kept=b"")
         if n:
             changed |= dict.fromkeys(done[:n].tolist())
         return check.trusted(
@@ -595,31 +598,23 @@ def _bytes_of(matrix: Array) -> list[bytes]:
     return rows
 
 
-def _check_counts(
-    rows: Array,
-    status: Array,
-    done: Array,
-    *,
-    stop: int,
-    oldest: int,
-    n_columns: int,
-    newest: float,
-    blank: int,
-    again: int,
-    counts: Waiting,
-) -> None:
-    """Raise ValueError unless numbers of rows and counts are of each other."""
-    whole = all(type(k) is int for k in (stop, oldest, n_columns, blank, again))
-    _need(whole and type(newest) is float and abs(newest) != np.inf, "places must be numbers")
-    _need(min(n_columns, again) >= 0, "places must be at least 0")
-    _need((np.diff(rows) > 0).all(), "they must be numbered from front to back")
+def _check_counts(store: Store, rows: Array, status: Array) -> None:
+    """Raise ValueError unless what a store holds beside its rows is of rows of these numbers."""
+    stop, oldest, blank, done = store.stop, store.oldest, store.blank, store.done
+    whole = all(type(k) is int for k in (stop, oldest, store.n_columns, blank, store.again))
+    is_number = type(store.newest) is float and abs(store.newest) != np.inf
+    _need(whole and is_number, "places must be numbers")
+    _need(min(store.n_columns, store.again) >= 0, "places must be at least 0")
     ends = [0, *rows[:1].tolist(), *rows[-1:].tolist(), stop - 1]
-    _need(not len(rows) or ends == sorted(ends), "they must be numbered from front to back")
-    _need(0 <= oldest <= stop and 0 <= blank <= stop, "they must be numbered from front to back")
+    in_order = (np.diff(rows) > 0).all() and (not len(rows) or ends == sorted(ends))
+    in_order &= 0 <= oldest <= stop and 0 <= blank <= stop
+    _need(in_order, "they must be numbered from front to back")
     waiting = int(np.count_nonzero(status == WAITS))
     _need(not (rows[status == WAITS] < oldest).any(), "none may wait before the oldest")
-    _need(_is_array(done, "int64", (len(rows) - waiting,)), "done must be the rows that ended")
-    _need(np.array_equal(np.sort(done), rows[status != WAITS]), "done must be the rows that ended")
+    ended = _is_array(done, "int64", (len(rows) - waiting,))
+    ended = ended and np.array_equal(np.sort(done), rows[status != WAITS])
+    _need(ended, "done must be the rows that ended")
+    counts = store.counts
     each = [getattr(counts, name, None) for name in Waiting.__slots__]
     _need(all(type(n) is int and n >= 0 for n in each), "store.counts must be integers from 0 on")
     fits = counts.waiting == waiting and counts.told + counts.expired >= len(done)

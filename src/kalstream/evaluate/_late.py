@@ -6,7 +6,6 @@ some time, after its row was predicted. `NamedRows` is for streams in which a la
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -50,14 +49,14 @@ class DueTargets:
 class _LastTime:
     """The time of the last row, which later ones must not precede."""
 
-    time = -math.inf
+    time: float | None = None
 
     def check_times(self, batch: Batch) -> None:
         """Refuse rows that come before earlier ones, as those of another pipe may."""
         if batch.times is None or not len(batch):
             return
         first = float(np.fmin.reduce(batch.times))
-        if first < self.time:
+        if self.time is not None and first < self.time:
             raise InvalidInput(
                 f"time decreases from {self.time:.17g} to {first:.17g} after row {batch.start}; "
                 "sort the rows by time"
@@ -66,15 +65,9 @@ class _LastTime:
     def note_times(self, batch: Batch) -> None:
         """Note the time of the last row."""
         if batch.times is not None:
-            self.time = float(np.fmax.reduce(batch.times, initial=self.time))
-
-    def saved_time(self) -> float | None:
-        """The time as JSON."""
-        return None if self.time == -math.inf else self.time
-
-    def restore_time(self, time: float | None) -> None:
-        """Restore what `saved_time` returned."""
-        self.time = -math.inf if time is None else time
+            before = -np.inf if self.time is None else self.time
+            time = float(np.fmax.reduce(batch.times, initial=before))
+            self.time = None if time == -np.inf else time
 
 
 class LateTargets(_LastTime):
@@ -187,11 +180,11 @@ class LateTargets(_LastTime):
         targets = [None if target != target else target for target in targets]
         parts = {"rows": self.rows.tolist(), "arrivals": self.arrivals.tolist()}
         more = {"at_end": self.at_end, "missing": self.missing}
-        return {**parts, "targets": targets, "time": self.saved_time(), **more}
+        return {**parts, "targets": targets, "time": self.time, **more}
 
     def restore(self, state: dict[str, Any], dtype: Any) -> None:
         """Restore what `state` returned; dtype: that of targets."""
-        self.restore_time(state["time"])
+        self.time = state["time"]
         self.at_end, self.missing = state.get("at_end", 0), state.get("missing", 0)
         self.rows = np.array(state["rows"], np.int64)
         self.arrivals = np.array(state["arrivals"], np.float64)
@@ -292,9 +285,8 @@ class NamedRows(_LastTime):
             take(before - n_taken)
             n_taken = before
             prediction = self.waiting.pop(key, None)
-            if (
-                prediction is None or status[key] == "expired"
-            ):  # its target came before, or comes too late
+            # Its target came before, or comes too late.
+            if prediction is None or status[key] == "expired":
                 continue
             number, row = prediction.place
             places[number] = Place(row, batch.start + i)
@@ -314,18 +306,12 @@ class NamedRows(_LastTime):
 
     def state(self) -> dict[str, Any]:
         """Everything that changes, as JSON."""
-        return {
-            **saved(self.waiting),
-            "repeated": self.repeated,
-            "again": self.again,
-            "unknown": self.unknown,
-            "missing": self.missing,
-            "time": self.saved_time(),
-        }
+        counts = {name: getattr(self, name) for name in ("repeated", "again", "unknown", "missing")}
+        return {**saved(self.waiting), **counts, "time": self.time}
 
     def restore(self, state: dict[str, Any], tracker: Tracker) -> None:
         """Restore what `state` returned."""
-        self.restore_time(state["time"])
+        self.time = state["time"]
         self.waiting = restored(state, tracker)
         self.repeated, self.unknown = state["repeated"], state["unknown"]
         self.again, self.missing = state.get("again", 0), state.get("missing", 0)

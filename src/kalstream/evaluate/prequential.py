@@ -616,7 +616,7 @@ class Evaluation:
         if self.late is not None:
             self.adapter.learner.drop_waiting()  # ids and counts are those of this stream
         if isinstance(self.late, NamedRows) and state is not None and "late" in state:
-            self.late.restore_time(state["late"]["time"])
+            self.late.time = state["late"]["time"]
         self.forgetting.begin_with(self.adapter)
 
     def state(self) -> dict[str, Any]:

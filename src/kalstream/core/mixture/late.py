@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kalstream.core import checks as check
 from kalstream.core.bank import Filters, joined_steps
 from kalstream.core.chunk import Rows
-from kalstream.core.judging import Case, Events, Judged, LateJudge, runs
+from kalstream.core.judging import Events, Judged, LateJudge, LateRows, runs
 from kalstream.core.mixture.grids import gammas_of, grid_of, prior_vars_of
 from kalstream.core.mixture.state import MixtureState
 from kalstream.core.mixture.step import MixtureStep
@@ -147,24 +147,32 @@ def _ahead_of(
     return after(events.step), after(events.gap)
 
 
-def judged(policy: Mixture, judge: LateJudge, case: Case) -> tuple[LateJudge, MixtureStep, Judged]:
+def judged(
+    policy: Mixture,
+    judge: LateJudge,
+    rows: LateRows,
+    step: MixtureStep,
+    far: BankStep,
+    noise_var: float,
+    n_targets: int,
+) -> tuple[LateJudge, MixtureStep, Judged]:
     """`JudgingPolicy.judge` of a mixture."""
     from kalstream.core._kernels.judging import exact_kept, judge_rows
     from kalstream.core.softmax_integral import table, workspace
 
-    events, far, step, kept = case.events, case.far, case.step, case.kept
+    events, kept, targets, weight = rows.events, rows.kept, rows.targets, rows.weight
     kept.write(events, far)
     log_weights, spread = judge.log_weights.copy(), judge.spread.copy()
     beside = judge.beside.copy()
-    labels, dense = case.targets.arrays()
+    labels, dense = targets.arrays()
     grid, exact = grid_of(step.calibrations, policy.n_filters), _NOT_EXACT
-    if policy.predictive == "exact" and case.targets.labels is not None:
+    if policy.predictive == "exact" and targets.labels is not None:
         said = kept.means, kept.variances, kept.active, kept.said
-        told = events.asked, events.slot, labels, case.weight
+        told = events.asked, events.slot, labels, weight
         exact = exact_kept(*told, *said, grid, (*table(), workspace()))
     weights, shares, scale, log_prob, evidence, rates = judge_rows(
         *(events.asked, events.slot, events.gap, events.lag),
-        *(labels, dense, case.noise_var, case.weight),
+        *(labels, dense, noise_var, weight),
         (far.logit_mean, far.logit_var),
         (
             *(kept.means, kept.variances, kept.active, kept.experts),
@@ -174,8 +182,8 @@ def judged(policy: Mixture, judge: LateJudge, case: Case) -> tuple[LateJudge, Mi
         gammas_of(policy.half_lives)[:, 0],
         policy.share,
         exact,
-        policy.learn_scale and case.targets.labels is None,
-        case.n_targets,
+        policy.learn_scale and targets.labels is None,
+        n_targets,
         *(log_weights, beside, spread),
     )
     after = LateJudge(log_weights, spread, beside, judge.beliefs, judge.since)

@@ -15,7 +15,7 @@ from kalstream.core import checks as check
 from kalstream.core.bank import Filters, How, Lookahead, joined_steps
 from kalstream.core.chunk import Rows
 from kalstream.core.half_lives import gamma_of
-from kalstream.core.judging import Case, Events, Judged, LateJudge, Sizes, n_answers
+from kalstream.core.judging import Events, Judged, LateJudge, LateRows, Sizes, n_answers
 from kalstream.core.likelihoods import check_likelihood
 from kalstream.core.mixture.grids import (
     check_calibrations,
@@ -281,9 +281,18 @@ class Mixture(JudgingPolicy):
         begun = np.zeros(sizes[2]), np.full(n, 1.0 / max(n, 1))
         return LateJudge(state.log_weights, state.spread, *begun)
 
-    def judge(self, judge: LateJudge, case: Case) -> tuple[LateJudge, MixtureStep, Judged]:
+    def judge(
+        self,
+        judge: LateJudge,
+        rows: LateRows,
+        step: MixtureStep,
+        far: BankStep,
+        *,
+        noise_var: float,
+        n_targets: int,
+    ) -> tuple[LateJudge, MixtureStep, Judged]:
         """Weigh the filters by their earlier predictions; see `JudgingPolicy.judge`."""
-        return judged(self, judge, case)
+        return judged(self, judge, rows, step, far, noise_var, n_targets)
 
     def judged_late(self, state: MixtureState, judge: LateJudge) -> MixtureState:
         """The state with the weights of a late judge."""
