@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from kalstream.core import gamma_of, init, step_chunk
 from kalstream.core._kernels import motion as kernels
-from kalstream.core.bank import Bank, How, run_bank
+from kalstream.core.bank import Bank, How, Lookahead
 from kalstream.core.chunk import Rows
 from kalstream.core.likelihoods import LIKELIHOODS
-from kalstream.core.motion import MotionBank, predict_motion, run_motion
+from kalstream.core.motion import MotionBank
 from kalstream.core.motion_reference import (
     correlation,
     learn_moving,
@@ -56,11 +56,14 @@ def how(bank, rows, likelihood="onehot", prior_vars=None):
 
 
 def run(bank, rows, *, donate=False, **options):
-    return run_motion(bank, rows, how(bank, rows, **options), donate)
+    return bank.run(rows, how(bank, rows, **options), donate)
 
 
 def ahead(bank, features, gap):
-    return predict_motion(bank, features, gap, np.array(bank.prior_vars))
+    n = bank.n_filters, 1
+    alike = Lookahead(np.ones(n), np.array(bank.prior_vars), False, 0.0, np.zeros(n))
+    step, _ = bank.predict(features, gap, alike)
+    return step.logit_mean, step.logit_var
 
 
 def joined(steps):
@@ -234,8 +237,8 @@ def test_order_one_is_the_bank(problem):
     )
     rows = read(first, stream)
     same = how(first, rows)
-    actual, step = run_motion(first, rows, same)
-    expected, other = run_bank(Bank.of([stream.prior] * bank.n_filters), rows, same, False)
+    actual, step = first.run(rows, same, False)
+    expected, other = Bank.of([stream.prior] * bank.n_filters).run(rows, same, False)
     assert np.array_equal(step.noise_var, other.noise_var)
     for name in ("logit_mean", "logit_var", "gamma"):
         # A gamma near 1 has fewer digits than the half-life that it comes from.

@@ -177,7 +177,7 @@ def test_an_interrupt_that_numba_wraps_arrives_as_itself(monkeypatch: pytest.Mon
         except SystemError as error:
             raise SystemError("returned a result with an exception set") from error
 
-    monkeypatch.setattr("kalstream.core.bank.run_bank", wrapped)
+    monkeypatch.setattr("kalstream.core.bank.Bank.run", wrapped)
     with pytest.raises(KeyboardInterrupt):
         model.partial_fit(X[:2], LABELS[:2])
     monkeypatch.setattr("kalstream.core.bank.Bank.foreseen", wrapped)

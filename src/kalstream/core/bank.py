@@ -177,7 +177,12 @@ class Filters(ABC):
     def between(
         self, rows: Rows, how: How, features: Array, place: Array
     ) -> tuple[Self, BankStep, Array, Array] | None:
-        """As `run_between`; None: the rows have to be passed one after the other."""
+        """Advance all filters over all rows, and predict other rows (a, m) in between.
+
+        ``place`` (a,) says how many rows come before each of these; it does not decrease. Also
+        returns their means (J, a, K) and variances (J, a), under the posterior of that moment. None
+        if digits would be lost: then the rows have to be passed one after the other.
+        """
         return None
 
     def fits(self, half_lives: tuple[float, ...]) -> bool:
@@ -316,14 +321,50 @@ class Bank(OneOrder):
         return Bank(BankArrays(mean, cov), bank.scales)
 
     def run(self, rows: Rows, how: How, donate: bool) -> tuple[Bank, BankStep]:
-        """`run_bank`."""
-        return run_bank(self, rows, how, donate)
+        """Advance all filters over all rows; the bank is untouched if anything fails."""
+        check.flag("donate", donate)
+        n, m = rows.features.shape
+        size = block_rows(m)
+        current, steps, start = self, [], 0
+        while start < n:
+            part = slice(start, min(start + size, n))
+            few = part.stop - start <= DEFERRED_ROWS and not rows.keep_mean
+            # Arrays of our own may be overwritten; those we were given, only by the last write.
+            own = current.stored is not self.stored
+            if few:
+                current, step = _few_rows(current, rows, how, part, own or donate, own)
+            else:
+                with OneThread(4.0 * min(n, size) * m * m):
+                    current, step = _many_rows(current, rows, how, part, own or donate, own)
+            start += step.gamma.shape[1]
+            steps.append(step)
+        if donate:
+            self.stored = None
+        elif current.stored is self.stored:
+            self.lend()
+        return current, joined_steps(steps)
 
     def between(
         self, rows: Rows, how: How, features: Array, place: Array
     ) -> tuple[Bank, BankStep, Array, Array] | None:
-        """`run_between`."""
-        return run_between(self, rows, how, features, place)
+        """Advance all filters over all rows, and predict other rows in between."""
+        n, m = rows.features.shape
+        size = block_rows(m)
+        mean = np.empty((self.n_filters, len(features), self.n_outputs))
+        var, current = np.empty((self.n_filters, len(features))), self
+        steps: list[BankStep] = []
+        for start in range(0, n, size):
+            part = slice(start, min(start + size, n))
+            own = current.stored is not self.stored
+            here = (place >= part.start) & ((place < part.stop) | (part.stop == n))
+            aside = features[here], place[here] - part.start
+            with OneThread(4.0 * min(n, size) * m * m):
+                current, step, *moments = _many_rows(current, rows, how, part, own, own, aside)
+            if step is None:
+                return None
+            mean[:, here], var[:, here] = moments
+            steps.append(step)
+        return current, joined_steps(steps), mean, var
 
     def predict(self, features: Array, gap: Array, ahead: Lookahead) -> tuple[BankStep, Array]:
         """Step and weights of rows, each predicted as if it were the next one."""
@@ -476,62 +517,6 @@ class How:
     likelihoods: Array
 
 
-def run_bank(bank: Bank, rows: Rows, how: How, donate: bool) -> tuple[Bank, BankStep]:
-    """Advance all filters over all rows.
-
-    The bank that was given is untouched if anything fails.
-    """
-    check.flag("donate", donate)
-    n, m = rows.features.shape
-    size = block_rows(m)
-    current, steps, start = bank, [], 0
-    while start < n:
-        part = slice(start, min(start + size, n))
-        few = part.stop - start <= DEFERRED_ROWS and not rows.keep_mean
-        # Arrays of our own may be overwritten; those we were given, only by the last write.
-        own = current.stored is not bank.stored
-        if few:
-            current, step = _few_rows(current, rows, how, part, own or donate, own)
-        else:
-            with OneThread(4.0 * min(n, size) * m * m):
-                current, step = _many_rows(current, rows, how, part, own or donate, own)
-        start += step.gamma.shape[1]
-        steps.append(step)
-    if donate:
-        bank.stored = None
-    elif current.stored is bank.stored:
-        bank.lend()
-    return current, joined_steps(steps)
-
-
-def run_between(
-    bank: Bank, rows: Rows, how: How, features: Array, place: Array
-) -> tuple[Bank, BankStep, Array, Array] | None:
-    """Advance all filters over all rows, and predict other rows (a, m) in between.
-
-    ``place`` (a,) says how many rows come before each of these; it does not decrease. Also returns
-    their means (J, a, K) and variances (J, a), under the posterior of that moment. None if digits
-    would be lost: then the rows have to be passed one after the other.
-    """
-    n, m = rows.features.shape
-    size = block_rows(m)
-    mean = np.empty((bank.n_filters, len(features), bank.n_outputs))
-    var, current = np.empty((bank.n_filters, len(features))), bank
-    steps: list[BankStep] = []
-    for start in range(0, n, size):
-        part = slice(start, min(start + size, n))
-        own = current.stored is not bank.stored
-        here = (place >= part.start) & ((place < part.stop) | (part.stop == n))
-        aside = features[here], place[here] - part.start
-        with OneThread(4.0 * min(n, size) * m * m):
-            current, step, *moments = _many_rows(current, rows, how, part, own, own, aside)
-        if step is None:
-            return None
-        mean[:, here], var[:, here] = moments
-        steps.append(step)
-    return current, joined_steps(steps), mean, var
-
-
 def _few_rows(
     bank: Bank, rows: Rows, how: How, part: slice, may_own: bool, own: bool
 ) -> tuple[Bank, BankStep]:
@@ -586,7 +571,7 @@ def _many_rows(
 ) -> tuple[Any, ...]:
     """Advance over a block, filter by filter: the work is in matrix products.
 
-    ``between`` has features (a, m) and places (a,) as in `run_between`; then the means and
+    ``between`` has features (a, m) and places (a,) as in `Filters.between`; then the means and
     variances of these rows are returned as well, or None in place of the step.
     """
     given = bank

@@ -17,14 +17,14 @@ from kalstream.core.half_lives import gamma_of, half_life
 from kalstream.core.likelihoods import check_likelihood
 from kalstream.core.motion import MotionBank
 from kalstream.core.motion_reference import check_order
-from kalstream.core.policy import check_seen
+from kalstream.core.policy import BankState, check_seen
 from kalstream.core.single import FilterState, OneFilterState, SingleFilter, as_calibration
 from kalstream.core.state import Posterior, Step
 from kalstream.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True)
-class MovingState(OneFilterState):
+class MovingState(BankState, OneFilterState):
     """One filter of order 2 or 3, and its calibration.
 
     Attributes
@@ -68,31 +68,6 @@ class MovingState(OneFilterState):
     def gamma(self) -> float:
         """Forgetting coefficient of the half-life."""
         return gamma_of(self.half_life)
-
-    @property
-    def n_features(self) -> int:
-        """Number of features, m."""
-        return self.bank.n_features
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the features."""
-        return self.bank.dtype
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the arrays that are kept from row to row."""
-        return self.bank.nbytes
-
-    def add_outputs(self, n_outputs: int) -> Self:
-        """Add classes that were never seen, as if they had been declared at the start."""
-        bank = self.bank.add_outputs(n_outputs)
-        return replace(self, bank=bank, seen=np.pad(self.seen, (0, n_outputs)))
-
-    def keep_outputs(self, columns: Array) -> Self:
-        """Keep only these outputs. They do not change, because outputs are independent."""
-        columns = check.columns("columns", columns, len(self.seen))
-        return replace(self, bank=self.bank.keep_outputs(columns), seen=self.seen[columns])
 
     def add_features(self, n_features: int, prior_var: float) -> Self:
         """Add features that were 0 in all rows so far, as if they had been there from the start."""

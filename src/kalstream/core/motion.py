@@ -155,6 +155,18 @@ class MotionBank(OneOrder):
         Rows that were learned since then.
     memo : list of at most one (features, times_cov, times_mean)
         Products that a prediction left behind; a list, since its pop is atomic between threads.
+
+    Examples
+    --------
+    >>> bank = MotionBank.start(1, 1, order=2, half_lives=50.0, prior_vars=100.0)
+    >>> line = np.arange(20.0)[:, None]
+    >>> rows = Rows.read(bank, np.ones((20, 1)), line, noise_var=0.01, prior_var=100.0)
+    >>> how = How(np.ones((1, 20)), np.array([100.0]), np.array([0]))
+    >>> bank, step = bank.run(rows, how, donate=False)
+    >>> ahead = Lookahead(np.ones((1, 1)), how.prior_vars, False, 0.0, np.zeros((1, 1)))
+    >>> step, _ = bank.predict(np.ones((1, 1)), np.array([2.0]), ahead)
+    >>> round(float(step.logit_mean[0, 0, 0]))  # 19 is the last, and the weight grows by 1 a row
+    21
     """
 
     stored: BankArrays | None
@@ -236,13 +248,53 @@ class MotionBank(OneOrder):
         return self.half_lives == half_lives
 
     def run(self, rows: Rows, how: How, donate: bool) -> tuple[MotionBank, BankStep]:
-        """`run_motion`."""
-        return run_motion(self, rows, how, donate)
+        """Advance all filters over all rows; the bank is untouched if anything fails.
+
+        The prior variances of ``how`` count from now on. Its gammas are only reported: the
+        half-lives are those of the bank. The prior_var of ``rows`` is not used.
+        """
+        check.flag("donate", donate)
+        refuse_keep_mean(rows.keep_mean, self.order)
+        current = self.with_prior(how.prior_vars)
+        n, m = rows.features.shape
+        size, steps, start = block_rows(m), [], 0
+        while start < n:
+            part = slice(start, min(start + size, n))
+            own = current.stored is not self.stored
+            current, step = _advance(current, rows, how, part, own, donate)
+            start += step.gamma.shape[1]
+            steps.append(step)
+        if donate:
+            self.stored = None
+        elif current.stored is self.stored:
+            self.lend()
+        return current, joined_steps(steps)
 
     def predict(self, features: Array, gap: Array, ahead: Lookahead) -> tuple[BankStep, Array]:
-        """Step and weights of rows, each predicted as if it were the next one."""
+        """Step and weights of rows, each predicted as if it were the next one.
+
+        The prior variances of ``ahead`` count from then on. The bank is not touched.
+        """
+        from kalstream.core._kernels.motion import predict_motion_rows
+
         refuse_keep_mean(ahead.keep_mean, self.order)
-        mean, var = predict_motion(self, features, gap, ahead.prior_vars)
+        bank = self.with_prior(ahead.prior_vars)
+        means, variances = [], []
+        for start in range(0, len(features), _PREDICTED_ROWS):
+            phi = features[start : start + _PREDICTED_ROWS]
+            mean, var = predict_motion_rows(
+                *bank.foreseen(phi),
+                np.ascontiguousarray(phi, np.float64),
+                gap[start : start + _PREDICTED_ROWS],
+                bank.elapsed,
+                bank.rates,
+                bank.priors,
+                *bank.past(),
+            )
+            means.append(mean)
+            variances.append(var)
+        mean = means[0] if len(means) == 1 else np.concatenate(means, axis=1)
+        var = variances[0] if len(means) == 1 else np.concatenate(variances, axis=1)
         unknown = np.full(var.shape, np.inf), np.full(var.shape, np.nan)
         return BankStep(mean, var, ahead.gammas**gap, *unknown), ahead.weights(gap)
 
@@ -479,52 +531,6 @@ class MotionBank(OneOrder):
         return room, ages
 
 
-def run_motion(
-    bank: MotionBank, rows: Rows, how: How, donate: bool = False
-) -> tuple[MotionBank, BankStep]:
-    """Advance all filters over all rows; the bank that was given is untouched if anything fails.
-
-    Parameters
-    ----------
-    bank : MotionBank
-    rows : Rows
-        Its prior_var is not used.
-    how : How
-        Its prior variances count from now on. Its gammas are only reported: the half-lives are
-        those of the bank.
-    donate : bool
-        Reuse the buffers of ``bank``, which cannot be used afterwards.
-
-    Examples
-    --------
-    >>> bank = MotionBank.start(1, 1, order=2, half_lives=50.0, prior_vars=100.0)
-    >>> line = np.arange(20.0)[:, None]
-    >>> rows = Rows.read(bank, np.ones((20, 1)), line, noise_var=0.01, prior_var=100.0)
-    >>> how = How(np.ones((1, 20)), np.array([100.0]), np.array([0]))
-    >>> bank, step = run_motion(bank, rows, how)
-    >>> mean, var = predict_motion(bank, np.ones((1, 1)), np.array([2.0]), how.prior_vars)
-    >>> round(float(mean[0, 0, 0]))  # 19 is the last, and the weight grows by 1 a row
-    21
-    """
-    check.flag("donate", donate)
-    refuse_keep_mean(rows.keep_mean, bank.order)
-    given = bank
-    current = bank.with_prior(how.prior_vars)
-    n, m = rows.features.shape
-    size, steps, start = block_rows(m), [], 0
-    while start < n:
-        part = slice(start, min(start + size, n))
-        own = current.stored is not given.stored
-        current, step = _advance(current, rows, how, part, own, donate)
-        start += step.gamma.shape[1]
-        steps.append(step)
-    if donate:
-        given.stored = None
-    elif current.stored is given.stored:
-        given.lend()
-    return current, joined_steps(steps)
-
-
 def refuse_keep_mean(keep_mean: bool, order: int) -> None:
     """Raise an error if the mean is to stay where it is."""
     if keep_mean:
@@ -590,36 +596,6 @@ def _advance(
         last = part.start + done == len(rows.gap)
         after = after.folded(own=own or (donate and last))
     return after, step
-
-
-def predict_motion(
-    bank: MotionBank, features: Array, gap: Array, prior_vars: Array
-) -> tuple[Array, Array]:
-    """Means (J, b, K) and variances (J, b) of rows (b, m), each as if it were the next one.
-
-    ``gap`` (b,) is the time since the last row, and prior_vars (J,) count from then on. The bank is
-    not touched. `run_motion` has an example.
-    """
-    from kalstream.core._kernels.motion import predict_motion_rows
-
-    bank = bank.with_prior(prior_vars)
-    means, variances = [], []
-    for start in range(0, len(features), _PREDICTED_ROWS):
-        phi = features[start : start + _PREDICTED_ROWS]
-        mean, var = predict_motion_rows(
-            *bank.foreseen(phi),
-            np.ascontiguousarray(phi, np.float64),
-            gap[start : start + _PREDICTED_ROWS],
-            bank.elapsed,
-            bank.rates,
-            bank.priors,
-            *bank.past(),
-        )
-        means.append(mean)
-        variances.append(var)
-    if len(means) == 1:
-        return means[0], variances[0]
-    return np.concatenate(means, axis=1), np.concatenate(variances, axis=1)
 
 
 def _capacity(bank: MotionBank) -> int:

@@ -20,6 +20,7 @@ start equals a class that comes late.
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -34,6 +35,7 @@ from kalstream.core.tagged import Tagged
 from kalstream.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from kalstream.core.bank import Filters
     from kalstream.core.predictive import Method
 
 
@@ -127,6 +129,43 @@ class PolicyState(Tagged):
     @abstractmethod
     def add_features(self, n_features: int, prior_var: float) -> Self:
         """Add features that were 0 in all rows so far, as if they had been there from the start."""
+
+
+class BankState(PolicyState):
+    """A state whose filters are in a bank."""
+
+    __slots__ = ()
+
+    bank: Filters
+
+    @property
+    def n_features(self) -> int:
+        """Number of features, m."""
+        return self.bank.n_features
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the features."""
+        return self.bank.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays that are kept from row to row."""
+        return self.bank.nbytes
+
+    def add_outputs(self, n_outputs: int) -> Self:
+        """Add classes that were never seen, as if they had been declared at the start."""
+        n_outputs = check.count("n_outputs", n_outputs)
+        state: Any = self  # a dataclass
+        bank, seen = self.bank.add_outputs(n_outputs), np.pad(self.seen, (0, n_outputs))
+        return replace(state, bank=bank, seen=seen)
+
+    def keep_outputs(self, columns: Array) -> Self:
+        """Keep only these outputs. They do not change, because outputs are independent."""
+        columns = check.columns("columns", columns, len(self.seen))
+        state: Any = self
+        bank, seen = self.bank.keep_outputs(columns), self.seen[columns]
+        return replace(state, bank=bank, seen=seen)
 
 
 class PolicyStep(Protocol):

@@ -14,7 +14,7 @@ from kalstream.core.bank import Filters
 from kalstream.core.half_lives import gamma_of, weighted_median
 from kalstream.core.likelihoods import check_likelihood
 from kalstream.core.mixture.grids import Calibrations, check_calibrations, grid_of, prior_vars_of
-from kalstream.core.policy import PolicyState, check_seen
+from kalstream.core.policy import BankState, check_seen
 from kalstream.core.state import Posterior
 from kalstream.errors import InvalidInput
 
@@ -22,7 +22,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class MixtureState(PolicyState):
+class MixtureState(BankState):
     """Filters with fixed half-lives, and the weight of each.
 
     Attributes
@@ -113,21 +113,6 @@ class MixtureState(PolicyState):
         return self.bank.posterior(self.heaviest)
 
     @property
-    def n_features(self) -> int:
-        """Number of features, m."""
-        return self.bank.n_features
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the features."""
-        return self.bank.dtype
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the arrays that are kept from row to row."""
-        return self.bank.nbytes
-
-    @property
     def weights(self) -> Array:
         """Posterior over half-lives and calibrations (J, C)."""
         return np.exp(self.log_weights)
@@ -159,20 +144,6 @@ class MixtureState(PolicyState):
         if grid.ndim == 1:
             weights = weights.sum(axis=0)
         return float(weighted_median(grid.ravel(), weights.ravel()))
-
-    def add_outputs(self, n_outputs: int) -> Self:
-        """Add classes that were never seen, as if they had been declared at the start."""
-        n_outputs = check.count("n_outputs", n_outputs)
-        return replace(
-            self,
-            bank=self.bank.add_outputs(n_outputs),
-            seen=np.pad(self.seen, (0, n_outputs)),
-        )
-
-    def keep_outputs(self, columns: Array) -> Self:
-        """Keep only these outputs. They do not change, because outputs are independent."""
-        columns = check.columns("columns", columns, len(self.seen))
-        return replace(self, bank=self.bank.keep_outputs(columns), seen=self.seen[columns])
 
     def add_features(self, n_features: int, prior_var: float) -> Self:
         """Add features that were 0 in all rows so far, as if they had been there from the start."""
