@@ -33,7 +33,7 @@ from kalstream.deep import (  # noqa: E402
 )
 from kalstream.deep.bank import FilterBank  # noqa: E402
 from kalstream.deep.replay import draw_moves, moved  # noqa: E402
-from kalstream.deep.stack import Reading  # noqa: E402
+from kalstream.deep.stack import NetworkOutput  # noqa: E402
 from kalstream.errors import CheckpointError, InvalidInput, NumericalError  # noqa: E402
 
 D, M, K = 4, 6, 5
@@ -102,7 +102,7 @@ def test_a_bank_equals_softmax_heads(
 # ---- the stack ----------------------------------------------------------------------------------
 
 
-def readings(stack: Stack, b: int, seed: int) -> list[Reading]:
+def outputs(stack: Stack, b: int, seed: int) -> list[NetworkOutput]:
     generator = torch.Generator().manual_seed(seed)
 
     def draw(n: int) -> Any:
@@ -110,7 +110,7 @@ def readings(stack: Stack, b: int, seed: int) -> list[Reading]:
 
     logits = stack.layer is not None
     n = 1 + len(stack.decays)
-    return [Reading(draw(M), draw(stack.n_classes) if logits else None) for _ in range(n)]
+    return [NetworkOutput(draw(M), draw(stack.n_classes) if logits else None) for _ in range(n)]
 
 
 @pytest.mark.parametrize(("decays", "gammas", "layers"), [
@@ -123,7 +123,7 @@ def test_probabilities_add_up_and_what_was_said_was_said_before(
     n_experts = len(decays or [0]) * len(gammas) + (1 + len(decays)) * layers
     assert len(stack.names) == n_experts
     for turn in range(6):
-        now, labels = readings(stack, 7, turn), torch.randint(0, 1 + min(turn, K - 2), (7,))
+        now, labels = outputs(stack, 7, turn), torch.randint(0, 1 + min(turn, K - 2), (7,))
         p = stack.probabilities(now)
         torch.testing.assert_close(p.sum(1), torch.ones(7, dtype=torch.float64))
         # Classes that did not come are equally probable, and the last one never comes.
@@ -142,7 +142,7 @@ def test_probabilities_add_up_and_what_was_said_was_said_before(
 def test_classes_that_never_come_change_nothing_but_the_probability_of_new_ones(rest: int) -> None:
     small, large = (Stack(M, k, decays=(), layers=False) for k in (4, 4 + rest))
     for turn in range(8):
-        now = readings(small, 9, turn)
+        now = outputs(small, 9, turn)
         labels = torch.randint(0, 3, (9,))
         p, q = small.probabilities(now), large.probabilities(now)
         if turn:
@@ -160,8 +160,10 @@ def test_the_better_expert_gains_weight() -> None:
         labels = torch.randint(0, 3, (10,))
         good = 3.0 * nn.functional.one_hot(labels, 3) + torch.randn(10, 3)
         features = torch.zeros(10, M)
-        stack.observe([Reading(features, good)], labels)
-        stack_of_two.observe([Reading(features, -good), Reading(features, good)], labels)
+        stack.observe([NetworkOutput(features, good)], labels)
+        stack_of_two.observe(
+            [NetworkOutput(features, -good), NetworkOutput(features, good)], labels
+        )
     weights = stack_of_two.expert_weights
     assert weights["mixture"]["layer 0.9"] > 0.9
     assert weights["pool"]["layer 0.9"] == float(stack_of_two.pooled[0, 1])
@@ -170,10 +172,10 @@ def test_the_better_expert_gains_weight() -> None:
 
 def test_nan_changes_nothing() -> None:
     stack = Stack(M, 3, decays=(0.9,))
-    stack.observe(readings(stack, 5, 0), torch.tensor([0, 1, 2, 0, 1]))
+    stack.observe(outputs(stack, 5, 0), torch.tensor([0, 1, 2, 0, 1]))
     before = copy.deepcopy(stack.state_dict())
     for bad in ("features", "logits"):
-        now = readings(stack, 2, 1)
+        now = outputs(stack, 2, 1)
         getattr(now[1], bad)[0, 0] = torch.nan
         with pytest.raises(InvalidInput, match="unchanged"):
             stack.observe(now, torch.tensor([0, 1]))
@@ -184,7 +186,7 @@ def test_nan_changes_nothing() -> None:
 def test_gradients_reach_the_features() -> None:
     stack = Stack(M, 3, decays=(0.9,))
     for turn in range(3):
-        stack.observe(readings(stack, 9, turn), torch.arange(9) % 3)
+        stack.observe(outputs(stack, 9, turn), torch.arange(9) % 3)
     features = torch.randn(4, M, dtype=torch.float64, requires_grad=True)
     stack.double()
     labels = torch.tensor([0, 1, 2, 0])

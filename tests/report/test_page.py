@@ -23,6 +23,9 @@ from kalstream.report import (
     write_comparison,
     write_report,
 )
+from kalstream.report.elements import Children, prose
+from kalstream.report.page import Section
+from kalstream.report.read import RunRecord
 from kalstream.report.sections.forgetting import typical_half_life
 from kalstream.report.sections.headline import state
 from kalstream.report.verdict import leads, verdict
@@ -660,3 +663,14 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
 def test_many_runs_are_told_apart(tmp_path: Path) -> None:
     runs = [synthetic.classification(tmp_path / f"run {i}", rows=400, seed=i) for i in range(10)]
     Strict(compare(runs))
+
+
+def test_a_new_section_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def last_row(run: RunRecord) -> Children:
+        return [prose(f"The last row was row {run.rows:,}.")]
+
+    new = Section("last", "The last row", last_row)
+    monkeypatch.setattr("kalstream.report.page._SECTIONS", (new,))
+    text = make_report(synthetic.regression(tmp_path, rows=3000))
+    assert 'href="#last"' in text
+    assert "The last row was row 3,000." in text

@@ -18,7 +18,7 @@ from kalstream.cli.console import app, err, escaped, out, print_file, printing
 from kalstream.errors import InvalidInput
 from kalstream.runs.files import CHECKPOINT
 
-BadRows = Literal["stop", "skip"]
+_BadRows = Literal["stop", "skip"]
 
 
 @app.command()
@@ -96,7 +96,7 @@ def predict(
         typer.Option("--id", help="Column of ids to copy; that of the run if it had --id."),
     ] = None,
     bad_rows: Annotated[
-        BadRows, typer.Option(help="Stop at a row that cannot be read, or leave it out.")
+        _BadRows, typer.Option(help="Stop at a row that cannot be read, or leave it out.")
     ] = "stop",
 ) -> None:
     """Write class probabilities (or mean and std) and uncertainty of every row as CSV.

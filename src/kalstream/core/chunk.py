@@ -306,7 +306,7 @@ class Scan:
         )
 
 
-class Scanner(Protocol):
+class _BlockScan(Protocol):
     """Scans the parts of a chunk in order."""
 
     def __call__(self, grams: Grams, part: slice) -> Scan:
@@ -314,7 +314,7 @@ class Scanner(Protocol):
         ...
 
 
-def run(posterior: Posterior, rows: Rows, scan: Scanner, donate: bool) -> tuple[Posterior, Step]:
+def run(posterior: Posterior, rows: Rows, scan: _BlockScan, donate: bool) -> tuple[Posterior, Step]:
     """Learn all rows, block by block; the posterior stays unchanged if anything fails."""
     check.flag("donate", donate)
     original = stored = posterior.stored
@@ -419,7 +419,7 @@ class _ChunkPlan:
 def plan(
     stored: Stored,
     rows: Rows,
-    scan: Scanner,
+    scan: _BlockScan,
     part: slice,
     own: bool,
     products: tuple[Array, Array, Array] | None = None,
@@ -493,8 +493,8 @@ def plan(
     )
 
 
-def fixed_scanner(rows: Rows, gammas: Array, likelihood: int) -> Scanner:
-    """Scanner with known coefficients gammas (b,)."""
+def fixed_scanner(rows: Rows, gammas: Array, likelihood: int) -> _BlockScan:
+    """A scan with known coefficients gammas (b,)."""
 
     def scanner(grams: Grams, part: slice) -> Scan:
         return fixed_scan(grams, rows[part], gammas[part], likelihood)

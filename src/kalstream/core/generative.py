@@ -22,16 +22,16 @@ from kalstream.errors import InvalidInput
 # What voices differ in: powers of the densities, since columns are never quite Gaussian;
 # concentrations of the Chinese restaurant process; rows that the prior of a class's own
 # covariance counts for, beside the covariance that all classes share.
-POWERS: Final = np.array([1.0, 0.5, 0.25, 0.1, 0.03, 0.01])
-CONCENTRATIONS: Final = np.array([0.01, 0.1, 1.0, 10.0, 100.0, 1000.0])
-STRENGTHS: Final = np.array([10.0, 100.0])
+_POWERS: Final = np.array([1.0, 0.5, 0.25, 0.1, 0.03, 0.01])
+_CONCENTRATIONS: Final = np.array([0.01, 0.1, 1.0, 10.0, 100.0, 1000.0])
+_STRENGTHS: Final = np.array([10.0, 100.0])
 # Probability, at each row, that another voice becomes the best one.
 SHARE: Final = 0.001
 # Rows that the prior of the shared covariance counts for, which is diagonal.
-SHARED_STRENGTH: Final = 10.0
+_SHARED_STRENGTH: Final = 10.0
 # The prior is learned again when rows are this many times as many, and after so many rows.
-GROWTH: Final = 1.5
-MOST: Final = 1000
+_GROWTH: Final = 1.5
+_MOST: Final = 1000
 # A prior with this number of rows is never learned again.
 NEVER: Final = 2**62
 
@@ -161,8 +161,8 @@ class GenerativeState(Tagged):
         variance = (inside + n @ about**2) / max(total, 1.0)
         usual = (inside + 2.0 * variance) / (free + 2.0)
         usual = np.where(usual > 0.0, usual, 1.0)  # a column that has not varied
-        start = np.diag(SHARED_STRENGTH * usual)
-        covariance = (start + pooled) / (SHARED_STRENGTH + free)
+        start = np.diag(_SHARED_STRENGTH * usual)
+        covariance = (start + pooled) / (_SHARED_STRENGTH + free)
         within, log_det = _inverse(covariance)
         k0 = _spread(apart, within, n)
         each = np.zeros(len(self.counts))
@@ -175,11 +175,11 @@ class GenerativeState(Tagged):
                 outer = each[k] * np.outer(away[k], away[k])
                 made = _inverse(strength * covariance + scatters[k] + outer)
                 own[o, k], own_log_dets[o, k] = made
-        due = min(max(self.learned + 1, int(GROWTH * self.learned)), self.learned + MOST)
+        due = min(max(self.learned + 1, int(_GROWTH * self.learned)), self.learned + _MOST)
         return check.trusted(
             *(type(self), self.learned, due, np.array([total, self.clock[1], 0.0])),
             *(s * self.counts, self.means, pooled, scatters, centre),
-            np.array([k0, SHARED_STRENGTH, shared_log_det, log_det]),
+            np.array([k0, _SHARED_STRENGTH, shared_log_det, log_det]),
             *(self.strengths, within, shared, ((away @ shared) * away).sum(axis=1)),
             *(own, own_log_dets, self.known_belief, self.new_belief, self.evidence),
         )
@@ -226,9 +226,9 @@ class Generative:
 
     half_life: float | None = None
     most_columns: int = 64
-    powers: Sequence[float] = tuple(POWERS.tolist())
-    concentrations: Sequence[float] = tuple(CONCENTRATIONS.tolist())
-    strengths: Sequence[float] = tuple(STRENGTHS.tolist())
+    powers: Sequence[float] = tuple(_POWERS.tolist())
+    concentrations: Sequence[float] = tuple(_CONCENTRATIONS.tolist())
+    strengths: Sequence[float] = tuple(_STRENGTHS.tolist())
 
     def __post_init__(self) -> None:
         if self.half_life is not None:
@@ -251,8 +251,8 @@ class Generative:
         return GenerativeState(
             *(0, 1, np.zeros(3), np.zeros(n_classes), np.zeros((n_classes, d))),
             *(np.zeros((d, d)), np.zeros((k, d, d)), np.zeros(d)),
-            *(np.array([1.0, SHARED_STRENGTH, d * math.log(SHARED_STRENGTH), 0.0]), strengths),
-            *(np.eye(d), np.eye(d) / SHARED_STRENGTH, np.zeros(n_classes)),
+            *(np.array([1.0, _SHARED_STRENGTH, d * math.log(_SHARED_STRENGTH), 0.0]), strengths),
+            *(np.eye(d), np.eye(d) / _SHARED_STRENGTH, np.zeros(n_classes)),
             *(np.zeros((o, k, d, d)), np.zeros((o, k))),
             *(known / known.size, new / new.size, np.zeros(1 + o)),
         )

@@ -58,7 +58,7 @@ class _Frame:
     judge : LateJudge or None
         As the state, if labels come late.
     judges : bool
-        Whether rows can be asked for, and their labels told later.
+        Whether rows can be asked for, and their labels learned later.
     experts : X experts
         Those beside the filters.
     silent : list of int

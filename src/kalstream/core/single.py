@@ -244,7 +244,7 @@ class SingleFilter(Policy):
         self.check_state(state)
         state = self._own(state)
         gamma = state.gamma
-        ahead = one_ahead(state.posterior, features, gamma, prior_var, time_gap, keep_mean)
+        ahead = _one_ahead(state.posterior, features, gamma, prior_var, time_gap, keep_mean)
         return replace(ahead, calibration=np.full(len(ahead.gamma), state.calibration))
 
     # ---- the drift alarm ------------------------------------------------------------------
@@ -351,7 +351,7 @@ def _sorted_in(half_life: Array) -> Array:
     return weights
 
 
-def one_ahead(
+def _one_ahead(
     posterior: Posterior,
     features: ArrayLike,
     gamma: float,

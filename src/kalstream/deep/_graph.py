@@ -14,7 +14,7 @@ from torch import Tensor
 from kalstream.deep.filter import FilterStep, Products, update_
 from kalstream.deep.head import Prediction
 from kalstream.deep.kalman import seen_before
-from kalstream.deep.step import Made
+from kalstream.deep.step import Work
 
 if TYPE_CHECKING:
     from kalstream.deep.kalman import KalmanHead
@@ -208,7 +208,7 @@ class CapturedStep:
     def _work(self) -> None:
         self.made = self.learner._work(self.inputs, True, self.side)
 
-    def __call__(self, inputs: tuple[Tensor, ...], predicts: bool) -> Made:
+    def __call__(self, inputs: tuple[Tensor, ...], predicts: bool) -> Work:
         """The work on a chunk; the prediction is its own, the rest is valid until the next one."""
         for mine, given in zip(self.inputs, inputs, strict=True):
             mine.copy_(given)

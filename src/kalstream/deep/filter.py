@@ -166,7 +166,7 @@ def run_softmax(
     return FilterStep(scan.mean, scan.var, gamma, scan.innovations), scan.factor, kept
 
 
-class SoftmaxScan(NamedTuple):
+class _SoftmaxScan(NamedTuple):
     """Result of a scan over the rows of a chunk, in float64.
 
     Attributes
@@ -184,7 +184,7 @@ class SoftmaxScan(NamedTuple):
     var: Tensor
 
 
-def scan_softmax(joint: Tensor, prior_mean: Tensor, labels: Tensor, seen: Tensor) -> SoftmaxScan:
+def scan_softmax(joint: Tensor, prior_mean: Tensor, labels: Tensor, seen: Tensor) -> _SoftmaxScan:
     """Observe labels (b,) through the softmax, row by row.
 
     ``joint`` (b, b) and ``prior_mean`` (b, K) are the moments of the rows before the chunk,
@@ -192,34 +192,34 @@ def scan_softmax(joint: Tensor, prior_mean: Tensor, labels: Tensor, seen: Tensor
     """
     if joint.device.type == "cpu":
         scan = scan_joint(joint.numpy(), prior_mean.numpy(), labels.numpy(), seen.numpy())
-        return SoftmaxScan(*(torch.from_numpy(each) for each in scan))
+        return _SoftmaxScan(*(torch.from_numpy(each) for each in scan))
     if joint.is_cuda and predictive.fused():
         from kalstream.deep import _kernels
 
         bank = _kernels.scan_softmax(joint[None], prior_mean[None], labels, seen)
-        return SoftmaxScan(*(each[0] for each in bank))
+        return _SoftmaxScan(*(each[0] for each in bank))
     return plain_scan_softmax(joint, prior_mean, labels, seen)
 
 
 def scan_softmax_bank(
     joint: Tensor, prior_mean: Tensor, labels: Tensor, seen: Tensor
-) -> SoftmaxScan:
+) -> _SoftmaxScan:
     """`scan_softmax` for J filters: ``joint`` (J, b, b) and ``prior_mean`` (J, b, K)."""
     if joint.is_cuda and predictive.fused():
         from kalstream.deep import _kernels
 
-        return SoftmaxScan(*_kernels.scan_softmax(joint, prior_mean, labels, seen))
+        return _SoftmaxScan(*_kernels.scan_softmax(joint, prior_mean, labels, seen))
     scans = [
         scan_softmax(each, mean, labels, seen) for each, mean in zip(joint, prior_mean, strict=True)
     ]
     if not scans:
-        return SoftmaxScan(joint, prior_mean, prior_mean, joint.diagonal(dim1=1, dim2=2))
-    return SoftmaxScan(*(torch.stack(each) for each in zip(*scans, strict=True)))
+        return _SoftmaxScan(joint, prior_mean, prior_mean, joint.diagonal(dim1=1, dim2=2))
+    return _SoftmaxScan(*(torch.stack(each) for each in zip(*scans, strict=True)))
 
 
 def plain_scan_softmax(
     joint: Tensor, prior_mean: Tensor, labels: Tensor, seen: Tensor
-) -> SoftmaxScan:
+) -> _SoftmaxScan:
     """`scan_softmax` in torch: reference of the compiled scans, and for other devices."""
     rest, mean = joint.clone(), prior_mean.clone()
     factor, innovations = torch.zeros_like(joint), torch.zeros_like(mean)
@@ -234,7 +234,7 @@ def plain_scan_softmax(
         factor[i, i], factor[i + 1 :, i] = deviation[0], column
         mean[i + 1 :].addr_(column, innovations[i])
         rest[i + 1 :, i + 1 :].addr_(column, column, alpha=-1.0)
-    return SoftmaxScan(factor, innovations, mean, rest.diagonal())
+    return _SoftmaxScan(factor, innovations, mean, rest.diagonal())
 
 
 def linearise(mean: Tensor, var: Tensor, labels: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ class Moments(NamedTuple):
     var: Tensor
 
 
-class Reading(NamedTuple):
+class NetworkOutput(NamedTuple):
     """Features (b, m) of a network or slow copy, and the logits (b, K) of its layer, if any."""
 
     features: Tensor
@@ -128,7 +128,7 @@ class Head(nn.Module, ABC):
     def log_prob(self, features: Any, labels: Tensor) -> Tensor:
         """Log-probability (b,) of labels (b,), differentiable with respect to the features.
 
-        ``features`` are (b, n_features), or a list of `Reading` with ``at_once``.
+        ``features`` are (b, n_features), or a list of `NetworkOutput` with ``at_once``.
         """
 
     @abstractmethod
@@ -147,7 +147,7 @@ class Head(nn.Module, ABC):
         raise NotImplementedError
 
     def predict_then_observe(
-        self, readings: list[Reading], labels: Tensor
+        self, outputs: list[NetworkOutput], labels: Tensor
     ) -> tuple[Prediction, Prediction, Tensor]:
         """Predict a chunk, then learn it; it may be captured as a CUDA graph.
 

@@ -18,10 +18,10 @@ from kalstream._arrays import Array
 from kalstream._files import replacing
 from kalstream.core import checks as check
 from kalstream.deep._ranks import Ranks
-from kalstream.deep.head import Head, Observation, Prediction, Reading
+from kalstream.deep.head import Head, NetworkOutput, Observation, Prediction
 from kalstream.deep.slow import SlowCopies
 from kalstream.deep.stack import as_tuple
-from kalstream.deep.step import ChunkStep, Executors, Made, Outcome
+from kalstream.deep.step import ChunkStep, Executors, Outcome, Work
 from kalstream.deep.training import CrossEntropy, ThroughHead, Training
 from kalstream.errors import CheckpointError, InvalidInput, NumericalError
 
@@ -215,7 +215,7 @@ class Learner:
 
     def _work(
         self, inputs: tuple[Tensor, ...], predicts: bool, side: torch.cuda.Stream | None = None
-    ) -> Made:
+    ) -> Work:
         """Predict, train and, with a stack, observe.
 
         It may be captured as a CUDA graph, so it draws no random numbers and never waits for the
@@ -229,25 +229,25 @@ class Learner:
         self._follow()
         shown, named = self.training.shown(*inputs)
         features = self._read(torch.cat(shown)) if self.head.needs_features else None
-        return Made(prediction, None, features, torch.cat(named))
+        return Work(prediction, None, features, torch.cat(named))
 
-    def _work_of_stack(self, inputs: tuple[Tensor, ...], side: torch.cuda.Stream | None) -> Made:
+    def _work_of_stack(self, inputs: tuple[Tensor, ...], side: torch.cuda.Stream | None) -> Work:
         rows, labels = inputs[:2]
-        own = self._own_reading(rows)  # first: training changes the network
+        own = self._own_output(rows)  # first: training changes the network
         beside = None if self.training.reads_head else side
         with _on(beside):
-            readings = self._readings(rows, own)
+            outputs = self._outputs(rows, own)
             if beside is not None:
-                prediction, experts, sound = self.head.predict_then_observe(readings, labels)
+                prediction, experts, sound = self.head.predict_then_observe(outputs, labels)
         self.training.run(self, *inputs)
         if beside is not None:
             torch.cuda.current_stream().wait_stream(beside)
         else:  # last: if the training fails, the stack is unchanged
-            prediction, experts, sound = self.head.predict_then_observe(readings, labels)
+            prediction, experts, sound = self.head.predict_then_observe(outputs, labels)
         if self.follows_last:
             _Checked(sound, self.n_seen_).end()
         self._follow()
-        return Made(prediction, experts, sound=sound)
+        return Work(prediction, experts, sound=sound)
 
     def _predicted(self, rows: Tensor, labels: Tensor) -> Prediction:
         """Log-probabilities of the labels (b,), and most probable classes (b,)."""
@@ -261,7 +261,7 @@ class Learner:
         if self.slow is not None:
             self.slow.follow(self._network())
 
-    def _observe(self, made: Made) -> Observation:
+    def _observe(self, made: Work) -> Observation:
         """Start what the head has still to learn after the work."""
         if made.sound is not None:
             return _Checked(made.sound, self.n_seen_)
@@ -303,28 +303,28 @@ class Learner:
         return self._features(self.backbone, rows, grad)
 
     def _read(self, rows: Tensor) -> Any:
-        """What the head predicts from: features (b, m), or the readings of a stack."""
+        """What the head predicts from: features (b, m), or, for a stack, the outputs."""
         if self.head.at_once:
-            return self._readings(rows, self._own_reading(rows))
+            return self._outputs(rows, self._own_output(rows))
         if self.slow is None:
             return self.features(rows, grad=False)
         return self._features(next(iter(self.slow.networks[-1])), rows)
 
-    def _own_reading(self, rows: Tensor) -> Reading:
+    def _own_output(self, rows: Tensor) -> NetworkOutput:
         """Features of the network, and the logits of its layer."""
         features = self.features(rows, grad=False)
         layer = self.head.softmax_layer
         with torch.no_grad():
-            return Reading(features, None if layer is None else layer(features).mean)
+            return NetworkOutput(features, None if layer is None else layer(features).mean)
 
-    def _readings(self, rows: Tensor, own: Reading) -> list[Reading]:
-        """The network's reading, and that of each slow copy."""
-        readings = [own]
+    def _outputs(self, rows: Tensor, own: NetworkOutput) -> list[NetworkOutput]:
+        """Output of the network, and of each slow copy."""
+        outputs = [own]
         for backbone, *layer in () if self.slow is None else self.slow.networks:
             features = self._features(backbone, rows)
             with torch.no_grad():
-                readings.append(Reading(features, layer[0](features).mean if layer else None))
-        return readings
+                outputs.append(NetworkOutput(features, layer[0](features).mean if layer else None))
+        return outputs
 
     def _features(self, network: nn.Module, rows: Tensor, grad: bool = False) -> Tensor:
         if rows.is_cuda and rows.ndim == 4:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kalstream.core import checks as check
 from kalstream.deep.bank import BankRows, FilterBank
-from kalstream.deep.head import Head, Prediction, Reading
+from kalstream.deep.head import Head, NetworkOutput, Prediction
 from kalstream.deep.softmax import SoftmaxHead
 from kalstream.errors import InvalidInput
 
@@ -100,8 +100,8 @@ class Stack(Head):
     >>> stack.names
     ['filter, gamma 1', 'filter, gamma 0.99']
     >>> features, labels = torch.eye(3)[[0, 1] * 20], torch.tensor([0, 1] * 20)
-    >>> stack.observe([Reading(features, None)], labels)
-    >>> stack.probabilities([Reading(features[:2], None)]).argmax(1)
+    >>> stack.observe([NetworkOutput(features, None)], labels)
+    >>> stack.probabilities([NetworkOutput(features[:2], None)]).argmax(1)
     tensor([0, 1])
     """
 
@@ -206,8 +206,8 @@ class Stack(Head):
     def log_prob(self, features: Any, labels: Tensor) -> Tensor:
         """Log-probability (b,) of labels (b,) among all classes.
 
-        ``features`` are readings, or features (b, m) of the network; then all experts use these.
-        The result is differentiable with respect to them.
+        ``features`` are a list of `NetworkOutput`, or features (b, m) of the network, which all
+        experts then use. The result is differentiable with respect to them.
         """
         labels = self.checked(labels, len(labels))
         return self._forecast(features)[0].whole.gather(1, labels[:, None])[:, 0]
@@ -223,15 +223,15 @@ class Stack(Head):
 
     def _forecast(self, features: Any) -> tuple[_Forecast, BankRows, Tensor]:
         """The forecast of a chunk, and the rows and features (S, b, m) of the filters."""
-        readings = self._readings(features) if isinstance(features, Tensor) else features
-        stacked = torch.stack([each.features for each in readings[-max(len(self.decays), 1) :]])
+        outputs = self._outputs(features) if isinstance(features, Tensor) else features
+        stacked = torch.stack([each.features for each in outputs[-max(len(self.decays), 1) :]])
         rows = self.bank.rows(stacked)
-        layers = [each.logits.double()[None] for each in readings if each.logits is not None]
+        layers = [each.logits.double()[None] for each in outputs if each.logits is not None]
         return self._combined(torch.cat([*layers, self.bank.logits(rows)])), rows, stacked
 
-    def _readings(self, features: Tensor) -> list[Reading]:
+    def _outputs(self, features: Tensor) -> list[NetworkOutput]:
         logits = None if self.layer is None else self.layer(features).mean
-        return [Reading(features, logits)] * (1 + len(self.decays))
+        return [NetworkOutput(features, logits)] * (1 + len(self.decays))
 
     def _combined(self, logits: Tensor) -> _Forecast:
         """Combine the logits (E, b, K) of all experts."""
@@ -257,15 +257,15 @@ class Stack(Head):
 
     # ---- learning -------------------------------------------------------------------------
 
-    def observe(self, readings: list[Reading], labels: Tensor) -> None:
+    def observe(self, outputs: list[NetworkOutput], labels: Tensor) -> None:
         """Update filters and weights with a chunk; if anything fails, nothing changes."""
         labels = self.checked(labels, len(labels))
-        if not bool(self.predict_then_observe(readings, labels)[2]):
-            raise InvalidInput("the readings hold NaN or infinity; the stack is unchanged")
+        if not bool(self.predict_then_observe(outputs, labels)[2]):
+            raise InvalidInput("the outputs hold NaN or infinity; the stack is unchanged")
 
     @torch.no_grad()
     def predict_then_observe(
-        self, readings: list[Reading], labels: Tensor
+        self, outputs: list[NetworkOutput], labels: Tensor
     ) -> tuple[Prediction, Prediction, Tensor]:
         """Predict a chunk, each row separately, then learn it.
 
@@ -280,7 +280,7 @@ class Stack(Head):
         sound : () bool
             Whether all numbers are finite. If not, nothing has changed.
         """
-        forecast, rows, features = self._forecast(readings)
+        forecast, rows, features = self._forecast(outputs)
         whole, experts = forecast.whole, self._among_all(forecast.experts, forecast.new)
         prediction = Prediction(_own(whole, labels), whole.argmax(1))
         each = Prediction(_own(experts, labels), experts.argmax(2))

@@ -43,7 +43,7 @@ class Outcome:
     experts: Prediction | None = None
 
 
-class Made(NamedTuple):
+class Work(NamedTuple):
     """Result of a learner's work on a chunk; it is valid until the next chunk.
 
     Attributes
@@ -136,7 +136,7 @@ class Executors:
         self.captured: dict[Any, CapturedStep] = {}
         self.n_plain: dict[Any, int] = {}
 
-    def of(self, inputs: tuple[Tensor, ...]) -> Callable[[tuple[Tensor, ...], bool], Made]:
+    def of(self, inputs: tuple[Tensor, ...]) -> Callable[[tuple[Tensor, ...], bool], Work]:
         """What runs the work on inputs of these shapes: `Learner._work`, or its graph."""
         learner = self.learner
         if not (learner.capture and learner.has_work and inputs[0].is_cuda):

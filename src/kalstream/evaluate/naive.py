@@ -143,10 +143,10 @@ class NaiveValues:
         }
 
 
-Naive = NaiveLabels | NaiveValues
+_Naive = NaiveLabels | NaiveValues
 
 
-def values_since(now: Naive, before: dict[str, Any]) -> dict[str, Values]:
+def values_since(now: _Naive, before: dict[str, Any]) -> dict[str, Values]:
     """Metrics over the rows that were scored after `sums_of` gave ``before``."""
     part = type(now)()
     part.n_scored = now.n_scored - before["n_scored"]
@@ -155,7 +155,7 @@ def values_since(now: Naive, before: dict[str, Any]) -> dict[str, Values]:
     return part.values(window=True)
 
 
-def sums_of(naive: Naive) -> dict[str, Any]:
+def sums_of(naive: _Naive) -> dict[str, Any]:
     """The sums so far, as JSON, for `values_since`."""
     sums = {name: list(sums) for name, sums in naive.sums.items()}
     return {"n_scored": naive.n_scored, "sums": sums}

@@ -26,7 +26,7 @@ from kalstream.streams import Batch
 _MANY: Final = 1 << 31  # more than any number of classes: a pair of codes is one number
 # Targets (t,) that were learned while rows were predicted, before which of the rows each was, and
 # the numbers of their own rows.
-Reveals = tuple[Array, Array, Sequence[int]]
+_Reveals = tuple[Array, Array, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class LabelTracker:
         self.new_classes: list[dict[str, Any]] = []
         self.missing = 0
 
-    def score(self, batch: Batch, answer: Answer, revealed: Reveals | None = None) -> Scored:
+    def score(self, batch: Batch, answer: Answer, revealed: _Reveals | None = None) -> Scored:
         """Score an answer; revealed: targets learned before some of the rows were predicted.
 
         Rows before the first learned label are left out: no label was known then.
@@ -133,7 +133,7 @@ class LabelTracker:
             scored = score_labels(codes, p[there], np.array(self.ranks), n_seen, n_known)
         return self._added(scored)
 
-    def _reveals(self, revealed: Reveals | None) -> Iterator[tuple[int, int, int]]:
+    def _reveals(self, revealed: _Reveals | None) -> Iterator[tuple[int, int, int]]:
         """Code of each revealed label, how many rows come before it, and its row; then no more."""
         if revealed is not None:
             for label, place, row in zip(
@@ -314,7 +314,7 @@ class ValueTracker:
         self.naive_before = sums_of(self.naive)
         self.missing = 0
 
-    def score(self, batch: Batch, answer: Answer, revealed: Reveals | None = None) -> None:
+    def score(self, batch: Batch, answer: Answer, revealed: _Reveals | None = None) -> None:
         """Score an answer; revealed: targets learned before some rows were predicted."""
         there = known(batch.targets)
         self.missing += len(there) - int(there.sum())

@@ -34,7 +34,7 @@ _OF_HEAD: Final = (
 )
 _OF_STACK: Final = ("decays", "gammas", "layers", "prior_var")
 
-Reader = Callable[[int], tuple[Tensor, Tensor]]
+_Reader = Callable[[int], tuple[Tensor, Tensor]]
 
 
 def make(
@@ -42,7 +42,7 @@ def make(
     n_classes: int,
     seed: int,
     device: str,
-    again: Reader | None = None,
+    again: _Reader | None = None,
 ) -> Learner:
     """Make a new learner.
 
@@ -179,7 +179,7 @@ def _optimizer(options: dict[str, Any]) -> Callable[..., torch.optim.Optimizer]:
 
 
 def _replay(
-    kind: str, options: dict[str, Any], seed: int, again: Reader | None
+    kind: str, options: dict[str, Any], seed: int, again: _Reader | None
 ) -> RecentMemory | ReplayStreams | None:
     recent = kind == "stack" or getattr(BASELINES.get(kind), "replays", None) is RecentMemory
     name = options.pop("replay", "recent" if recent else None)

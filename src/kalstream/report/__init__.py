@@ -15,11 +15,11 @@ no/such/run: no such folder; give the folder that `kalstream run` wrote
 from kalstream.report.compare import compare, write_comparison
 from kalstream.report.page import make_report, write_report
 from kalstream.report.paired import compare_runs
-from kalstream.report.read import Run, Window, read_run
+from kalstream.report.read import RunRecord, Window, read_run
 from kalstream.runs.lines import check_results
 
 __all__ = [
-    "Run",
+    "RunRecord",
     "Window",
     "check_results",
     "compare",

@@ -29,7 +29,7 @@ from kalstream.report.elements import (
 from kalstream.report.markup import Markup, join, tag
 from kalstream.report.page import page
 from kalstream.report.paired import read_runs
-from kalstream.report.read import FloatArray, Run
+from kalstream.report.read import FloatArray, RunRecord
 from kalstream.report.sections.headline import state
 from kalstream.report.svg import Figure
 from kalstream.report.timeline import Timeline, trend
@@ -103,7 +103,7 @@ def write_comparison(
     return Path(out)
 
 
-def _warning(runs: Mapping[str, Run]) -> Markup | None:
+def _warning(runs: Mapping[str, RunRecord]) -> Markup | None:
     """Reasons why the runs may not be comparable."""
     first = next(iter(runs.values()))
     reasons = [
@@ -120,7 +120,7 @@ def _warning(runs: Mapping[str, Run]) -> Markup | None:
     return tag("p", tag("strong", "Warning. "), "; ".join(reasons) + ".", class_="banner mixed")
 
 
-def _totals(runs: Mapping[str, Run]) -> Markup:
+def _totals(runs: Mapping[str, RunRecord]) -> Markup:
     """Table of the metrics over all rows."""
     first, all_runs = next(iter(runs.values())), list(runs.values())
     metrics = [
@@ -152,7 +152,7 @@ def _totals(runs: Mapping[str, Run]) -> Markup:
     return section("totals", "Totals", table(head, rows, row_heads=True, left=(1,)), note)
 
 
-def _best(runs: Sequence[Run], metric: Metric) -> set[int]:
+def _best(runs: Sequence[RunRecord], metric: Metric) -> set[int]:
     """Indices of the best runs; none if all are equal."""
     values = [metric.merit(run.total(metric.name)) for run in runs]
     known = [value for value in values if math.isfinite(value)]
@@ -161,7 +161,7 @@ def _best(runs: Sequence[Run], metric: Metric) -> set[int]:
     return {i for i, value in enumerate(values) if value == max(known)}
 
 
-def _rate(run: Run) -> str:
+def _rate(run: RunRecord) -> str:
     used = run.clock("seconds")
     return fmt.significant(run.rows / used) if used > 0 else fmt.NOT_DEFINED
 
@@ -219,7 +219,7 @@ def _test(test: Mapping[str, Any]) -> list[str]:
     return [f"{a} minus {b}", metric.title, *size, chance, fmt.count(n), verdict]
 
 
-def _curves(runs: Mapping[str, Run]) -> Markup:
+def _curves(runs: Mapping[str, RunRecord]) -> Markup:
     """Figures of the metrics over time."""
     metrics = shown(next(iter(runs.values())).task, Show.CURVES)
     recent = [_overlay(runs, metric, whole=False) for metric in metrics]
@@ -227,7 +227,9 @@ def _curves(runs: Mapping[str, Run]) -> Markup:
     return section("curves", "Scores over time", *recent, pair(*so_far))
 
 
-def _values(run: Run, time: Timeline, metric: Metric, whole: bool, prefix: str = "") -> FloatArray:
+def _values(
+    run: RunRecord, time: Timeline, metric: Metric, whole: bool, prefix: str = ""
+) -> FloatArray:
     """A metric over all rows so far, or its moving average."""
     if whole:
         return time.last(run.column(f"{prefix}total.{metric.name}"))
@@ -235,7 +237,7 @@ def _values(run: Run, time: Timeline, metric: Metric, whole: bool, prefix: str =
     return trend(grouped, time.weights)[0]
 
 
-def _overlay(runs: Mapping[str, Run], metric: Metric, *, whole: bool) -> Markup | None:
+def _overlay(runs: Mapping[str, RunRecord], metric: Metric, *, whole: bool) -> Markup | None:
     """Figure of a metric, with a line for each run."""
     times = [Timeline(run) for run in runs.values()]
     pairs = zip(runs.values(), times, strict=True)
@@ -265,7 +267,7 @@ def _overlay(runs: Mapping[str, Run], metric: Metric, *, whole: bool) -> Markup 
     return figure.render(OUTSIDE if clipped else None)
 
 
-def _saved(runs: Mapping[str, Run]) -> Markup | None:
+def _saved(runs: Mapping[str, RunRecord]) -> Markup | None:
     """Figure of the bits saved against the first run: the slope shows which run is better."""
     (first_name, first), *rest = runs.items()
     time = Timeline(first)
@@ -300,7 +302,7 @@ def _saved(runs: Mapping[str, Run]) -> Markup | None:
     return section("bits", "Code length", figure.render(caption))
 
 
-def _settings(runs: Mapping[str, Run]) -> Markup:
+def _settings(runs: Mapping[str, RunRecord]) -> Markup:
     """Table of the settings that differ, and the commands."""
     configs = [run.config for run in runs.values()]
     flat = [_flat({k: config[k] for k in ("learner", "protocol", "machine")}) for config in configs]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from kalstream.evaluate.metrics import Metric
 from kalstream.report import format as fmt
 from kalstream.report.markup import Markup, tag
-from kalstream.report.read import Run
+from kalstream.report.read import RunRecord
 from kalstream.report.svg import Figure
 
 Children = list[Markup | None]
@@ -97,12 +97,12 @@ def setting_text(value: object) -> str:
     return fmt.shortened(json.dumps(value, ensure_ascii=False, default=str), 300)
 
 
-def _alarm_rows(run: Run) -> list[int]:
+def _alarm_rows(run: RunRecord) -> list[int]:
     """Rows at which the drift alarms were raised."""
     return [alarm.at for alarm in run.alarms]
 
 
-def alarm_key(run: Run) -> str:
+def alarm_key(run: RunRecord) -> str:
     """Explanation of the marks of `mark_alarms`; empty if there are none."""
     n_alarms = len(_alarm_rows(run))
     dashed = "A dashed vertical line marks where new data begin." if run.extensions else ""
@@ -114,7 +114,7 @@ def alarm_key(run: Run) -> str:
     return f"{alarms} {dashed}".strip()
 
 
-def mark_alarms(figure: Figure, run: Run) -> None:
+def mark_alarms(figure: Figure, run: RunRecord) -> None:
     """Mark the rows of the drift alarms, and those at which new data begin."""
     figure.moments([row for row, _ in run.extensions], "extension")
     rows = _alarm_rows(run)

@@ -1,7 +1,7 @@
 """The page of a report: one file without links to other files. `_SECTIONS` lists its sections.
 
-To add a section, write sections/NAME.py with a function from a `Run` (read.py) to `Children`, made
-of the parts in elements.py (sections/cost.py is a short example), and add a `Section` to
+To add a section, write sections/NAME.py with a function from a `RunRecord` (read.py) to `Children`,
+made of the parts in elements.py (sections/cost.py is a short example), and add a `Section` to
 `_SECTIONS`. headline.py and cards.py are the first screen, not sections.
 """
 
@@ -19,7 +19,7 @@ from kalstream._files import write_whole
 from kalstream.report import format as fmt
 from kalstream.report.elements import Children, section
 from kalstream.report.markup import Markup, join, tag
-from kalstream.report.read import Run, read_run
+from kalstream.report.read import RunRecord, read_run
 from kalstream.report.sections.calibration import calibration
 from kalstream.report.sections.classes import classes
 from kalstream.report.sections.code_length import code_length
@@ -46,7 +46,7 @@ class Section:
 
     anchor: str
     title: str
-    content: Callable[[Run], Children]
+    content: Callable[[RunRecord], Children]
     task: str | None = None
 
 
@@ -181,7 +181,7 @@ def _protocol(protocol: Mapping[str, Any], stream: Mapping[str, Any]) -> list[st
     return facts
 
 
-def _history(run: Run) -> list[str]:
+def _history(run: RunRecord) -> list[str]:
     """The model that the run began with, and the rows at which new data begin."""
     facts, origin = [], run.config["origin"]
     if origin is not None:
@@ -196,7 +196,7 @@ def _history(run: Run) -> list[str]:
     return facts
 
 
-def _rows(run: Run) -> str:
+def _rows(run: RunRecord) -> str:
     """How many rows the run has predicted; with ids, others only bring labels."""
     n_read = f"{fmt.count(run.rows)} rows"
     if run.end is None or not run.stream.get("id") or "asked" not in run.end.waiting:
@@ -204,7 +204,7 @@ def _rows(run: Run) -> str:
     return f"{n_read}, {fmt.count(run.end.waiting['asked'])} of them to predict"
 
 
-def _header(run: Run) -> Markup:
+def _header(run: RunRecord) -> Markup:
     word, _ = state(run)
     kind = {"finished": "good", "error": "bad"}.get(word, "mixed")
     at_limit = run.end is not None and run.end.reason == "limit"

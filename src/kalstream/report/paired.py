@@ -13,14 +13,14 @@ from kalstream.errors import InvalidInput
 from kalstream.evaluate import paired_test
 from kalstream.evaluate.metrics import Show, shown
 from kalstream.report.format import listed
-from kalstream.report.read import Run, read_run, window_lines
+from kalstream.report.read import RunRecord, read_run, window_lines
 from kalstream.runs.options import Options, typed
 
 # Options that decide which rows are scored, and in which windows.
 _PROTOCOL: Final = ("window", "chunk", "delay", "label_time", "id", "cost", "limit", "bad_rows")
 
 
-def read_runs(folders: Sequence[Path]) -> dict[str, Run]:
+def read_runs(folders: Sequence[Path]) -> dict[str, RunRecord]:
     """Runs on the same data, by names that tell them apart.
 
     Raises
@@ -49,12 +49,12 @@ def read_runs(folders: Sequence[Path]) -> dict[str, Run]:
     return dict(zip(_names(runs), runs, strict=True))
 
 
-def _added(run: Run) -> list[tuple[int, str | None]]:
+def _added(run: RunRecord) -> list[tuple[int, str | None]]:
     """Row and fingerprint of each extension."""
     return [(each["row"], each["stream"]["fingerprint"]) for each in run.config["extensions"]]
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
+def _names(runs: Sequence[RunRecord]) -> list[str]:
     """Names of the folders, with as much of their paths as tells them apart."""
     parts = [run.path.resolve().parts for run in runs]
     for depth in range(1, max(len(part) for part in parts) + 1):
@@ -91,7 +91,7 @@ def compare_runs(runs: Sequence[Path]) -> list[dict[str, Any]]:
     ]
 
 
-def _check_protocols(runs: Mapping[str, Run]) -> None:
+def _check_protocols(runs: Mapping[str, RunRecord]) -> None:
     """Refuse runs whose windows do not hold the same rows, and name the options that differ."""
     (first, one), *others = runs.items()
     for name, other in others:
@@ -110,9 +110,9 @@ def _check_protocols(runs: Mapping[str, Run]) -> None:
             )
 
 
-def _has(run: Run, metric: str) -> bool:
+def _has(run: RunRecord, metric: str) -> bool:
     return not math.isnan(run.total(metric))
 
 
-def _lines(run: Run, metric: str) -> list[dict[str, Any]]:
+def _lines(run: RunRecord, metric: str) -> list[dict[str, Any]]:
     return window_lines(run, metric, run.column(f"window.{metric}"))

@@ -15,14 +15,22 @@ from kalstream.runs.files import CONFIG, METRICS, read_config
 from kalstream.runs.lines import Alarm, End, FloatArray, IntArray, Window, read_results
 from kalstream.streams import CLASSIFICATION
 
-__all__ = ["NOT_SCORED", "FloatArray", "IntArray", "Run", "Window", "read_run", "window_lines"]
+__all__ = [
+    "NOT_SCORED",
+    "FloatArray",
+    "IntArray",
+    "RunRecord",
+    "Window",
+    "read_run",
+    "window_lines",
+]
 
 NOT_SCORED = "No row was scored: no label came before the end."
 _REMEDY = "give the folder that `kalstream run` wrote"
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRecord:
     """A run, as its files describe it.
 
     Attributes
@@ -159,7 +167,7 @@ class Run:
         return last if value is None else float(value)
 
 
-def window_lines(run: Run, metric: str, values: FloatArray) -> list[dict[str, Any]]:
+def window_lines(run: RunRecord, metric: str, values: FloatArray) -> list[dict[str, Any]]:
     """Values of a metric, one for each window, in the form that `paired_test` takes."""
     return [
         {"row": w.row, "n": w.n, "window": {metric: value if math.isfinite(value) else None}}
@@ -167,7 +175,7 @@ def window_lines(run: Run, metric: str, values: FloatArray) -> list[dict[str, An
     ]
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> RunRecord:
     """Read a run folder.
 
     Raises
@@ -193,4 +201,4 @@ def read_run(folder: Path) -> Run:
         message = results.end.message if results.end is not None else None
         reason = f"; the run ended with: {message}" if message else ""
         raise InvalidInput(f"{folder / METRICS}: it holds no window, nothing to report{reason}")
-    return Run(folder, config, results.windows, results.end, results.cut)
+    return RunRecord(folder, config, results.windows, results.end, results.cut)

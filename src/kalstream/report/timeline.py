@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kalstream.evaluate.metrics import Metric
-from kalstream.report.read import FloatArray, IntArray, Run, Window
+from kalstream.report.read import FloatArray, IntArray, RunRecord, Window
 
 _CURVE = 600  # points of a curve: more than a wide screen has room for
 HEAT = 200  # columns of a heat map: cells of about four pixels on a desktop
@@ -20,7 +20,7 @@ class Timeline:
 
     Parameters
     ----------
-    run : Run
+    run : RunRecord
         The run.
     limit : int
         The largest number of groups.
@@ -33,7 +33,7 @@ class Timeline:
         Rows scored in each group.
     """
 
-    def __init__(self, run: Run, limit: int = _CURVE) -> None:
+    def __init__(self, run: RunRecord, limit: int = _CURVE) -> None:
         windows = run.windows
         step = math.ceil(len(windows) / limit)
         self._starts = np.arange(0, len(windows), step)
@@ -104,7 +104,7 @@ def trend(values: FloatArray, weights: FloatArray) -> tuple[FloatArray, int]:
     return np.where(total > 0, smooth, np.nan), 2 * half + 1
 
 
-def last_quarter(run: Run) -> list[Window]:
+def last_quarter(run: RunRecord) -> list[Window]:
     """Windows that end in the last quarter of the stream; at least the last one."""
     return [window for window in run.windows if window.row > 0.75 * run.rows] or run.windows[-1:]
 

@@ -12,7 +12,7 @@ from kalstream.evaluate.compare import LEVEL, paired_test
 from kalstream.evaluate.metrics import METRICS, Show, shown
 from kalstream.report import format as fmt
 from kalstream.report.elements import baseline_name
-from kalstream.report.read import NOT_SCORED, FloatArray, Run, window_lines
+from kalstream.report.read import NOT_SCORED, FloatArray, RunRecord, window_lines
 
 _MEANING = {
     "no_change": "repeating the last {target}",
@@ -21,7 +21,7 @@ _MEANING = {
 }
 
 
-def baseline_meaning(run: Run, key: str) -> str:
+def baseline_meaning(run: RunRecord, key: str) -> str:
     """Description of a baseline, to be used as a noun."""
     target = "label" if run.classification else "value"
     return _MEANING.get(key, baseline_name(key)).format(target=target)
@@ -64,12 +64,12 @@ class Lead:
         return "beats" if self.gain > 0 else "is worse than"
 
 
-def leads(run: Run, metric: str) -> list[Lead]:
+def leads(run: RunRecord, metric: str) -> list[Lead]:
     """Differences between a run and each baseline in one metric.
 
     Parameters
     ----------
-    run : Run
+    run : RunRecord
     metric : str
         Name of a metric of `METRICS`.
 
@@ -97,7 +97,9 @@ def leads(run: Run, metric: str) -> list[Lead]:
     return made
 
 
-def _tested(run: Run, metric: str, ours: FloatArray, theirs: FloatArray) -> tuple[float, float]:
+def _tested(
+    run: RunRecord, metric: str, ours: FloatArray, theirs: FloatArray
+) -> tuple[float, float]:
     """Margin and p-value of the paired test of two runs; 0 with too few windows."""
     if np.count_nonzero(np.isfinite(ours) & np.isfinite(theirs) & (run.scored > 0)) < 2:
         return 0.0, 0.0
@@ -106,7 +108,7 @@ def _tested(run: Run, metric: str, ours: FloatArray, theirs: FloatArray) -> tupl
     return test.margin, test.p_value
 
 
-def verdict(run: Run) -> tuple[str, str]:
+def verdict(run: RunRecord) -> tuple[str, str]:
     """The verdict against the baselines.
 
     Returns
@@ -137,7 +139,7 @@ def verdict(run: Run) -> tuple[str, str]:
     return kind, sentence[0].upper() + sentence[1:]
 
 
-def _clause(run: Run, differences: Sequence[Lead], *, named: bool) -> str:
+def _clause(run: RunRecord, differences: Sequence[Lead], *, named: bool) -> str:
     """Which baselines the run beats; `named`: an earlier clause has named the baselines."""
     by_verdict: dict[str, list[str]] = {}
     for lead in differences:

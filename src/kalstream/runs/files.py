@@ -35,7 +35,7 @@ REPORT: Final = "report.html"
 _PIECE: Final = 1 << 20  # bytes
 
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
-Positive = Annotated[int, Field(ge=1, lt=1 << 53)]
+_Positive = Annotated[int, Field(ge=1, lt=1 << 53)]
 Seconds = Annotated[float, Field(ge=0.0)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _ModelName = Annotated[str, Field(pattern=r"^model-[0-9-]+\.(safetensors|pt)$")]  # never a path
@@ -59,12 +59,12 @@ class _Learner(_Part):
 
 
 class _Protocol(_Part):
-    chunk: Positive
+    chunk: _Positive
     delay: Count
     delay_seconds: Seconds | None = None
     cost: Annotated[float, Field(ge=1.0)]
-    window: Positive
-    limit: Positive | None
+    window: _Positive
+    limit: _Positive | None
     seed: Annotated[int, Field(ge=0)]
     checkpoint_every: Seconds | None = None
 

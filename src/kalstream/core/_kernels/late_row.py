@@ -90,7 +90,7 @@ def pass_event(
     variances = kept[cuts[1] : cuts[2]].reshape((1, n_filters))
     active = kept[cuts[2] : cuts[3]].reshape((1, n_outputs))
     experts = kept[cuts[3] : cuts[4]].reshape((1, beside.shape[0], n_outputs))
-    known_then, said = kept[cuts[5] : cuts[6]], kept[cuts[6] : cuts[7]]
+    known_then, is_known = kept[cuts[5] : cuts[6]], kept[cuts[6] : cuts[7]]
     answers = kept[cuts[9] : cuts[10]].reshape((1, beliefs.shape[0], n_outputs))
     near, near_var = np.zeros((n_filters, 1, n_outputs)), np.zeros((n_filters, 1))
     far, far_var, now = near, near_var, np.zeros((1, n_filters, calibrations.shape[1]))
@@ -104,12 +104,12 @@ def pass_event(
             variances[0, j] = far_var[j, 0]
             for k in range(n_outputs):
                 means[0, j, k] = far[j, 0, k]
-        said[0] = 1.0
+        is_known[0] = 1.0
         counts = numbers[at[COUNTS] : at[COUNTS + 1]]
         keep_frequencies(flags, slot, labels, weight, seen, counts, active, experts)
         experts[0, 1:] = spoken[1]
     spread, none = np.zeros((1, n_filters, 2)), np.empty((0, 0, 0))
-    predicted = means, variances, active, experts, spread, known_then, said
+    predicted = means, variances, active, experts, spread, known_then, is_known
     weights, shares, _, _, _, rates = judge_rows(
         *(flags, slot, gaps, lags, labels, np.empty((1, 0)), 0.0, weight, (far, far_var)),
         *(predicted, calibrations, gammas[:, 0], share, none, False, n_targets),

@@ -139,7 +139,7 @@ class LabelChain(Expert):
         kept = state.labels, state.recent, state.belief
         labels, recent, belief = (part.copy() for part in kept)
         n, number = pass_chain(
-            *(rows.labels, rows.weight, rows.number, decays_of(len(labels)), PULLS, SHARE),
+            *(rows.labels, rows.weight, rows.number, _decays_of(len(labels)), PULLS, SHARE),
             *(labels, state.n, state.number, recent, belief, out),
         )
         parts = labels, n, number, recent, belief
@@ -147,6 +147,6 @@ class LabelChain(Expert):
 
 
 @lru_cache
-def decays_of(limit: int) -> Array:
+def _decays_of(limit: int) -> Array:
     """Weights of labels by age (H, N); do not change the array."""
     return 0.5 ** (np.arange(limit) / np.array(HALF_LIVES)[:, None])

@@ -12,7 +12,7 @@ from kalstream.report import format as fmt
 from kalstream.report.axes import Axis, linear
 from kalstream.report.elements import Children, pair, prose
 from kalstream.report.markup import Markup, join, tag
-from kalstream.report.read import NOT_SCORED, FloatArray, Run, Window
+from kalstream.report.read import NOT_SCORED, FloatArray, RunRecord, Window
 from kalstream.report.sections.scores import windowed
 from kalstream.report.svg import Figure
 from kalstream.report.timeline import last_quarter, pooled
@@ -20,7 +20,7 @@ from kalstream.report.timeline import last_quarter, pooled
 _FEW_ROWS = 20  # a bin with fewer rows is uncertain: its dot is small
 
 
-def calibration(run: Run) -> Children:
+def calibration(run: RunRecord) -> Children:
     """Reliability diagrams (classification), or histograms and coverage (regression)."""
     if not run.n:
         return [prose(NOT_SCORED)]
@@ -50,7 +50,7 @@ def calibration(run: Run) -> Children:
     return [prose(text), pair(*figures), coverage]
 
 
-def _reliability(title: str, windows: Sequence[Window], run: Run) -> Markup | None:
+def _reliability(title: str, windows: Sequence[Window], run: RunRecord) -> Markup | None:
     bins = [w.reliability_bins for w in windows if w.reliability_bins is not None]
     if not bins or len({each.shape for each in bins}) != 1:
         return None

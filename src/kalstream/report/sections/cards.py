@@ -8,12 +8,12 @@ import numpy as np
 
 from kalstream.report import format as fmt
 from kalstream.report.markup import Markup, tag
-from kalstream.report.read import Run
+from kalstream.report.read import RunRecord
 from kalstream.report.sections.forgetting import HALVES, life_unit, typical_half_life
 from kalstream.runs.lines import Alarm
 
 
-def cards(run: Run) -> list[Markup]:
+def cards(run: RunRecord) -> list[Markup]:
     """All cards of a run."""
     if not run.n:
         return [_speed_card(run)]
@@ -24,7 +24,7 @@ def cards(run: Run) -> list[Markup]:
     return [_drift_card(run), _forgetting_card(run), *of_task, _speed_card(run)]
 
 
-def _drift_card(run: Run) -> Markup:
+def _drift_card(run: RunRecord) -> Markup:
     alarms, n_alarms = run.alarms, run.n_alarms
     life, fixed = typical_half_life(run)
     when = f" (at {_when(alarms[0])})" if alarms else ""
@@ -64,7 +64,7 @@ def _times(number: int) -> str:
     return {1: "once", 2: "twice"}.get(number, f"{fmt.count(number)} times")
 
 
-def _forgetting_card(run: Run) -> Markup:
+def _forgetting_card(run: RunRecord) -> Markup:
     life, fixed = typical_half_life(run)
     if math.isnan(life):
         return _card(
@@ -85,7 +85,7 @@ def _forgetting_card(run: Run) -> Markup:
     return _card("Median half-life", f"{fmt.half_life(life)} {life_unit(run)}", text)
 
 
-def _classes_card(run: Run) -> Markup:
+def _classes_card(run: RunRecord) -> Markup:
     classes = {new.code for window in run.windows for new in window.new_classes}
     number = max(len(classes), len(run.labels))
     first = len(run.windows[0].new_classes)
@@ -103,7 +103,7 @@ def _classes_card(run: Run) -> Markup:
     return _card("Classes", f"{fmt.count(number)}, {fmt.count(len(later))} new", text)
 
 
-def _calibration_card(run: Run) -> Markup:
+def _calibration_card(run: RunRecord) -> Markup:
     ece = run.total("ece")
     if math.isnan(ece):
         return _card("Calibration", fmt.NOT_DEFINED, "This learner gives no probabilities.")
@@ -118,7 +118,7 @@ def _calibration_card(run: Run) -> Markup:
     return _card("Calibration error (ECE)", fmt.percent(ece), text)
 
 
-def _coverage_card(run: Run) -> Markup:
+def _coverage_card(run: RunRecord) -> Markup:
     coverage = run.total("coverage")
     text = "of the values were in the central 90% interval that was predicted for them."
     if math.isnan(coverage):
@@ -126,14 +126,14 @@ def _coverage_card(run: Run) -> Markup:
     return _card("Coverage", fmt.percent(coverage), text)
 
 
-def _explained_card(run: Run) -> Markup:
+def _explained_card(run: RunRecord) -> Markup:
     ours, mean = run.total("rmse"), run.total("rmse", "mean")
     value = 1 - (ours / mean) ** 2 if mean > 0 else math.nan
     text = "of the squared error of the running mean is avoided."
     return _card("Explained", fmt.percent(value), text)
 
 
-def _speed_card(run: Run) -> Markup:
+def _speed_card(run: RunRecord) -> Markup:
     used = run.clock("seconds")
     rate = run.rows / used if used > 0 else math.nan
     memory = fmt.count(run.clock("memory_mb"))

@@ -11,7 +11,7 @@ from kalstream.report import format as fmt
 from kalstream.report.axes import Axis, linear, rows_axis
 from kalstream.report.elements import Children, alarm_key, details, mark_alarms, prose, table
 from kalstream.report.markup import Markup, join, tag
-from kalstream.report.read import NOT_SCORED, FloatArray, IntArray, Run
+from kalstream.report.read import NOT_SCORED, FloatArray, IntArray, RunRecord
 from kalstream.report.svg import LEVELS, Figure, scale
 from kalstream.report.timeline import HEAT, Timeline
 
@@ -41,19 +41,19 @@ class Choice:
     rest: int
 
 
-def _confusions(run: Run) -> IntArray:
+def _confusions(run: RunRecord) -> IntArray:
     """All confusions of a run (n, 4): window, true code, predicted code and number of rows."""
     sizes = [len(window.confusion) for window in run.windows]
     number = np.repeat(np.arange(len(sizes)), sizes)
     return np.column_stack([number, np.concatenate([window.confusion for window in run.windows])])
 
 
-def choose(run: Run, counted: IntArray) -> Choice:
+def choose(run: RunRecord, counted: IntArray) -> Choice:
     """Choose the classes that get a row of their own: frequent ones, and often confused ones.
 
     Parameters
     ----------
-    run : Run
+    run : RunRecord
         The run.
     counted : ndarray of shape (n, 4)
         Its confusions.
@@ -75,7 +75,7 @@ def choose(run: Run, counted: IntArray) -> Choice:
     return Choice([int(code) for code in chosen], names + (["others"] if rest else []), rest)
 
 
-def name_of(run: Run, code: int) -> str:
+def name_of(run: RunRecord, code: int) -> str:
     """Label of a class, short enough for an axis."""
     if code < 0:
         return "none"
@@ -96,7 +96,7 @@ def _places(choice: Choice, codes: IntArray) -> IntArray:
     return np.where(chosen[places] == codes, places, len(chosen))
 
 
-def classes(run: Run) -> Children:
+def classes(run: RunRecord) -> Children:
     """Confusion matrices, recall over time, and first appearances of classes."""
     if not run.n:
         return [prose(NOT_SCORED)]
@@ -121,7 +121,7 @@ def classes(run: Run) -> Children:
     ]
 
 
-def _phases(run: Run, counted: IntArray, choice: Choice) -> Markup:
+def _phases(run: RunRecord, counted: IntArray, choice: Choice) -> Markup:
     """A confusion matrix for each quarter of the stream."""
     time = Timeline(run, min(_PHASES, len(run.windows)))
     group = time.group_of_window()[counted[:, 0]]
@@ -200,7 +200,7 @@ def _cell(value: float, total: float, css: str) -> Markup:
     )
 
 
-def _worst(run: Run, counted: IntArray) -> Markup | None:
+def _worst(run: RunRecord, counted: IntArray) -> Markup | None:
     """Table of the most frequent mistakes."""
     wrong = counted[counted[:, 1] != counted[:, 2]]
     if not len(wrong):
@@ -223,13 +223,13 @@ def _worst(run: Run, counted: IntArray) -> Markup | None:
     return details("The most frequent mistakes", table(head, lines))
 
 
-def _full(run: Run, code: int) -> str:
+def _full(run: RunRecord, code: int) -> str:
     if code < 0:
         return "no prediction"
     return fmt.shortened(run.labels.get(code, f"class {code}"), 60)
 
 
-def _recall(run: Run, counted: IntArray, choice: Choice) -> Markup:
+def _recall(run: RunRecord, counted: IntArray, choice: Choice) -> Markup:
     """Heat map of the recall of each class."""
     time = Timeline(run, HEAT)
     group = time.group_of_window()[counted[:, 0]]
@@ -268,7 +268,7 @@ def _recall(run: Run, counted: IntArray, choice: Choice) -> Markup:
     return figure.render(caption)
 
 
-def _mark_new(figure: Figure, run: Run, choice: Choice) -> None:
+def _mark_new(figure: Figure, run: RunRecord, choice: Choice) -> None:
     """Mark the first row of each class that appeared after the first window."""
     later = [new for window in run.windows[1:] for new in window.new_classes]
     later = [new for new in later if new.code in choice.codes]
@@ -277,7 +277,7 @@ def _mark_new(figure: Figure, run: Run, choice: Choice) -> None:
     figure.texts(rows, np.array(places, dtype=float), ["◂"] * len(later), "appeared")
 
 
-def _seen(run: Run) -> Markup | None:
+def _seen(run: RunRecord) -> Markup | None:
     """Figure of the number of classes over time, if there are too many to mark each."""
     if len(run.labels) <= _SHOWN or not any(window.new_classes for window in run.windows[1:]):
         return None
@@ -295,7 +295,7 @@ def _seen(run: Run) -> Markup | None:
     return figure.render()
 
 
-def _appearances(run: Run) -> Markup | None:
+def _appearances(run: RunRecord) -> Markup | None:
     """Table of the classes that appeared after the first window."""
     later = [new for window in run.windows[1:] for new in window.new_classes]
     if not later:

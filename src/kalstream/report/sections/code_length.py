@@ -17,12 +17,12 @@ from kalstream.report.elements import (
     table,
 )
 from kalstream.report.markup import Markup
-from kalstream.report.read import NOT_SCORED, Run
+from kalstream.report.read import NOT_SCORED, RunRecord
 from kalstream.report.svg import Figure
 from kalstream.report.timeline import Timeline
 
 
-def code_length(run: Run) -> Children:
+def code_length(run: RunRecord) -> Children:
     """Bits needed to send all labels, by learner and baselines."""
     if not run.n and run.classification:
         return [prose(NOT_SCORED)]
@@ -39,7 +39,7 @@ def code_length(run: Run) -> Children:
     return [prose(text), table(head, rows, row_heads=True), _saved(run)]
 
 
-def _bits(run: Run, name: str | None, ours: float) -> tuple[str, ...]:
+def _bits(run: RunRecord, name: str | None, ours: float) -> tuple[str, ...]:
     bits = run.total("code_length", name)
     shown = run.learner if name is None else baseline_name(name)
     more = fmt.NOT_DEFINED if name is None or not ours > 0 else _more(bits / ours - 1)
@@ -53,7 +53,7 @@ def _more(share: float) -> str:
     return f"{fmt.percent(abs(share))} {'longer' if share >= 0 else 'shorter'}"
 
 
-def _saved(run: Run) -> Markup | None:
+def _saved(run: RunRecord) -> Markup | None:
     """Figure of the bits saved so far against each baseline."""
     time = Timeline(run)
     ours = time.last(run.column("total.code_length"))

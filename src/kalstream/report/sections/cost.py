@@ -10,12 +10,12 @@ from kalstream.report import format as fmt
 from kalstream.report.axes import covering, linear, rows_axis
 from kalstream.report.elements import OUTSIDE, Children, pair, prose
 from kalstream.report.markup import Markup
-from kalstream.report.read import Run
+from kalstream.report.read import RunRecord
 from kalstream.report.svg import Figure
 from kalstream.report.timeline import Timeline
 
 
-def cost(run: Run) -> Children:
+def cost(run: RunRecord) -> Children:
     """Time and memory, in total and over time."""
     used, wall = run.clock("seconds"), run.clock("wall_seconds")
     parts = [f"{fmt.seconds(used)} to predict and learn {fmt.count(run.rows)} rows"]
@@ -29,7 +29,7 @@ def cost(run: Run) -> Children:
     return [prose(", ".join(parts) + "."), figures]
 
 
-def _resource(run: Run, key: str, title: str, average: bool) -> Markup | None:
+def _resource(run: RunRecord, key: str, title: str, average: bool) -> Markup | None:
     time = Timeline(run)
     values = run.column(key)
     # a rate over several windows is their harmonic mean: rows divided by seconds

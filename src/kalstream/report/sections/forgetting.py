@@ -12,7 +12,7 @@ from kalstream.report import format as fmt
 from kalstream.report.axes import Axis, rows_axis
 from kalstream.report.elements import Children, alarm_key, details, mark_alarms, prose, table
 from kalstream.report.markup import Markup, join
-from kalstream.report.read import FloatArray, Run
+from kalstream.report.read import FloatArray, RunRecord
 from kalstream.report.svg import Figure, scale
 from kalstream.report.timeline import HEAT, Timeline
 
@@ -20,7 +20,7 @@ HALVES = "In this time a weight that learns nothing halves; the learner's memory
 _MANY_HALF_LIVES = 24
 
 
-def forgetting(run: Run) -> Children:
+def forgetting(run: RunRecord) -> Children:
     """Half-lives over time, and the drift alarms."""
     posteriors = [window.half_life for window in run.windows if window.half_life is not None]
     if not posteriors:
@@ -32,12 +32,12 @@ def forgetting(run: Run) -> Children:
     return [body, _alarms(run)]
 
 
-def _all_half_lives(run: Run) -> list[float]:
+def _all_half_lives(run: RunRecord) -> list[float]:
     lives = {h for window in run.windows if window.half_life for h in window.half_life.half_lives}
     return sorted(lives)
 
 
-def _posterior(run: Run) -> Markup:
+def _posterior(run: RunRecord) -> Markup:
     """Heat map of the probability of each half-life."""
     lives = _all_half_lives(run)
     if len(lives) > _MANY_HALF_LIVES:
@@ -67,7 +67,7 @@ def _posterior(run: Run) -> Markup:
     return figure.render(caption)
 
 
-def _weights_of(run: Run, life: float) -> FloatArray:
+def _weights_of(run: RunRecord, life: float) -> FloatArray:
     """Weight of a half-life in every window; NaN where the learner has none."""
     values = []
     for window in run.windows:
@@ -77,7 +77,7 @@ def _weights_of(run: Run, life: float) -> FloatArray:
     return np.array(values)
 
 
-def _posterior_description(run: Run, lives: Sequence[float]) -> str:
+def _posterior_description(run: RunRecord, lives: Sequence[float]) -> str:
     life, _ = typical_half_life(run)
     names = fmt.listed([_life_text(one) for one in lives])
     return (
@@ -86,7 +86,7 @@ def _posterior_description(run: Run, lives: Sequence[float]) -> str:
     )
 
 
-def _half_life_line(run: Run) -> Markup:
+def _half_life_line(run: RunRecord) -> Markup:
     """Line of the half-life over time, or a sentence if it is fixed."""
     life, fixed = typical_half_life(run)
     if fixed and math.isinf(life):
@@ -121,7 +121,7 @@ def _life_text(life: float) -> str:
     return "never forgets" if math.isinf(life) else fmt.half_life(life)
 
 
-def _alarms(run: Run) -> Markup:
+def _alarms(run: RunRecord) -> Markup:
     alarms = run.alarms
     if not alarms:
         return prose("There was no drift alarm.")
@@ -139,7 +139,7 @@ def _alarms(run: Run) -> Markup:
     )
 
 
-def typical_half_life(run: Run) -> tuple[float, bool]:
+def typical_half_life(run: RunRecord) -> tuple[float, bool]:
     """Typical half-life of the learner over the stream.
 
     Returns
@@ -158,6 +158,6 @@ def typical_half_life(run: Run) -> tuple[float, bool]:
     return float(weighted_median(typical, rows)), fixed
 
 
-def life_unit(run: Run) -> str:
+def life_unit(run: RunRecord) -> str:
     """Unit of the half-lives."""
     return "units of time" if run.timed else "rows"

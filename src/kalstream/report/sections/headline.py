@@ -8,7 +8,7 @@ from kalstream.evaluate.metrics import Metric, Show, shown
 from kalstream.report import format as fmt
 from kalstream.report.elements import baseline_name, metric_text
 from kalstream.report.markup import Markup, join, tag
-from kalstream.report.read import Run
+from kalstream.report.read import RunRecord
 from kalstream.report.sections.cards import cards
 from kalstream.report.verdict import Lead, baseline_meaning, leads, verdict
 
@@ -18,7 +18,7 @@ _NOISE = (
 )
 
 
-def headline(run: Run) -> Markup:
+def headline(run: RunRecord) -> Markup:
     """The first screen of a report."""
     kind, sentence = verdict(run)
     signs = {"good": "✓", "mixed": "≈", "bad": "✗"}
@@ -37,7 +37,7 @@ def headline(run: Run) -> Markup:
     )
 
 
-def state(run: Run) -> tuple[str, str]:
+def state(run: RunRecord) -> tuple[str, str]:
     """Whether the run finished.
 
     Returns
@@ -68,7 +68,7 @@ def state(run: Run) -> tuple[str, str]:
     return "finished", ""
 
 
-def _state_banner(run: Run) -> Markup | None:
+def _state_banner(run: RunRecord) -> Markup | None:
     word, sentence = state(run)
     if not sentence:
         return None
@@ -77,7 +77,7 @@ def _state_banner(run: Run) -> Markup | None:
     return tag("p", tag("strong", f"{title}. "), sentence, class_=f"banner {kind}", role="status")
 
 
-def _skipped_banner(run: Run) -> Markup | None:
+def _skipped_banner(run: RunRecord) -> Markup | None:
     """Rows that could not be read, if there are any."""
     skipped = (run.end.skipped if run.end is not None else 0) or 0
     if run.end is None or not skipped:
@@ -93,7 +93,7 @@ def _skipped_banner(run: Run) -> Markup | None:
     )
 
 
-def _paragraph(run: Run, metric: Metric) -> Markup:
+def _paragraph(run: RunRecord, metric: Metric) -> Markup:
     """A paragraph on one metric: its value, and the differences to the baselines."""
     ours = metric_text(metric, run.total(metric.name))
     if metric.name == "accuracy":
@@ -124,7 +124,7 @@ def _difference(lead: Lead, metric: Metric) -> str:
     return f"{size}{unit} {'more' if above and lead.gain else 'less'} than"
 
 
-def _repeats(run: Run) -> Markup | None:
+def _repeats(run: RunRecord) -> Markup | None:
     """A warning if the labels of the stream repeat: then high accuracy is easy."""
     again, most = run.total("accuracy", "no_change"), run.total("accuracy", "majority")
     if not again > most + 0.05:
@@ -137,7 +137,7 @@ def _repeats(run: Run) -> Markup | None:
     return tag("p", text, class_="note")
 
 
-def _scoreboard(run: Run) -> Markup:
+def _scoreboard(run: RunRecord) -> Markup:
     """Table of the learner and the baselines."""
     metrics = shown(run.task, Show.BOARD)
     by_metric = {metric.name: leads(run, metric.name) for metric in metrics}
@@ -160,7 +160,7 @@ def _scoreboard(run: Run) -> Markup:
     return join([tag("div", table, class_="scroll"), note])
 
 
-def _bar(run: Run, metric: Metric, baseline: str | None, lead: Lead | None) -> Markup:
+def _bar(run: RunRecord, metric: Metric, baseline: str | None, lead: Lead | None) -> Markup:
     """A cell of the table: a value, its bar, and in how many windows the learner is better."""
     value = run.total(metric.name, baseline)
     totals = [run.total(metric.name, each) for each in (None, *run.baselines)]

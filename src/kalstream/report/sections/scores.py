@@ -21,7 +21,7 @@ from kalstream.report.elements import (
     prose,
 )
 from kalstream.report.markup import Markup, tag
-from kalstream.report.read import NOT_SCORED, FloatArray, Run
+from kalstream.report.read import NOT_SCORED, FloatArray, RunRecord
 from kalstream.report.svg import Figure
 from kalstream.report.timeline import Timeline, trend
 
@@ -32,7 +32,7 @@ _MISSING = {
 _FAR = 3.0  # a baseline this many times worse than the others would flatten their curves
 
 
-def scores(run: Run) -> Children:
+def scores(run: RunRecord) -> Children:
     """Scores over time, window by window and over all rows so far."""
     if not run.n:
         return [prose(NOT_SCORED)]
@@ -45,13 +45,13 @@ def scores(run: Run) -> Children:
 
 
 def windowed(
-    run: Run, metric: Metric, title: str | None = None, *, explain: bool = True
+    run: RunRecord, metric: Metric, title: str | None = None, *, explain: bool = True
 ) -> Markup | None:
     """Figure of a metric, window by window, with the baselines.
 
     Parameters
     ----------
-    run : Run
+    run : RunRecord
     metric : Metric
         If it has a nominal value, this is drawn as a line.
     title : str, optional
@@ -97,7 +97,7 @@ def windowed(
     return figure.render(" ".join(part for part in parts if part))
 
 
-def cumulative(run: Run, metric: Metric) -> Markup | None:
+def cumulative(run: RunRecord, metric: Metric) -> Markup | None:
     """Figure of a metric over all rows so far, with the baselines; see `windowed`."""
     time = Timeline(run)
     ours = time.last(run.column(f"total.{metric.name}"))
@@ -124,11 +124,11 @@ def cumulative(run: Run, metric: Metric) -> Markup | None:
     return figure.render(" ".join(part for part in (far, OUTSIDE if clipped else "") if part))
 
 
-def _grouped(run: Run, time: Timeline, metric: Metric, prefix: str = "") -> FloatArray:
+def _grouped(run: RunRecord, time: Timeline, metric: Metric, prefix: str = "") -> FloatArray:
     return time.average(metric, run.column(f"{prefix}window.{metric.name}"))
 
 
-def _near(run: Run, metric: Metric) -> tuple[list[str], str]:
+def _near(run: RunRecord, metric: Metric) -> tuple[list[str], str]:
     """Baselines that fit into the frame with the learner, and a sentence on those that do not."""
     if metric.unit == "share":
         return list(run.baselines), ""
@@ -141,7 +141,7 @@ def _near(run: Run, metric: Metric) -> tuple[list[str], str]:
     return near, f"Too large for this figure: {fmt.listed(texts)}." if far else ""
 
 
-def _explanation(run: Run, time: Timeline, width: int) -> str:
+def _explanation(run: RunRecord, time: Timeline, width: int) -> str:
     rows = round(float(np.median(time.right - time.left)))
     parts = [f"Each point is the mean over {fmt.count(rows)} rows."]
     if width > 1:
@@ -152,7 +152,7 @@ def _explanation(run: Run, time: Timeline, width: int) -> str:
     return " ".join([*parts, alarm_key(run)]).strip()
 
 
-def _description(run: Run, metric: Metric, values: FloatArray, time: Timeline) -> str:
+def _description(run: RunRecord, metric: Metric, values: FloatArray, time: Timeline) -> str:
     """A curve in words, for screen readers."""
     known = np.flatnonzero(np.isfinite(values))
     first, last = (metric_text(metric, values[known[i]]) for i in (0, -1))
@@ -164,7 +164,7 @@ def _description(run: Run, metric: Metric, values: FloatArray, time: Timeline) -
     )
 
 
-def _more(run: Run) -> Markup | None:
+def _more(run: RunRecord) -> Markup | None:
     """Metrics that have no figure of their own."""
     totals = {metric.title: run.total(metric.name) for metric in shown(run.task, Show.MORE)}
     texts = [f"{name} {fmt.fixed(value)}" for name, value in totals.items() if value == value]

@@ -7,7 +7,7 @@ from typing import Any
 from kalstream.report import format as fmt
 from kalstream.report.elements import Children, details, prose, setting_text, table
 from kalstream.report.markup import Markup, tag
-from kalstream.report.read import Run
+from kalstream.report.read import RunRecord
 
 # What became of rows whose labels come late; see `kalstream.estimators.Waiting`.
 _WAITING = {
@@ -23,7 +23,7 @@ _WAITING = {
 }
 
 
-def settings(run: Run) -> Children:
+def settings(run: RunRecord) -> Children:
     """The command, and everything else that is needed to repeat the run."""
     config = run.config
     stream = {k: v for k, v in run.stream.items() if k not in ("columns", "attribution")}
@@ -39,8 +39,8 @@ def settings(run: Run) -> Children:
     stream["rows without target"] = sum(window.missing for window in run.windows)
     waiting = {} if run.end is None else run.end.waiting
     if waiting:
-        told = max(waiting.get("told", 0) - waiting.get("missing", 0), 0)
-        waiting = waiting | {"told": told}
+        learned_late = max(waiting.get("told", 0) - waiting.get("missing", 0), 0)
+        waiting = waiting | {"told": learned_late}
     stream |= {_WAITING[name]: n for name, n in waiting.items() if name in _WAITING}
     params = config["learner"].get("params") or {}
     groups = [
@@ -67,7 +67,7 @@ def _group(title: str, values: dict[str, Any]) -> Markup:
     return tag("div", tag("h3", fmt.shortened(title, 60)), tag("dl", *pairs), class_="group")
 
 
-def _options(run: Run) -> Markup | None:
+def _options(run: RunRecord) -> Markup | None:
     options = run.config.get("options")
     if not isinstance(options, dict) or not options:
         return None
@@ -75,7 +75,7 @@ def _options(run: Run) -> Markup | None:
     return details("All options of the command", table(("Option", "Value"), rows, left=(1,)))
 
 
-def _columns(run: Run) -> Markup | None:
+def _columns(run: RunRecord) -> Markup | None:
     columns = run.stream.get("columns")
     if not isinstance(columns, list) or not columns:
         return None
