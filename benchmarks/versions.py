@@ -48,6 +48,7 @@ def cases() -> dict[str, Callable[[], float]]:
         "40 classes": (lambda: KalmanClassifier(random_state=0), many),
         "one filter": (lambda: KalmanClassifier(0.999, random_state=0), labels),
         "regression": (lambda: KalmanRegressor(random_state=0), values),
+        "scaled columns": (lambda: KalmanClassifier(features="scaled"), labels),
         "raw columns": (lambda: KalmanClassifier(features="raw"), labels),
     }
     for name, (make, y) in kinds.items():
