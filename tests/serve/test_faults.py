@@ -36,11 +36,13 @@ class Server:
 
     def start(self) -> None:
         command = [*self.before, sys.executable, "-m", "kalstream", "serve", "--features", "raw"]
-        self.process = subprocess.Popen(
-            [*command, "--data", str(self.folder), "--port", str(self.port), *self.options],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        with (self.folder.parent / "errors").open("a") as errors:
+            self.process = subprocess.Popen(
+                [*command, "--data", str(self.folder), "--port", str(self.port), *self.options],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if "serving" in line:
@@ -166,6 +168,7 @@ def test_a_row_is_on_disk_before_it_is_answered(tmp_path: Path) -> None:
 def test_slow_and_vanishing_clients_and_many_connections(server: Server) -> None:
     assert server.post("/models/default/learn", {"rows": rows(50)})[0] == 200
     before = len(os.listdir(f"/proc/{server.process.pid}/fd"))
+    errors = server.folder.parent / "errors"
     half = b"POST /models/default/learn HTTP/1.1\r\nHost: localhost\r\n"
     half += b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
     open_ones = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
@@ -181,6 +184,12 @@ def test_slow_and_vanishing_clients_and_many_connections(server: Server) -> None
     time.sleep(1.0)
     assert len(os.listdir(f"/proc/{server.process.pid}/fd")) <= before + 3
     assert server.get("/ready")["ready"]
+    with socket.create_connection(("127.0.0.1", server.port)) as slow:  # never ends its request
+        slow.sendall(half)
+        time.sleep(0.5)
+        server.stop()
+    assert server.process.returncode == 0
+    assert "Traceback" not in errors.read_text()
 
 
 def test_ten_thousand_labels_that_never_come_and_flat_memory(server: Server) -> None:

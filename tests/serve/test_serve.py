@@ -3,6 +3,7 @@
 import json
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -354,6 +355,34 @@ def test_a_log_that_cannot_be_written_refuses_rows(
     assert predict(client, {"row": rows(1)[0]["row"]})["prediction"]
     monkeypatch.undo()
     learn(client, rows(1)[0])
+
+
+def test_a_full_disk_refuses_rows_until_there_is_space(start: Start) -> None:
+    service, client = start()
+    learn(client, {"rows": rows(20)})
+    (pages,) = service.store._db.execute("PRAGMA page_count").fetchone()
+    service.store._db.execute(f"PRAGMA max_page_count = {pages + 1}")  # SQLite's error is the same
+    long = {"row": {"x": 1.0, "color": "a" * 50_000}, "label": "yes"}
+    answer = client.post("/models/default/learn", json=long)
+    assert (answer.status_code, service.models["default"].n_rows) == (503, 20)
+    assert "full" in answer.json()["error"]
+    service.store._db.execute("PRAGMA max_page_count = 1000000")
+    learn(client, long)
+
+
+def test_a_clock_that_goes_back_changes_nothing(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    _, client = start(checkpoint_every=0.0)
+    learn(client, {"rows": rows(20)})
+    now -= 86_400.0
+    learn(client, {"rows": rows(20)})
+    assert client.post("/models/default/snapshot").json()["rows"] == 40
+    assert client.get("/metrics").status_code == 200
+    _, client = start()
+    assert client.get("/models/default/metrics").json()["rows"] == 40
 
 
 def test_a_damaged_or_locked_log_is_named(tmp_path: Path) -> None:

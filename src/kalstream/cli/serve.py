@@ -77,12 +77,18 @@ def serve(  # noqa: D103
         require(module, "serve")
     uvicorn = require("uvicorn", "serve")
 
+    import scipy.linalg.blas  # noqa: F401  (its BLAS must be loaded to be limited)
+    from threadpoolctl import threadpool_limits
+
     from kalstream.core.jit import when_compiling
     from kalstream.estimators.warming import warm_up
     from kalstream.serve.app import make_app
     from kalstream.serve.service import Service
     from kalstream.serve.tokens import Tokens
 
+    # One thread learns while others predict: more threads of BLAS would fight for the cores, and
+    # how many there are may change the last bits of what is learned.
+    threadpool_limits(1, user_api="blas")
     tokens = Tokens.read(data)
     if host not in _LOOPBACK and not tokens.rights:
         raise InvalidOption(
@@ -118,7 +124,9 @@ def serve(  # noqa: D103
 def _listening(host: str, port: int) -> socket.socket:
     """A socket, or an error that names the port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family)
+    # With its protocol named, asyncio sends small answers at once (TCP_NODELAY); without, the body
+    # of each waits some 40 ms for the client's acknowledgement of the header.
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((host, port))

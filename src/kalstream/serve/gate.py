@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
@@ -106,7 +107,7 @@ class Gate:
         except _TooLarge:
             message = f"the body is larger than {self.most_bytes:,} bytes; send several requests"
             await _answer(noted, 413, message)
-        except ClientDisconnect:  # before it had sent its body
+        except (ClientDisconnect, CancelledError):  # its body never came, or not before the stop
             status = 499
         finally:
             self.gauges.request(path, method, status, time.perf_counter() - begun)
