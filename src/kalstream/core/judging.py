@@ -194,7 +194,7 @@ class LateRows:
     Attributes
     ----------
     columns : (n, d')
-        The rows as features see them.
+        The rows as they are kept: smaller than features.
     number : (n,) int
         The place of each row among all rows that came.
     targets, weight : n targets, (n,)

@@ -147,7 +147,8 @@ class KalmanEstimator(BaseEstimator, ABC):
     def _new_model(self, fitted: dict[str, Any]) -> Model:
         shape = self.features, self.n_components, self.random_state, self.intercept
         columns = fitted["n_features_in_"]
-        representation = Representation.of(*shape, columns, self._SCALE_HALF_LIFE)
+        wide = self._settings.task.sees_columns
+        representation = Representation.of(*shape, columns, self._SCALE_HALF_LIFE, wide)
         return new_model(representation, fitted, read_seed(self.random_state), self._settings)
 
     def _learned_columns(self, X: Any, model: Model | None) -> tuple[Model, Array]:

@@ -21,7 +21,7 @@ class Chunk:
     gap, times : (b,) or None
         Time before each row in units, and when it came.
     columns : (b, d') or None
-        The rows as features see them, for experts.
+        The rows as experts see them.
     """
 
     rows: Array

@@ -161,7 +161,7 @@ class Classification:
             return plain
         n, spoken = len(ahead.rows), None
         if self.experts:
-            columns = model.representation.columns(ahead.rows)
+            columns = model.representation.seen(model.representation.columns(ahead.rows))
             gap = np.broadcast_to(np.asarray(ahead.gap, np.float64), (n,))
             passing = ExpertRows(columns, np.full(n, -1), np.ones(n), gap, np.full(n, model.came))
             n_classes = step.logit_mean.shape[2]
@@ -243,7 +243,8 @@ class Classification:
         experts, spoken = dict[str, ExpertState](), None
         if self.experts:
             codes = _learned_codes(rows)
-            passing = ExpertRows(rows.columns, codes, weight, events.gap, rows.number)
+            columns = before.representation.seen(rows.columns)
+            passing = ExpertRows(columns, codes, weight, events.gap, rows.number)
             experts, spoken = advance(self.experts, before.targets.experts, passing, len(seen))
             kept.experts[:n_asked, 1:] = spoken[events.asks]
         if n_asked:

@@ -71,7 +71,8 @@ def _learn_piece(
     """As `learn`, for rows whose targets fit into the model or make room there."""
     if settings.task.sees_columns:
         representation, columns = before.representation.scaled(chunk.rows)
-        phi, chunk = representation.features(columns), replace(chunk, columns=columns)
+        phi = representation.features(columns)
+        chunk = replace(chunk, columns=representation.seen(columns))
     else:
         representation, phi = before.representation.advance(chunk.rows)
     model = before.but(representation=representation)

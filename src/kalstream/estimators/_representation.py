@@ -30,11 +30,15 @@ class Representation:
         Raw and scaled columns are divided by it: the square root of their number, so that a row
         has a norm of about 1.
     intercept : bool
+    wide : bool
+        Whether columns are kept with the rows that they were made of, in turns: experts see the
+        rows, the filters the columns. Rows that are not scaled are both.
     """
 
     transformer: Any
     size: float
     intercept: bool
+    wide: bool = False
 
     @classmethod
     def of(
@@ -45,10 +49,11 @@ class Representation:
         intercept: bool,
         n_columns: int,
         half_life: float,
+        wide: bool,
     ) -> Representation:
         """The representation that the parameters of an estimator ask for.
 
-        ``half_life`` is that of the scaling by "scaled" and "fourier".
+        ``half_life`` is that of the scaling by "scaled" and "fourier"; their rows are ``wide``.
         """
         if not isinstance(intercept, bool | np.bool_):
             raise InvalidInput(f"intercept must be True or False, got {intercept!r}")
@@ -62,11 +67,11 @@ class Representation:
             if features == "raw":
                 return cls(None, root, intercept)
             if features == "scaled":
-                return cls(OnlineScaler(half_life=half_life), root, intercept)
+                return cls(OnlineScaler(half_life=half_life), root, intercept, wide)
             waves = RandomFourierFeatures(
                 n_components=n_components, random_state=random_state, half_life=half_life
             )
-            return cls(waves, 1.0, intercept)
+            return cls(waves, 1.0, intercept, wide)
         if follows(features):
             return cls(clone(features), 1.0, intercept)
         if not (hasattr(features, "transform") and hasattr(features, "partial_fit")):
@@ -93,7 +98,7 @@ class Representation:
         the whole chunk first.
         """
         learner, columns = online(self.transformer).passed(rows)
-        after = Representation(kept(learner), self.size, self.intercept)
+        after = Representation(kept(learner), self.size, self.intercept, self.wide)
         return after, learner.features(columns, int(self.intercept), self.size)
 
     def scaled(self, rows: Array) -> tuple[Representation, Array]:
@@ -102,21 +107,37 @@ class Representation:
         It is smaller than the features, so it can be kept until the rows are learned.
         """
         learner, columns = online(self.transformer).passed(rows)
-        return Representation(kept(learner), self.size, self.intercept), columns
+        after = Representation(kept(learner), self.size, self.intercept, self.wide)
+        return after, self._in_turns(columns, rows)
 
     def columns(self, rows: Array) -> Array:
         """Rows (b, d) as `scaled` makes them, with what is known now."""
-        return online(self.transformer).columns(rows)
+        return self._in_turns(online(self.transformer).columns(rows), rows)
+
+    def _in_turns(self, columns: Array, rows: Array) -> Array:
+        """Columns and rows in turns, so that columns that come later are behind the others."""
+        if not self.wide:
+            return columns
+        both = np.empty((len(rows), 2 * rows.shape[1]))
+        both[:, ::2], both[:, 1::2] = columns, rows
+        return both
 
     def width(self, n_columns: int) -> int | None:
         """Columns of `scaled`; None if only a transformer of another library knows."""
-        return online(self.transformer).width(n_columns)
+        width = online(self.transformer).width(n_columns)
+        return 2 * n_columns if self.wide else width
 
     def features(self, scaled: Array) -> Array:
         """Features (b, m) of rows from `scaled`."""
+        if self.wide:
+            scaled = scaled[:, ::2].copy()
         return online(self.transformer).features(scaled, int(self.intercept), self.size)
+
+    def seen(self, scaled: Array) -> Array:
+        """Rows from `scaled` as experts see them."""
+        return scaled[:, 1::2].copy() if self.wide else scaled
 
     def with_columns(self, n_columns: int) -> Representation:
         """The representation with columns that were missing in all rows so far."""
         grown = online(self.transformer).with_columns(n_columns)
-        return Representation(kept(grown), self.size, self.intercept)
+        return Representation(kept(grown), self.size, self.intercept, self.wide)

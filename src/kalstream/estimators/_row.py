@@ -63,7 +63,8 @@ def learn_row(
     if answers is None:
         return None
     representation, columns = model.representation.scaled(bounded(X))
-    after = row.learn(representation.features(columns), columns, code, model.came, answers)
+    phi, seen = representation.features(columns), representation.seen(columns)
+    after = row.learn(phi, seen, code, model.came, answers)
     if after is None:
         return None
     learned = _after(
@@ -103,10 +104,10 @@ def _ask_row(
         return None
     state, number = packed.state, model.came
     representation, scaled = model.representation.scaled(rows)
-    if scaled.shape[1] != model.fitted["n_features_in_"]:
+    if scaled.shape[1] != representation.width(model.fitted["n_features_in_"]):
         return None
-    phi = representation.features(scaled)
-    made = state.ask(phi, scaled, number, *_since(model, number), model.n_targets)
+    phi, seen = representation.features(scaled), representation.seen(scaled)
+    made = state.ask(phi, seen, number, *_since(model, number), model.n_targets)
     if made is None:
         return None
     kept, probabilities, after = made
@@ -139,13 +140,14 @@ def _tell_row(
         return None
     if code < 0 or not state.frame.state.seen[code]:
         return None
-    if len(row.columns) != 8 * model.fitted["n_features_in_"]:
+    representation = model.representation
+    if len(row.columns) != 8 * (representation.width(model.fitted["n_features_in_"]) or 0):
         return None
     # Copies, because compiled code is made for memory that may be written to.
     scaled, kept = np.frombuffer(row.columns).copy()[None], np.frombuffer(row.kept).copy()
-    phi = model.representation.features(scaled)
+    phi, seen = representation.features(scaled), representation.seen(scaled)
     event = row.number, kept, *_since(model, row.number), model.n_targets
-    told = state.tell(phi, scaled, code, *event)
+    told = state.tell(phi, seen, code, *event)
     if told is None:
         return None
     last, store = max(model.last, row.number), store.told(number, row, target)
@@ -184,8 +186,8 @@ def predict_row(
         return None
     representation = model.representation
     columns = representation.columns(bounded(X))
-    phi = representation.features(columns)
-    made = packed.state.predict(phi, columns, model.came, answers)
+    phi, seen = representation.features(columns), representation.seen(columns)
+    made = packed.state.predict(phi, seen, model.came, answers)
     return None if made is None else (made[:, packed.labels.order], packed.labels.classes)
 
 

@@ -275,7 +275,8 @@ def _check_representation(representation: Representation, n_columns: int) -> int
     need(isinstance(representation, Representation), "representation", "a Representation")
     size, transformer = representation.size, representation.transformer
     need(type(size) is float and 0.0 < size < math.inf, "representation.size", "above 0")
-    need(type(representation.intercept) is bool, "representation.intercept", "True or False")
+    for name in ("intercept", "wide"):
+        need(type(getattr(representation, name)) is bool, f"representation.{name}", "True or False")
     kinds = OnlineScaler, RandomFourierFeatures, Foreign
     need(isinstance(transformer, (*kinds, NoneType)), "transformer", "one that kalstream knows")
     if isinstance(transformer, Foreign):

@@ -30,7 +30,8 @@ class ExpertRows:
     Attributes
     ----------
     columns : (b, d)
-        As the features see them, scaled if they are; NaN where a raw value is missing.
+        As they came, NaN where a value is missing. With a transformer of another library, and in
+        a model that began without experts, as the features see them.
     labels : (b,) int
         -1 for a row that is only predicted: its label is unknown, comes later, or has weight 0.
     weight : (b,)
