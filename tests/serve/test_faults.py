@@ -18,7 +18,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from starlette.testclient import TestClient
 
+from kalstream.runs.options import Options
+from kalstream.serve.app import make_app
 from kalstream.serve.service import Service
 from serve_rows import rows
 
@@ -232,3 +235,66 @@ def test_malformed_http_and_random_paths(server: Server) -> None:
             assert b"Traceback" not in answer
     assert b"500" not in statuses, statuses
     assert server.get("/models/default/metrics")["failure"] is None
+
+
+_PATHS = (
+    *["learn", "predict"] * 4,
+    "stream",
+    "metrics",
+    "windows",
+    "drift",
+    "snapshot",
+    "",
+    "nothing",
+)
+_VALUES = (
+    *(None, True, 0, -1, 2**63, 10**25, 1e308, -1e-320, 0.5, "", "a", "\0", "x" * 300, "é\u2028"),
+    *([], [1], {}, {"x": 1}, {"x": "red"}, [{}], [{"row": {"x": 1.0}, "label": "yes"}]),
+)
+_KEYS = ("row", "rows", "id", "label", "x", "color", "task", "window", "features", "cls", "")
+
+
+def test_random_requests_teach_nothing_if_they_are_refused(tmp_path: Path) -> None:
+    service = Service(tmp_path / "data")
+    service.start()
+    service.begin("default", Options(features="raw"))
+    client = TestClient(make_app(service), base_url="http://localhost")
+    choose = random.Random(0)
+
+    def body(depth: int = 0) -> Any:
+        if depth > 2 or choose.random() < 0.3:
+            return choose.choice(_VALUES)
+        if choose.random() < 0.2:
+            return [body(depth + 1) for _ in range(choose.randrange(3))]
+        return {choose.choice(_KEYS): body(depth + 1) for _ in range(choose.randrange(4))}
+
+    def request() -> tuple[str, str, bytes]:
+        event: Any = rows(1, seed=choose.randrange(1000))[0]
+        for _ in range(choose.randrange(3)):
+            choose.choice([event, event["row"]] if isinstance(event.get("row"), dict) else [event])[
+                choose.choice(_KEYS)
+            ] = body(1)
+        event = choose.choice((event, {"rows": [event]}, event, body()))
+        raw = bytearray(json.dumps(event).encode())
+        if choose.random() < 0.3 and raw:
+            raw[choose.randrange(len(raw))] = choose.randrange(256)
+        method = choose.choice((*["POST"] * 12, "GET", "PUT", "DELETE", "HEAD", "PATCH"))
+        name = choose.choice((*["default"] * 8, "other", "..", "%00", "learn"))
+        if method == "DELETE" and name == "default":
+            name = "other"
+        return method, f"/models/{name}/{choose.choice(_PATHS)}".rstrip("/"), bytes(raw)
+
+    statuses: dict[int, int] = {}
+    for _ in range(20_000):
+        method, path, content = request()
+        before = service.models["default"].n_rows
+        headers = {"content-type": "application/json"}
+        answer = client.request(method, path, content=content, headers=headers)
+        statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
+        assert answer.status_code < 500, (method, path, content, answer.text)
+        assert "Traceback" not in answer.text
+        if answer.status_code >= 400:
+            assert service.models["default"].n_rows == before, (method, path, content)
+    assert not any(model.failure for model in service.models.values())
+    assert min(statuses[200], statuses[422]) > 1_500, statuses
+    service.stop()
