@@ -98,3 +98,17 @@ def test_the_unit_of_other_dates_is_a_time(run_cli: Any) -> None:
     assert "but may hold dates such as '20240101'; if so, give --date-format %Y%m%d\n" in printed
     printed, _ = run_cli("d,x,y", rows, *options, "--date-format", "%Y%m%d")
     assert "half-lives are in units of 1 day" in printed
+
+
+def test_dates_of_rows_are_on_the_axes_of_the_report(run_cli: Any) -> None:
+    rows = [f"{k % 28 + 1}.{k // 28 + 1}.2024 12:00,{k % 7},{k % 2}" for k in range(140)]
+    _, folder = run_cli("d,x,y", rows, "-t", "y", "--time", "d")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    dates = [line["date"] for line in lines if line["kind"] == "window"]
+    assert dates == ["2024-02-22T12:00:00", "2024-04-16T12:00:00", "2024-05-28T12:00:00"]
+    report = (folder / "report.html").read_text()
+    assert ">16 Apr<" in report
+    assert 'class="unit"' not in report
+    _, folder = run_cli("d,x,y", rows, "-t", "y", "--ignore", "d")
+    assert "date" not in json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+    assert 'class="unit"' in (folder / "report.html").read_text()

@@ -147,6 +147,7 @@ class Evaluation:
         self.tracker.late |= isinstance(self.late, LateTargets)
         self.forgetting = ForgettingTracker()
         self.n_rows = self.n_learned = 0
+        self.date: str | None = None  # of the last row, if times are dates
         self.pending: deque[Batch] = deque()
         self.seconds = self.seconds_before = 0.0
         self.rows_before = self.n_infinite = 0
@@ -334,6 +335,8 @@ class Evaluation:
         if self.n_rows < batch.stop:  # the learner failed at a later chunk
             batch, n_infinite = as_read[: self.n_rows - as_read.start].without_infinities()
         self.n_infinite += n_infinite
+        if self.stream.dated and batch.times is not None and len(batch):
+            self.date = str(np.datetime64(round(batch.times[-1]), "s"))
         self.forgetting.update(self.adapter, place)
         line = None
         if batch.stop % self.window == 0:
@@ -555,6 +558,7 @@ class Evaluation:
         return {
             "kind": "window",
             "row": self.n_rows,
+            **({} if self.date is None else {"date": self.date}),
             **self.tracker.line(),
             **self.forgetting.line(),
             **({} if self.late is None else {"waiting": len(self.late)}),
@@ -631,6 +635,7 @@ class Evaluation:
             "n_learned": self.n_learned,
             "rows_before": self.rows_before,
             "n_infinite": self.n_infinite,
+            **({} if self.date is None else {"date": self.date}),
             **({} if self.late is None else {"late": self.late.state()}),
             "tracker": self.tracker.state(),
             "forgetting": self.forgetting.state(),
@@ -646,6 +651,7 @@ class Evaluation:
         self.pending, self._pieces = deque(kept), None
         self.n_rows, self.n_learned = state["n_rows"], state["n_learned"]
         self.rows_before, self.n_infinite = state["rows_before"], state["n_infinite"]
+        self.date = state.get("date")
         self.tracker.restore(state["tracker"])
         if "late" not in state:
             self.late = None  # as in the version of kalstream that wrote the state

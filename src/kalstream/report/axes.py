@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 import numpy as np
 
@@ -25,12 +26,15 @@ class Axis:
         Values of the marks, and their texts.
     unit : str
         How ``script.js`` writes the value under the pointer.
+    dated : bool
+        Whether the marks of rows are their dates.
     """
 
     lo: float
     hi: float
     ticks: tuple[tuple[float, str], ...]
     unit: str = "number"
+    dated: bool = False
 
     def share(self, values: FloatArray) -> FloatArray:
         """Positions of values along the axis: 0 at its low end, 1 at its high end."""
@@ -103,9 +107,22 @@ def metric_axis(metric: Metric, lo: float, hi: float) -> Axis:
     return percent_axis(lo, hi) if metric.unit == "share" else linear(lo, hi)
 
 
-def rows_axis(rows: int) -> Axis:
-    """The axis of time: rows of the stream."""
-    return linear(0, max(rows, 1), steps=5, snug=True, unit="rows")
+def rows_axis(rows: int, dates: Mapping[int, np.datetime64] | None = None) -> Axis:
+    """The axis of time: rows of the stream, with their dates if those of some rows are known."""
+    axis = linear(0, max(rows, 1), steps=5, snug=True, unit="rows")
+    if not dates or len(dates) < 2:
+        return axis
+    known = np.array(list(dates), float)
+    seconds = np.array(list(dates.values())).astype("M8[s]").astype(float)
+    start = seconds[0] - (seconds[1] - seconds[0]) * known[0] / (known[1] - known[0])
+    known, seconds = np.append(0.0, known), np.append(start, seconds)
+    days = (seconds[-1] - seconds[0]) / 86400
+    written = "%d %b %H:%M" if days < 3 else "%d %b" if days < 330 else "%b %Y"
+    ticks = tuple(
+        (row, datetime.fromtimestamp(np.interp(row, known, seconds), UTC).strftime(written))
+        for row, _ in axis.ticks
+    )
+    return replace(axis, ticks=ticks, dated=True)
 
 
 def covering(curves: Iterable[FloatArray], keep: Iterable[float] = ()) -> tuple[float, float, bool]:

@@ -90,6 +90,11 @@ class RunRecord:
         """Whether forgetting uses a column of times, so that half-lives are not in rows."""
         return bool(self.stream.get("time"))
 
+    @cached_property
+    def dates(self) -> dict[int, np.datetime64]:
+        """Row -> date, at the ends of windows; empty if rows have no dates."""
+        return {w.row: w.date for w in self.windows if w.date is not None and w.row}
+
     @property
     def rows(self) -> int:
         """Rows predicted."""

@@ -283,7 +283,7 @@ class Figure:
             yield tag("line", x1=x, x2=x, y1=self.height, y2=self.height + 4, class_="tick")
             yield tag("text", label, x=x, y=self.height, dy=17, class_="xtick")
         yield tag("line", x1="0", x2="100%", y1=self.height, y2=self.height, class_="axis")
-        if self.time:
+        if self.time and not self.x.dated:
             yield tag("text", "rows", x="100%", y=self.height, dx=18, dy=17, class_="unit")
 
     def _end_labels(self) -> Iterable[Markup]:

@@ -60,6 +60,13 @@ _HalfLife = Annotated[float, AllowInfNan(True), Field(gt=0.0), BeforeValidator(_
 Metrics = dict[str, Number | None]
 
 
+def _date(value: Any) -> np.datetime64 | None:
+    try:
+        return None if value is None else np.datetime64(value, "s")
+    except (TypeError, ValueError):
+        raise ValueError(f"is no date: {value!r}") from None
+
+
 class _Line(BaseModel):
     """Fields of a line; further ones are kept, so that later versions may add some."""
 
@@ -154,6 +161,7 @@ class Window(_Line):
 
     kind: Literal["window"]
     row: Count
+    date: Annotated[np.datetime64 | None, PlainValidator(_date)] = None
     n: Count
     missing: Count = 0
     waiting: Count | None = None

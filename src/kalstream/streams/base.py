@@ -131,6 +131,8 @@ class Stream(ABC):
         Number of the first row; more than 0 if other data came before (`LaterRows`).
     timed : bool
         Whether batches have times.
+    dated : bool
+        Whether those times are seconds since 1970 of dates.
     label_timed : bool
         Whether batches have the times at which targets came.
     named : bool
@@ -156,6 +158,7 @@ class Stream(ABC):
     repeatable: bool = True
     first_row: int = 0
     timed: bool = False
+    dated: bool = False
     label_timed: bool = False
     named: bool = False
     guess: str = ""
@@ -345,6 +348,7 @@ class LaterRows(Stream):
         self.classes, self.attribution = stream.classes, stream.attribution
         self.repeatable, self.timed, self.guess = stream.repeatable, stream.timed, stream.guess
         self.label_timed, self.named = stream.label_timed, stream.named
+        self.dated = stream.dated
         self.files, self.notes = stream.files, stream.notes
         self._before = skipped, list(skipped_why)
         self._count()

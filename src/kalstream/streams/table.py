@@ -184,6 +184,7 @@ class TableStream(Stream):
         _check_fit(columns, target, task, time, label_time, id)
         self.encoder: Columns = columns
         self.timed = self.encoder.time is not None
+        self.dated = self.encoder.time is not None and is_of_dates(self.encoder.time.kind)
         self.label_timed = self.encoder.label_time is not None
         self.named = self.encoder.id is not None and not self.encoder.is_frozen
         for part in self._parts:

@@ -245,7 +245,7 @@ def _recall(run: RunRecord, counted: IntArray, choice: Choice) -> Markup:
         "Recall of each class",
         f"Heat map: share of the rows of each of {size} classes that were predicted right, over "
         f"{fmt.count(run.rows)} rows.",
-        rows_axis(run.rows),
+        rows_axis(run.rows, run.dates),
         Axis(0, size, ticks, "cells"),
         height=max(60, 24 * size),
         css="heat wide",
@@ -286,7 +286,7 @@ def _seen(run: RunRecord) -> Markup | None:
     figure = Figure(
         "Classes seen so far",
         f"Line that rises from {fmt.count(new[0])} to {fmt.count(new[-1])} classes.",
-        rows_axis(run.rows),
+        rows_axis(run.rows, run.dates),
         linear(0, float(new[-1]), steps=3),
         height=120,
     )

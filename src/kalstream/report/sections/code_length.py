@@ -66,7 +66,7 @@ def _saved(run: RunRecord) -> Markup | None:
         "Bits saved against the baselines",
         "Lines of the bits that the learner has saved so far against each baseline. Where a line "
         "rises, the learner predicts better than the baseline.",
-        rows_axis(run.rows),
+        rows_axis(run.rows, run.dates),
         linear(float(np.nanmin(values)), float(np.nanmax(values))),
         height=180,
     )

@@ -43,7 +43,7 @@ def _resource(run: RunRecord, key: str, title: str, average: bool) -> Markup | N
         title,
         f"Line over {fmt.count(run.rows)} rows, from {fmt.significant(shown[0])} to "
         f"{fmt.significant(shown[-1])}.",
-        rows_axis(run.rows),
+        rows_axis(run.rows, run.dates),
         linear(0.0, hi),
         height=120,
         css="small",

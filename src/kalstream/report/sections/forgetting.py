@@ -49,7 +49,7 @@ def _posterior(run: RunRecord) -> Markup:
     figure = Figure(
         "Probability of each half-life, as the learner reports it",
         _posterior_description(run, lives),
-        rows_axis(run.rows),
+        rows_axis(run.rows, run.dates),
         Axis(0, rows, ticks, "cells"),
         height=min(30 * rows, 360),
         css="heat",
@@ -108,7 +108,7 @@ def _half_life_line(run: RunRecord) -> Markup:
     figure = Figure(
         f"Half-life in {life_unit(run)}",
         f"Line on a logarithmic axis; the median over the stream is {_life_text(life)}.",
-        rows_axis(run.rows),
+        rows_axis(run.rows, run.dates),
         Axis(floor, ticks[-1][0] if len(ticks) > 1 else floor + 1, tuple(ticks), "log"),
         height=190,
     )
@@ -160,4 +160,7 @@ def typical_half_life(run: RunRecord) -> tuple[float, bool]:
 
 def life_unit(run: RunRecord) -> str:
     """Unit of the half-lives."""
+    unit = run.config["learner"]["params"].get("time_unit") if run.dates else None
+    if isinstance(unit, int | float) and unit > 0:
+        return f"units of {fmt.duration(unit)}"
     return "units of time" if run.timed else "rows"

@@ -78,7 +78,7 @@ def windowed(
     figure = Figure(
         title or f"{metric.heading}, window by window",
         _description(run, metric, smooth, time),
-        rows_axis(run.rows),
+        rows_axis(run.rows, run.dates),
         metric_axis(metric, lo, hi),
         height=210,
     )
@@ -110,7 +110,7 @@ def cumulative(run: RunRecord, metric: Metric) -> Markup | None:
     figure = Figure(
         f"{metric.heading} over all rows so far",
         _description(run, metric, ours, time),
-        rows_axis(run.rows),
+        rows_axis(run.rows, run.dates),
         metric_axis(metric, lo, hi),
         height=180,
     )
