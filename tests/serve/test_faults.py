@@ -153,13 +153,20 @@ def test_fifty_kills_under_load_lose_nothing_and_count_nothing_twice(
 def test_a_row_is_on_disk_before_it_is_answered(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     calls = "trace=fdatasync,fsync,sendto,sendmsg,write,writev"
-    server = Server(tmp_path / "data", before=("strace", "-f", "-y", "-e", calls, "-o", str(trace)))
+    # With -D the server is the process that is started, and gets the signal that ends it.
+    strace = "strace", "-D", "-f", "-y", "-e", calls, "-o", str(trace)
+    server = Server(tmp_path / "data", before=strace)
     server.start()
     for each in rows(5):
         assert server.post("/models/default/learn", each)[0] == 200
     server.stop()
+    ended = re.compile(rf"^{server.process.pid} +\+\+\+ exited", re.MULTILINE)
+    for _ in range(300):
+        if ended.search(text := trace.read_text(errors="replace")):
+            break
+        time.sleep(0.1)
     synced, answered = 0, 0
-    for line in trace.read_text(errors="replace").splitlines():
+    for line in text.splitlines():
         if re.search(r"f(data)?sync\(\d+<[^>]*service\.sqlite-wal", line):
             synced += 1
         elif "HTTP/1.1 200" in line:
