@@ -138,7 +138,7 @@ def test_every_equation_has_a_function() -> None:
 
 
 def test_every_public_method_of_the_estimators_has_an_example() -> None:
-    for cls in (kalstream.KalmanClassifier, kalstream.KalmanRegressor):
+    for cls in (kalstream.CRPClassifier, kalstream.KalmanClassifier, kalstream.KalmanRegressor):
         own = [base for base in cls.__mro__ if base.__module__.startswith("kalstream")]
         methods = {name: value for base in own for name, value in vars(base).items()}
         for name, value in methods.items():

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kalstream import core, errors, estimators, evaluate, features, streams, testing
     from kalstream.errors import KalstreamError
-    from kalstream.estimators import KalmanClassifier, KalmanRegressor
+    from kalstream.estimators import CRPClassifier, KalmanClassifier, KalmanRegressor
     from kalstream.features import TableEncoder
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CRPClassifier",
     "KalmanClassifier",
     "KalmanRegressor",
     "KalstreamError",
@@ -32,6 +33,7 @@ __all__ = [
 
 # public name -> the module that defines it, or the submodule itself
 _HOME = {
+    "CRPClassifier": "kalstream.estimators",
     "KalmanClassifier": "kalstream.estimators",
     "KalmanRegressor": "kalstream.estimators",
     "KalstreamError": "kalstream.errors",

@@ -23,7 +23,7 @@ _WEIGHTS: Final = (
 
 EXPECTED_FAILED_CHECKS: Final[dict[str, dict[str, str]]] = {
     name: {"check_sample_weight_equivalence_on_dense_data": _WEIGHTS}
-    for name in ("KalmanClassifier", "KalmanRegressor")
+    for name in ("CRPClassifier", "KalmanClassifier", "KalmanRegressor")
 }
 """Checks of scikit-learn that an estimator does not pass: name -> {check: reason}.
 

@@ -6,12 +6,14 @@ from sklearn.linear_model import SGDClassifier
 from sklearn.naive_bayes import GaussianNB
 from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
 
-from kalstream import KalmanClassifier, KalmanRegressor
+from kalstream import CRPClassifier, KalmanClassifier, KalmanRegressor
 from kalstream.errors import InvalidInput
 from kalstream.features import OnlineScaler
 from kalstream.testing import EXPECTED_FAILED_CHECKS, ONLINE_CHECKS, check_online_learner
 
 ESTIMATORS = [
+    CRPClassifier(),
+    CRPClassifier(50.0),
     KalmanClassifier(),
     KalmanClassifier(0.99, "scaled"),
     KalmanClassifier(0.99, "raw", likelihood="onehot"),
@@ -35,14 +37,14 @@ def test_scikit_learn(estimator, check):
     check(estimator)
 
 
-@pytest.mark.parametrize("estimator", [KalmanClassifier(), KalmanRegressor()])
+@pytest.mark.parametrize("estimator", [CRPClassifier(), KalmanClassifier(), KalmanRegressor()])
 def test_expected_failures_are_checks_of_scikit_learn(estimator):
     def name(check):
         return getattr(check, "func", check).__name__
 
     known = {name(check) for _, check in estimator_checks_generator(estimator, mark=None)}
     assert set(expected(estimator)) <= known
-    assert set(EXPECTED_FAILED_CHECKS) == {"KalmanClassifier", "KalmanRegressor"}
+    assert set(EXPECTED_FAILED_CHECKS) == {"CRPClassifier", "KalmanClassifier", "KalmanRegressor"}
 
 
 @pytest.mark.parametrize("check", ONLINE_CHECKS)
@@ -61,6 +63,11 @@ def test_online(settings, check):
     others = set(ONLINE_CHECKS) - {check}
     skip = others | {"chunks"} if settings.get("dtype") == "float32" else others
     check_online_learner(lambda: KalmanClassifier(random_state=0, **settings), skip=skip)
+
+
+@pytest.mark.parametrize("half_life", [None, 30.0])
+def test_online_with_new_classes(half_life):
+    check_online_learner(lambda: CRPClassifier(half_life))
 
 
 class Faulty:

@@ -265,7 +265,7 @@ class Generative:
         Parameters
         ----------
         columns : (b, d)
-            NaN where a value is missing.
+            NaN where a value is missing: it counts as the mean of the classes.
         labels : (b,) int
             -1 for a row that is only predicted.
         weight, gap : (b,)

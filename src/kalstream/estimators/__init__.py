@@ -1,8 +1,9 @@
-"""KalmanClassifier and KalmanRegressor: scikit-learn's contract over the filters of the core."""
+"""The estimators: scikit-learn's contract over the core."""
 
 from kalstream.core.alarm import Drift
 from kalstream.estimators._model import Filter
 from kalstream.estimators.classifier import KalmanClassifier
+from kalstream.estimators.crp import CRPClassifier
 from kalstream.estimators.regressor import KalmanRegressor
 
-__all__ = ["Drift", "Filter", "KalmanClassifier", "KalmanRegressor"]
+__all__ = ["CRPClassifier", "Drift", "Filter", "KalmanClassifier", "KalmanRegressor"]

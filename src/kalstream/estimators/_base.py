@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
 from kalstream._arrays import Array
@@ -31,16 +29,17 @@ from kalstream.estimators._learning import (
     with_columns,
 )
 from kalstream.estimators._model import Filter, Model
+from kalstream.estimators._published import PublishedEstimator
 from kalstream.estimators._representation import Representation
 from kalstream.estimators._row import learn_row
 from kalstream.estimators._settings import Settings, Task, variance_of
-from kalstream.estimators._sharing import Shared, interruptible
+from kalstream.estimators._sharing import interruptible
 from kalstream.estimators._time import gaps_ahead, gaps_before, read_unit
 from kalstream.estimators._waiting import Store
 from kalstream.estimators.inputs import read_columns, read_path, read_seed, read_weights
 
 
-class KalmanEstimator(BaseEstimator, ABC):
+class KalmanEstimator(PublishedEstimator[Model], ABC):
     """A thin class over settings (`_settings`), inputs (`inputs`) and the engine (`_learning`)."""
 
     # Parameters that settings are made from; those of a task are added by the subclass.
@@ -125,17 +124,7 @@ class KalmanEstimator(BaseEstimator, ABC):
                 model = prepared(model)
             return learn(model, Chunk(rows, targets, weight, *gaps), settings, predict)
 
-        shared = None if restart else self.__dict__.get("_published")
-        if shared is None:
-            model, prediction = change(None)
-            made = Shared(model)
-            if restart:
-                self._published = made
-                return prediction
-            shared = self.__dict__.setdefault("_published", made)
-            if shared is made:
-                return prediction
-        return shared.update(change)
+        return self._publish(change, restart=restart)
 
     def _learn_row(self, *row: Any) -> tuple[Model, Any] | None:
         """The short way of a single row; None: it has to go the long way."""
@@ -201,37 +190,6 @@ class KalmanEstimator(BaseEstimator, ABC):
 
     # ---- what has been learned ------------------------------------------------------------
 
-    @property
-    def _model(self) -> Model:
-        """The current model. It can be read while another thread learns."""
-        shared = self.__dict__.get("_published")
-        if shared is None:
-            raise NotFittedError(
-                f"This {type(self).__name__} instance is not fitted yet; "
-                "call fit or partial_fit first."
-            )
-        return shared.value
-
-    @property
-    def n_features_in_(self) -> int:
-        """Number of columns of X."""
-        return self._fitted("n_features_in_")
-
-    @property
-    def feature_names_in_(self) -> Array:
-        """Names of the columns of X, if it had names."""
-        return self._fitted("feature_names_in_")
-
-    def _fitted(self, name: str) -> Any:
-        shared = self.__dict__.get("_published")
-        fitted = {} if shared is None else shared.value.fitted
-        if "encoding" in fitted:
-            names = np.array(fitted["encoding"].inputs, object)
-            fitted = {"n_features_in_": len(names), "feature_names_in_": names}
-        if name not in fitted:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return fitted[name]
-
     def _state(self, model: Model) -> PolicyState:
         """The state, unless no target is known or another policy is set.
 
@@ -247,16 +205,6 @@ class KalmanEstimator(BaseEstimator, ABC):
         if judging is None or model.late is None:
             return state
         return judging.judged_late(state, model.late)
-
-    def __sklearn_is_fitted__(self) -> bool:
-        shared = self.__dict__.get("_published")
-        return shared is not None and shared.value.is_fitted
-
-    @property
-    def n_seen_(self) -> int:
-        """Number of rows seen, with a target or without."""
-        shared = self.__dict__.get("_published")
-        return 0 if shared is None else shared.value.n_seen
 
     @property
     def n_rows_(self) -> int:
@@ -418,44 +366,6 @@ class KalmanEstimator(BaseEstimator, ABC):
 
         return load(cls, read_path(path), features)
 
-    def snapshot(self) -> Self:
-        """A copy that keeps what has been learned so far, while this one continues to learn.
-
-        Examples
-        --------
-        >>> from kalstream import KalmanClassifier
-        >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
-        >>> before = model.snapshot()
-        >>> model.partial_fit([[1.0]], ["up"]).n_seen_, before.n_seen_
-        (3, 2)
-        """
-        return copy.copy(self)
-
-    def reset(self) -> Self:
-        """Forget everything that has been learned.
-
-        Examples
-        --------
-        >>> from kalstream import KalmanClassifier
-        >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
-        >>> model.reset().n_seen_
-        0
-        """
-        self.__dict__.pop("_published", None)
-        return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(super().__getstate__())
-        state.pop("_settings_cache", None)
-        if "_published" in state:
-            state["_published"] = state["_published"].value
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if "_published" in self.__dict__:
-            self._published = Shared(self.__dict__["_published"])
-
     def uncertainty(self, X: ArrayLike, time: Any = None) -> Array:
         """Epistemic uncertainty of each row (b,), between 0 and about 1.
 
@@ -500,9 +410,3 @@ class KalmanEstimator(BaseEstimator, ABC):
         ratio = np.min(variance[:, slow] / usual[slow], axis=1)
         ratio = np.minimum(ratio, step.weight_variance / (belief @ usual))
         return ratio > check.positive("factor", factor)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        tags.non_deterministic = False
-        return tags

@@ -14,6 +14,7 @@ LARGEST_WEIGHT = 10.0
 # scatters before is forgotten with it.
 LONGEST = 0.05
 _LEAST = 1e-12
+_SMALLEST = 1e-200
 
 
 @jit
@@ -127,8 +128,11 @@ def write_voices(
                 known[v, t, k] = value
                 top = max(top, value)
             for k in range(n_classes):
-                known[v, t, k] = exp(known[v, t, k] - top)
-                mass += known[v, t, k]
+                if counts[k] > 0.0:  # 0 would rule out a class
+                    known[v, t, k] = max(exp(known[v, t, k] - top), _SMALLEST)
+                    mass += known[v, t, k]
+                else:
+                    known[v, t, k] = 0.0
             for k in range(n_classes):
                 known[v, t, k] /= mass
             usual = top + log(mass) - powers[t] * densities[v, n_classes]
@@ -294,7 +298,7 @@ def pass_rows(
     row = np.empty(d)
     for i in range(rows.shape[0]):
         for j in range(d):
-            row[j] = 0.0 if np.isnan(rows[i, j]) else min(max(rows[i, j], -1e100), 1e100)
+            row[j] = centre[j] if np.isnan(rows[i, j]) else min(max(rows[i, j], -1e100), 1e100)
         label, weight = labels[i], min(weights[i], LARGEST_WEIGHT)
         any_seen = clock[1] > 0.0
         out[i, :n_classes], out[i, n_classes] = 0.0, 1.0
@@ -311,6 +315,7 @@ def pass_rows(
                         fresh += new_belief[v, t, a] * new[v, t, a]
                     for k in range(n_classes):
                         out[i, k] += known_belief[v, t] * known[v, t, k]
+            fresh = min(fresh, 1.0 - _LEAST)  # known classes keep their odds
             for k in range(n_classes):
                 out[i, k] *= 1.0 - fresh
             out[i, n_classes] = fresh
