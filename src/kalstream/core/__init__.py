@@ -2,7 +2,14 @@
 
 from kalstream.core.calibration import Alpha, Calibration
 from kalstream.core.chunk import step_chunk
-from kalstream.core.experts import Expert, ExpertRows, ExpertState, LabelChain, Neighbours
+from kalstream.core.experts import (
+    Expert,
+    ExpertRows,
+    ExpertState,
+    LabelChain,
+    Linear,
+    Neighbours,
+)
 from kalstream.core.fixed import Fixed, MovingState
 from kalstream.core.guard import Health, health
 from kalstream.core.half_lives import gamma_of, half_life
@@ -54,6 +61,7 @@ __all__ = [
     "LabelChain",
     "LabelLogProb",
     "Learned",
+    "Linear",
     "Mixture",
     "MixtureState",
     "MixtureStep",

@@ -342,3 +342,50 @@ def pass_chain(
             n += 1
         number = rows_numbers[i]
     return n, number
+
+
+# ---- linear -------------------------------------------------------------------------------------
+
+
+@jit
+def centre_rows(
+    rows: Floats,
+    labels: Labels,
+    largest: float,
+    reach: float,
+    mean: Floats,
+    counts: Floats,
+    square: float,
+) -> tuple[Floats, float]:
+    """A constant, then the columns of each row less their mean, over their usual norm: (b, 1 + d).
+
+    mean and counts (d,) are of the values in rows with a label before each row; they change in
+    place. ``square`` is the mean square of the norms of these rows; it is returned as after them. A
+    missing value, or a column without any value before, counts as the mean. A row of more than
+    ``reach`` usual norms is shortened to these, also for what is learned from it.
+    """
+    n, d = rows.shape
+    out = np.zeros((n, 1 + d))
+    for i in range(n):
+        own, most = 0.0, 0.0
+        for j in range(d):
+            most = max(most, counts[j])
+            if counts[j] > 0.0 and not np.isnan(rows[i, j]):
+                out[i, 1 + j] = min(max(rows[i, j], -largest), largest) - mean[j]
+                own += out[i, 1 + j] ** 2
+        usual = square if square > 0.0 else own
+        kept = min(1.0, reach * np.sqrt(usual / own)) if own > 0.0 else 1.0
+        if labels[i] >= 0:
+            for j in range(d):
+                if np.isnan(rows[i, j]):
+                    continue
+                counts[j] += 1.0
+                if counts[j] == 1.0:
+                    mean[j] = min(max(rows[i, j], -largest), largest)
+                mean[j] += kept * out[i, 1 + j] / counts[j]
+            square = usual + (kept * kept * own - usual) / max(most, 1.0)
+        scale = kept / np.sqrt(usual) if usual > 0.0 else 0.0
+        out[i, 0] = 1.0
+        for j in range(d):
+            out[i, 1 + j] *= scale
+    return out, square

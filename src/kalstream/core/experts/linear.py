@@ -1,0 +1,158 @@
+"""Softmax filters on the rows themselves: a linear rule among the columns as they came."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final, Self
+
+import numpy as np
+
+from kalstream._arrays import Array
+from kalstream.core import checks as check
+from kalstream.core.checks import Targets
+from kalstream.core.chunk import Rows
+from kalstream.core.experts.expert import Expert, ExpertRows, ExpertState
+from kalstream.core.judging import runs
+from kalstream.core.mixture import Mixture, MixtureState
+from kalstream.errors import InvalidInput
+
+FILTERS: Final = Mixture(
+    half_lives=(math.inf, 1e4),
+    likelihood="softmax",
+    prior_scale=(30.0, 300.0),
+    calibrations=(1.0,),
+    predictive="probit",
+)
+# Larger values count as this: squares of differences, and sums of many, are finite.
+LARGEST: Final = 1e150
+# Rows are shortened to so many times their usual norm.
+REACH: Final = 2.0
+# Smaller probabilities, and weights, count as these.
+LEAST: Final = 1e-9
+LEAST_WEIGHT: Final = 1e-50
+
+
+@dataclass(frozen=True, slots=True)
+class LinearState(ExpertState):
+    """The filters of `Linear`, and the mean of the rows.
+
+    Attributes
+    ----------
+    mean, counts : (d,)
+        Of the values of each column, in rows with a label.
+    square : float
+        Mean square of the norms of these rows, less the mean.
+    filters : MixtureState
+        Their features are a constant, then the columns.
+    """
+
+    tag: ClassVar[str] = "kalstream.LinearState"
+
+    mean: Array
+    counts: Array
+    square: float
+    filters: MixtureState
+
+    def __post_init__(self) -> None:
+        FILTERS.check_state(self.filters)
+        shape = (self.filters.n_features - 1,)
+        check.block("the mean of a linear expert", self.mean, shape)
+        check.block("the counts of a linear expert", self.counts, shape)
+        sound = self.filters.dtype == np.float64 and bool((np.abs(self.mean) <= LARGEST).all())
+        sound = sound and type(self.square) is float and 0.0 <= self.square < math.inf
+        if not (sound and ((self.counts >= 0.0) & (self.counts < math.inf)).all()):
+            raise InvalidInput("the linear expert holds bad numbers; start again")
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes, K."""
+        return self.filters.n_outputs
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return self.mean.nbytes + self.counts.nbytes + self.filters.nbytes
+
+    def add_classes(self, n_classes: int) -> Self:
+        """The state with ``n_classes`` classes."""
+        if n_classes == self.n_classes:
+            return self
+        return replace(self, filters=self.filters.add_outputs(n_classes - self.n_classes))
+
+    def keep_classes(self, columns: Array) -> Self:
+        """The state with these classes only; they do not change."""
+        return replace(self, filters=self.filters.keep_outputs(columns))
+
+    def add_columns(self, n_columns: int) -> Self:
+        """The state with columns that were missing in all rows so far."""
+        room = (0, n_columns)
+        filters = self.filters.add_features(n_columns, 1.0)
+        return type(self)(np.pad(self.mean, room), np.pad(self.counts, room), self.square, filters)
+
+
+@dataclass(frozen=True)
+class Linear(Expert):
+    """A linear rule among the columns as they came: less their mean, over the usual norm of rows.
+
+    Scaled columns count alike. Where their own sizes have a meaning, as in embeddings and pixels,
+    this expert sees it. It has two softmax filters, weighted by how well each has predicted: one
+    forgets nothing, the other has a half-life of 10,000 rows.
+
+    The mean and the norm are those of the rows before. A missing value counts as the mean. A row of
+    more than twice the usual norm is shortened to that, so a row of huge values does little harm.
+
+    Examples
+    --------
+    The first columns say all, and are larger than the others:
+
+    >>> from kalstream import KalmanClassifier
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.standard_normal((600, 40)) * np.where(np.arange(40) < 3, 5.0, 0.5)
+    >>> y = X[:, :3].argmax(axis=1)
+    >>> model = KalmanClassifier(experts=[Linear()])
+    >>> p = model.predict_then_learn(X, y)
+    >>> bool((p.argmax(axis=1) == y)[300:].mean() > 0.9)
+    True
+    """
+
+    tag: ClassVar[str] = "kalstream.Linear"
+    name: ClassVar[str] = "linear"
+    state_type: ClassVar[type] = LinearState
+
+    def start(self, n_columns: int, n_classes: int) -> LinearState:
+        """Nothing is known."""
+        filters = FILTERS.start(1 + n_columns, n_classes, prior_var=1.0)
+        return LinearState(np.zeros(n_columns), np.zeros(n_columns), 0.0, filters)
+
+    def advance(self, state: LinearState, rows: ExpertRows) -> tuple[LinearState, Array]:
+        """Predict each row, then learn its label if it has one."""
+        from kalstream.core._kernels.experts import centre_rows
+
+        mean, counts = state.mean.copy(), state.counts.copy()
+        moments = mean, counts, state.square
+        phi, square = centre_rows(rows.columns, rows.labels, LARGEST, REACH, *moments)
+        learned, filters, out = rows.labels >= 0, state.filters, []
+        for part in runs(learned):
+            if learned[part.start]:
+                known = _rows_of(filters.seen, phi[part], rows, part)
+                filters, step = FILTERS.step_rows(filters, known, False)
+            else:
+                gap = rows.gap[part]
+                step = FILTERS.predict(filters, phi[part], prior_var=1.0, time_gap=gap)
+            out.append(np.log(np.maximum(step.class_probabilities(method="probit"), LEAST)))
+        made = out[0] if len(out) == 1 else np.concatenate(out)
+        if filters is state.filters:
+            return state, made
+        return check.trusted(LinearState, mean, counts, square, filters), made
+
+
+def _rows_of(seen: Array, phi: Array, rows: ExpertRows, part: slice) -> Rows:
+    """A part of the rows, all with labels, as the filters take them; made without checks."""
+    from kalstream.core._kernels.observing import arrivals
+
+    labels, weight = rows.labels[part], np.maximum(rows.weight[part], LEAST_WEIGHT)
+    targets = Targets(labels, None, np.ones(len(labels), bool))
+    noise = 1.0 / weight
+    came = arrivals(labels, noise, seen)
+    return Rows(phi, targets, noise, weight, rows.gap[part], 1.0, False, True, *came)
