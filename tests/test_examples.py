@@ -110,12 +110,21 @@ def texts(printed: str) -> None:  # the texts are those of this version of Pytho
     assert stack[1] < classifier[1]
 
 
+def heads(printed: str) -> None:
+    names = ("Stack", "SoftmaxHead, lr 0.01", "KalmanHead ", "KalmanHead, softmax", "MixtureHead")
+    accuracy = [numbers(printed, name)[0] for name in names]
+    assert min(accuracy) > max(accuracy) - 0.05  # chance is 0.1
+    assert numbers(printed, "ER++, AdamW, 1,000 rows")[0] > max(accuracy) - 0.05
+    assert numbers(printed, "ER++, as published")[0] < 0.5
+
+
 CHECKS: dict[str, tuple[Callable[[str], None], list[str]]] = {
     "tabular_drift": (tabular_drift, ["--rows", "4000"]),
     "new_classes": (new_classes, ["--rows", "500"]),
     "delayed_labels": (delayed_labels, ["--rows", "2000"]),
     "regression": (regression, ["--rows", "3000"]),
     "drift_alarm": (drift_alarm, []),  # the alarm first needs a thousand rows without drift
+    "heads": (heads, []),
     "images": (images, ["--rows", "300"]),
     "texts": (texts, ["--rows", "3000"]),
 }

@@ -464,6 +464,13 @@ def test_bad_arguments(make: Any, match: str) -> None:
         make(*network())
 
 
+def test_sizes_in_place_of_a_head_are_refused_with_what_to_pass() -> None:
+    remedy = r"pass ExperienceReplay\(network, SoftmaxHead\(n_features, n_classes\)\)"
+    for wrong, shown in (((64, 10), "64, 10"), ((KalmanHead(2, 2),), "KalmanHead")):
+        with pytest.raises(InvalidInput, match=f"got {shown} after the network; {remedy}"):
+            ExperienceReplay(network()[0], *wrong)
+
+
 def test_a_head_of_another_width_is_refused() -> None:
     learner = OnlineSGD(network()[0], SoftmaxHead(M + 1, K).double())
     with pytest.raises(InvalidInput, match=rf"\(b, {M + 1}\), got \(4, {M}\).*n_features"):

@@ -118,15 +118,16 @@ def test_prediction_is_one_step_ahead(bias: bool, normalize: bool) -> None:
     rng = np.random.default_rng(0)
     head = KalmanHead(4, 3, gamma=0.9, bias=bias, normalize=normalize, calibration=2.0)
     m = 4 + bias
-    assert (head.noise_var, head.prior_var) == (1 / 3, 1 / m)
+    prior_var = 1.0 if normalize else 1 / m
+    assert (head.noise_var, head.prior_var) == (1 / 3, prior_var)
     X, y = rows(rng, 20, 4, 3)
     head.observe(torch.from_numpy(X), torch.from_numpy(y))
     phi = np.hstack([X, np.ones((20, 1))]) if bias else X
     phi = phi / math.sqrt(m) if normalize else phi
     policy = Fixed(0.9, calibration=2.0)
-    state = policy.start(m, 3, prior_var=1 / m)
-    state, _ = policy.step_chunk(state, phi, y, noise_var=1 / 3, prior_var=1 / m)
-    ahead = policy.predict(state, phi, prior_var=1 / m)
+    state = policy.start(m, 3, prior_var=prior_var)
+    state, _ = policy.step_chunk(state, phi, y, noise_var=1 / 3, prior_var=prior_var)
+    ahead = policy.predict(state, phi, prior_var=prior_var)
     mean, var = head(torch.from_numpy(X))
     np.testing.assert_allclose(mean, ahead.logit_mean, atol=1e-12)
     np.testing.assert_allclose(var, ahead.logit_var, atol=1e-12)

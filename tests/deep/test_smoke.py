@@ -34,9 +34,12 @@ def waves(seed: int) -> tuple[Any, Any]:
     return (wave[:, None] + 0.3 * noise).contiguous(memory_format=torch.channels_last), labels
 
 
-def one_pass(backbone: nn.Module, rows: Any, labels: Any, **options: Any) -> tuple[Any, Any]:
+def one_pass(
+    backbone: nn.Module, rows: Any, labels: Any, prior_var: float | None, **options: Any
+) -> tuple[Any, Any]:
     """The learner, and which rows (N,) it predicted correctly."""
-    head = KalmanHead(160, K, gamma=0.999, gamma_lr=0.01, bias=True, normalize=True)
+    own = {"bias": True, "normalize": True, "prior_var": prior_var}
+    head = KalmanHead(160, K, gamma=0.999, gamma_lr=0.01, **own)
     learner = OnlineLearner(backbone, head, lr=0.05, replay=RecentMemory(draw=5), **options)
     right = []
     for x, y in zip(rows.split(CHUNK), labels.split(CHUNK), strict=True):
@@ -54,11 +57,14 @@ def test_a_network_learns_more_than_frozen_features() -> None:
     backbone = slim_resnet18(seed=SEED).to(memory_format=torch.channels_last).eval()
     with torch.no_grad():  # a frozen network gives the same features every time
         features = torch.cat([backbone(some) for some in rows.split(100)])
-    _, frozen = one_pass(nn.Identity(), features, labels)
-    learner, tuned = one_pass(backbone, rows, labels, beta=2.5)
+    narrow = 1.0 / 161.0  # the paper's: the filter alone learns slowly, so the network has to
+    _, usual = one_pass(nn.Identity(), features, labels, None)
+    _, frozen = one_pass(nn.Identity(), features, labels, narrow)
+    learner, tuned = one_pass(backbone, rows, labels, narrow, beta=2.5)
 
     before, turn, after = slice(750, 1000), slice(1000, 1050), slice(1500, N)
     assert tuned[before].mean() > 0.85
+    assert min(usual[before].mean(), usual[after].mean()) > 0.9  # with the default
     assert tuned[turn].mean() < 0.5  # the labels did change
     assert tuned[after].mean() > max(0.85, frozen[after].mean() + 0.3)  # chance is 0.25
     for value in learner.backbone.state_dict().values():

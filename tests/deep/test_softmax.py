@@ -276,12 +276,20 @@ def test_prediction_is_one_step_ahead(bias: bool, normalize: bool) -> None:
     close(head.log_prob(*on("cpu", X, y)), terms.log_prob, 1e-9)
 
 
-def test_normalising_changes_nothing_but_the_scale_of_the_weights() -> None:
+@pytest.mark.parametrize("likelihood", ["onehot", "softmax"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_normalising_changes_nothing_but_the_scale_of_the_weights(
+    likelihood: str, bias: bool
+) -> None:
     X, y = labelled(np.random.default_rng(0), 30, 4, 3)
-    plain, scaled = (KalmanHead(4, 3, likelihood="softmax", normalize=n) for n in (False, True))
+    options = {"likelihood": likelihood, "bias": bias, "gamma": 0.99}
+    plain, scaled = (KalmanHead(4, 3, normalize=n, **options) for n in (False, True))
     for head in (plain, scaled):
         head.observe(*on("cpu", X, y))
-    close(scaled.mean, 2.0 * plain.mean, 1e-10)
+    close(scaled.mean, (4 + bias) ** 0.5 * plain.mean, 1e-10)
+    rows = on("cpu", X, y)[0]
+    for one, other in zip(plain(rows), scaled(rows), strict=True):
+        close(one, other, 1e-10)
 
 
 @on_devices

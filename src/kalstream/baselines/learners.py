@@ -35,7 +35,7 @@ class _BaselineLearner(Learner):
         self,
         backbone: nn.Module,
         head: SoftmaxHead,
-        *,
+        *others: object,
         optimizer: Optimizer = SGD,
         n_steps: int = 1,
         replay: RecentMemory | ReplayStreams | None = None,
@@ -44,8 +44,12 @@ class _BaselineLearner(Learner):
         seed: int = 0,
         **shared: Any,
     ) -> None:
-        if not isinstance(head, SoftmaxHead):
-            raise InvalidInput(f"head must be a SoftmaxHead, got {type(head).__name__}")
+        if others or not isinstance(head, SoftmaxHead):
+            name, given = type(self).__name__, ", ".join(map(_named, (head, *others)))
+            raise InvalidInput(
+                f"{name} takes a network and its head, got {given} after the network; pass "
+                f"{name}(network, SoftmaxHead(n_features, n_classes)), and options by name"
+            )
         if not isinstance(replay, self.replays | None):
             raise InvalidInput(
                 f"replay of {type(self).__name__} must be {self.replays.__name__}, got "
@@ -62,6 +66,11 @@ class _BaselineLearner(Learner):
             seed=seed,
         )
         super().__init__(backbone, head, training, **shared)
+
+
+def _named(argument: object) -> str:
+    """The argument as an error shows it: modules by their class alone."""
+    return type(argument).__name__ if isinstance(argument, nn.Module) else repr(argument)
 
 
 class OnlineSGD(_BaselineLearner):

@@ -77,9 +77,10 @@ class KalmanHead(Head):
         Variance of the noise of a one-hot target, 1/K by default. The softmax has none: the noise
         of each row follows from its own prediction. The attribute is then 0.
     prior_var : float, optional
-        Prior variance of a weight. The default is 1/m, where m counts the bias. With the softmax,
-        whose weights make logits, it is 100/m, or 100 with ``normalize``: the prior variance of
-        a logit is then 100 if features are of size 1.
+        Prior variance of a weight. The default is 1/m, where m counts the bias, or 1 with
+        ``normalize``: the prior variance of an output is then 1 if features are of size 1. With the
+        softmax, whose weights make logits, it is 100 times as large. A head that was made without
+        ``prior_var`` takes that of an older file, in which it was 1/m with ``normalize`` too.
     bias : bool
         Add a constant feature.
     normalize : bool
@@ -162,7 +163,15 @@ class KalmanHead(Head):
         self.transition, self.gamma_lr, self.likelihood = transition, float(gamma_lr), likelihood
         self._forgets_all = gamma == 0.0
         self.predictive, self.n_samples = predictive, n_samples
-        self.noise_var, self.prior_var = self._variances(noise_var, prior_var, m, n_classes)
+        # Up to version 0.1 the default was 1/m with normalize too.
+        self._usual_prior_vars: tuple[float, ...] = ()
+        if prior_var is None:
+            usual = LIKELIHOODS[likelihood].usual_prior_var
+            prior_var = usual if normalize else usual / m
+            if likelihood == "onehot":
+                self._usual_prior_vars = prior_var, usual / m
+        self.noise_var = self._noise_var(noise_var, n_classes)
+        self.prior_var = check.positive("prior_var", prior_var)
         self.register_buffer("mean", torch.zeros(m, n_classes, dtype=dtype))
         self.register_buffer("cov", self.prior_var * torch.eye(m, dtype=dtype))
         delta = math.inf if gamma == 0.0 else -2.0 * math.log(gamma)
@@ -174,23 +183,17 @@ class KalmanHead(Head):
             torch.tensor(math.log(calibration), dtype=torch.float64)
         )
 
-    def _variances(
-        self, noise_var: float | None, prior_var: float | None, m: int, n_classes: int
-    ) -> tuple[float, float]:
-        """The two variances, with their defaults."""
+    def _noise_var(self, noise_var: float | None, n_classes: int) -> float:
+        """The variance of the noise, 0 for the softmax."""
         softmax = LIKELIHOODS[self.likelihood].is_softmax
         if softmax and noise_var is not None:
             raise InvalidInput(
                 f'noise_var={noise_var!r} has no effect with likelihood="softmax"; leave it out, '
                 'or pass likelihood="onehot"'
             )
-        if prior_var is None:
-            prior_var = LIKELIHOODS[self.likelihood].usual_prior_var
-            prior_var /= 1 if softmax and self.normalize else m
-        if noise_var is None:
-            noise_var = 1.0 / n_classes
-        noise_var = 0.0 if softmax else check.positive("noise_var", noise_var)
-        return noise_var, check.positive("prior_var", prior_var)
+        if softmax:
+            return 0.0
+        return check.positive("noise_var", 1.0 / n_classes if noise_var is None else noise_var)
 
     @property
     def gamma(self) -> float:
@@ -447,6 +450,7 @@ class KalmanHead(Head):
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Grow to the number of classes of the state; refuse fewer, and other settings."""
         mean, made_with = state.get(prefix + "mean"), state.get(prefix + "made_with")
+        prior_var = self.prior_var
         if made_with is not None:
             old = [_OLD[name] for name in _MADE_WITH[len(made_with) :]]
             made_with = torch.cat([made_with, made_with.new_tensor(old)])
@@ -454,7 +458,9 @@ class KalmanHead(Head):
             pairs = zip(_MADE_WITH, made_with.tolist(), self._made_with().tolist(), strict=True)
             # The likelihood first: the defaults of the variances depend on it.
             for name, theirs, ours in sorted(pairs, key=lambda pair: pair[0] != "likelihood"):
-                if abs(theirs - ours) > 1e-6 * abs(ours):
+                if name == "prior_var" and theirs in self._usual_prior_vars:
+                    prior_var = theirs
+                elif abs(theirs - ours) > 1e-6 * abs(ours):
                     one, other = (_shown(name, value) for value in (theirs, ours))
                     raise InvalidInput(
                         f"the state comes from a head with {name} {one}, this head has {other}; "
@@ -469,6 +475,9 @@ class KalmanHead(Head):
                 )
             self.mean = self.mean.new_zeros(len(self.mean), mean.shape[1])
             self.seen = self.seen.new_zeros(mean.shape[1])
+        if prior_var != self.prior_var:
+            self.prior_var = prior_var
+            self.__dict__.pop("_graphs", None)  # they hold the other one
         super()._load_from_state_dict(state, prefix, *rest)
 
     def extra_repr(self) -> str:
