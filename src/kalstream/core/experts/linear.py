@@ -129,11 +129,13 @@ class Linear(Expert):
         """Predict each row, then learn its label if it has one."""
         from kalstream.core._kernels.experts import centre_rows
 
+        if not len(rows):
+            return state, np.empty((0, state.n_classes))
         mean, counts = state.mean.copy(), state.counts.copy()
         moments = mean, counts, state.square
         phi, square = centre_rows(rows.columns, rows.labels, LARGEST, REACH, *moments)
         learned, filters, out = rows.labels >= 0, state.filters, []
-        for part in runs(learned):
+        for part in runs(learned) if len(rows) > 1 else [slice(0, 1)]:
             if learned[part.start]:
                 known = _rows_of(filters.seen, phi[part], rows, part)
                 filters, step = FILTERS.step_rows(filters, known, False)
