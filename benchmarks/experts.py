@@ -19,6 +19,7 @@ from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from data import name_of, read, stream_files
 from kalstream import KalmanClassifier
 from kalstream.core import Expert, LabelChain, Neighbours
+from kalstream.estimators import Trees
 
 Array = NDArray[Any]
 Rows = tuple[Array, Array]
@@ -28,6 +29,8 @@ SETTINGS: dict[str, list[Expert]] = {
     "neighbours": [Neighbours()],
     "label chain": [LabelChain()],
     "both": [Neighbours(), LabelChain()],
+    "trees": [Trees()],
+    "all": [Trees(), Neighbours(), LabelChain()],
 }
 
 
@@ -139,8 +142,9 @@ def main() -> None:
         f"`python benchmarks/experts.py --rows {given.rows}` on {machine()}.",
         table(["accuracy / log-loss", *SETTINGS], scores),
         "`KalmanClassifier()` and the same with `experts=[Neighbours()]`, `experts=[LabelChain()]` "
-        f"and both; rows are predicted, then learned, in calls of {CALL}. The first rows of the "
-        "tables, tables of scikit-learn in random order, and made streams of 10,000 rows.",
+        "both, `experts=[Trees()]` and all; rows are predicted, then learned, in calls of "
+        f"{CALL}. The first rows of the tables, tables of scikit-learn in random order, and made "
+        "streams of 10,000 rows.",
         table(["microseconds a row", *SETTINGS], times),
         f"Processor time in calls of {CALL}, and one by one behind the last row. Rows one by one "
         "take the short way of single rows only without experts.",

@@ -8,14 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from sklearn.ensemble import HistGradientBoostingClassifier
 
 from kalstream import KalmanClassifier
 from kalstream.core import Expert, ExpertRows, LabelChain, Linear, Neighbours
 from kalstream.core.experts import chains, linear, neighbours
 from kalstream.errors import InvalidInput
+from kalstream.estimators import Trees
 
 Array = NDArray[Any]
-EXPERTS: list[Expert] = [Neighbours(limit=40), LabelChain(limit=30), Linear()]
+EXPERTS: list[Expert] = [
+    Neighbours(limit=40),
+    LabelChain(limit=30),
+    Linear(),
+    Trees(limit=60, every=40),
+]
 every = pytest.mark.parametrize("expert", EXPERTS, ids=[each.name for each in EXPERTS])
 
 
@@ -137,9 +144,33 @@ def plain_linear(rows: ExpertRows, n_classes: int) -> Array:
     return np.array(out)
 
 
+def plain_trees(rows: ExpertRows, n_classes: int, limit: int = 60) -> Array:
+    """`Trees`, by a list of rows (columns, label, weight); fitted every 40 of them."""
+    kept: list[tuple[Array, int, float]] = []
+    counts, trees, out = np.ones(n_classes), None, []
+    for x, label, weight in zip(
+        rows.columns.astype(np.float32), rows.labels, rows.weight, strict=True
+    ):
+        out.append(counts / counts.sum())
+        if trees is not None:
+            out[-1] = 0.02 * out[-1]
+            out[-1][trees.classes_] += 0.98 * trees.predict_proba([x])[0]
+        if label < 0:
+            continue
+        kept.append((x, int(label), min(weight, 10.0)))
+        counts[label] += kept[-1][2]
+        if len(kept) % 40 == 0:
+            counts = (counts - 1.0) / 2.0 + 1.0
+            X, y, heavy = (np.array(each) for each in zip(*kept[-limit:], strict=True))
+            trees = HistGradientBoostingClassifier(max_iter=60, early_stopping=False)
+            trees.fit(X, y, sample_weight=heavy)
+    return np.log(out)
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
-    ("expert", "plain"), [*zip(EXPERTS, [plain_neighbours, plain_chain, plain_linear], strict=True)]
+    ("expert", "plain"),
+    [*zip(EXPERTS, [plain_neighbours, plain_chain, plain_linear, plain_trees], strict=True)],
 )
 def test_it_is_the_plain_version(expert: Any, plain: Any, seed: int) -> None:
     rows = made(200, seed)

@@ -5,5 +5,6 @@ from kalstream.estimators._model import Filter
 from kalstream.estimators.classifier import KalmanClassifier
 from kalstream.estimators.crp import CRPClassifier
 from kalstream.estimators.regressor import KalmanRegressor
+from kalstream.estimators.trees import Trees
 
-__all__ = ["CRPClassifier", "Drift", "Filter", "KalmanClassifier", "KalmanRegressor"]
+__all__ = ["CRPClassifier", "Drift", "Filter", "KalmanClassifier", "KalmanRegressor", "Trees"]
