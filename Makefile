@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 SECONDS ?= 3600
+PORT ?= 8080
 
 BIN := $(VENV)/bin
 VERSION_OF := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
@@ -27,11 +28,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.stamp
 
-# kalstream lists its light modules itself; the others are named here
-PUBLIC := kalstream kalstream.compat kalstream.deep kalstream.deep.backbones \
-    kalstream.deep.adapters kalstream.deep.embed kalstream.baselines kalstream.runs kalstream.report kalstream.paper
-
-.PHONY: help run test test-slow fuzz bench bench-peers bench-quick docs format clean
+.PHONY: help run test test-slow fuzz bench bench-peers bench-quick docs docs-serve format clean
 
 help:
 	@echo "make run          set up $(VENV), run the packaged stream elec2 and write a report"
@@ -43,7 +40,8 @@ help:
 	@echo "                  KALSTREAM_DATA=FOLDER and STREAMS='my.csv ...' add streams"
 	@echo "make bench-peers  compare kalstream with its peers: an hour, writes docs/benchmarks.md"
 	@echo "make bench-quick  the same in minutes; writes no page"
-	@echo "make docs         render the reference of all public names into site/"
+	@echo "make docs         build the site (guides, examples, reference) into site/"
+	@echo "make docs-serve   show the site at http://localhost:8080; PORT=8081 sets the port"
 	@echo "make format       rewrite the sources in the project's format"
 	@echo "make clean        remove $(VENV), caches and build outputs"
 
@@ -86,8 +84,10 @@ bench-quick: $(PEERS_STAMP)
 	$(PEERS)/bin/python benchmarks/peers/speed.py --quick
 
 docs: $(DOCS_STAMP)
-	rm -rf site
-	$(BIN)/pdoc --docformat numpy --output-directory site $(PUBLIC)
+	$(BIN)/python docs/site/build.py
+
+docs-serve:
+	$(PYTHON) -m http.server --bind localhost --directory site $(PORT)
 
 format: $(TEST_STAMP)
 	$(BIN)/ruff format .
@@ -124,7 +124,7 @@ $(TEST_STAMP): pyproject.toml constraints.txt | $(PYTHON_STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
 	@touch $(BASE_STAMP) $@
 
-# with the test extras, because pdoc imports what it documents
+# with the test extras, because the site imports and runs what it documents
 $(DOCS_STAMP): $(TEST_STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	@touch $@

@@ -3,7 +3,9 @@
 Their words are those of the glossary in CONTRIBUTING.md.
 """
 
+import importlib
 import inspect
+import pkgutil
 import re
 import runpy
 import sys
@@ -84,6 +86,17 @@ def test_time_series_example(
     assert picture.stat().st_size > 10_000
 
 
+@pytest.mark.parametrize("name", ["first-steps", "coming-from"])
+def test_pages_print_what_they_say(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    if "from river" in text:
+        pytest.importorskip("river")
+    space: dict[str, object] = {}
+    for block, printed in re.findall(r"```python\n(.*?)```(?:\n\n```\n(.*?)```)?", text, re.DOTALL):
+        exec(compile(block, name, "exec"), space)
+        assert capsys.readouterr().out == printed
+
+
 # ---- numbers come from the benchmarks -----------------------------------------------------------
 
 
@@ -124,6 +137,25 @@ def test_numbers_of_the_packaged_stream_are_those_of_the_benchmark() -> None:
 def test_every_public_name_of_the_core_is_documented() -> None:
     for name in core.__all__:
         assert getattr(core, name).__doc__, name
+
+
+def test_the_site_lists_every_public_name() -> None:
+    site = runpy.run_path(str(ROOT / "docs" / "site" / "build.py"))
+    modules, pages = set(site["MODULES"]), site["reference"]()
+    apart = {
+        "__main__",
+        "cli",
+        "compat",
+        "serve",
+    }  # commands, and a folder of kalstream.compat.river
+    found = {each.name for each in pkgutil.iter_modules([str(PACKAGE)])}
+    assert {f"kalstream.{name}" for name in found - apart if name[0] != "_"} <= modules
+    for module in modules:
+        assert f"   {module}\n" in pages["index"]
+        for name in getattr(importlib.import_module(module), "__all__", ()):
+            page = "index" if f"{module}.{name}" in modules else module
+            assert name == "__version__" or re.search(rf"\b{name}\b", pages[page]), name
+        assert site["names"](module), module
 
 
 def test_every_equation_has_a_function() -> None:

@@ -24,7 +24,7 @@ class RandomFourierFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
     """Cosines and sines of random projections, which give a linear filter a Gaussian kernel.
 
     Columns are first scaled online (`OnlineScaler`). The waves of a row have norm 1. Their inner
-    products approximate exp(-|z - z'|^2 / (2 bandwidth^2)) of the scaled rows z.
+    products approximate `exp(-|z - z'|^2 / (2 bandwidth^2))` of the scaled rows z.
 
     Parameters
     ----------
