@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from importlib import import_module
 from html.parser import HTMLParser
+from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -111,7 +111,7 @@ def titled(path: Path) -> str:
 
 
 def names(module: str) -> list[str]:
-    """Public names that the page of a module lists: `__all__` without modules, or what it defines."""
+    """Public names that the page of a module lists: `__all__`, or what it defines."""
     loaded = import_module(module)
     if hasattr(loaded, "__all__"):
         listed = list(loaded.__all__)
@@ -191,9 +191,10 @@ def problems(site: Path) -> list[str]:
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             if not target.is_file():
                 wrong.append(f"{where}: {link} does not exist")
-            elif target in pages and parts.fragment:
-                if unquote(parts.fragment) not in pages[target].anchors:
-                    wrong.append(f"{where}: {link} has no such anchor")
+                continue
+            anchors = pages[target].anchors if target in pages else set()
+            if target in pages and parts.fragment and unquote(parts.fragment) not in anchors:
+                wrong.append(f"{where}: {link} has no such anchor")
     for path in sorted(site.rglob("*.css")):
         outside = re.findall(
             r"(?:url\(|@import )\s*[\"']?((?:https?:)?//[^)\"']+)", path.read_text()
@@ -215,9 +216,8 @@ def summary(index: str) -> str:
             if path.exists():
                 title, _, rest = path.read_text(encoding="utf-8").partition("\n")
                 first = " ".join(rest.strip().split("\n\n")[0].split())
-                lines.append(
-                    f"- [{title.lstrip('# ')}]({path.relative_to(ROOT).with_suffix('.html')}): {first}"
-                )
+                page = path.relative_to(ROOT).with_suffix(".html")
+                lines.append(f"- [{title.lstrip('# ')}]({page}): {first}")
         lines.append("")
     lines += ["## Reference", ""]
     lines += [f"- [{name}](reference/{name}.html)" for name in MODULES]

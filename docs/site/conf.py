@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from build import SOURCE  # noqa: E402
-from gallery import Arguments, Saved  # noqa: E402
+from build import SOURCE
+from gallery import Arguments, Saved
 
-import kalstream  # noqa: E402
+import kalstream
 
 project = "kalstream"
 author = copyright = "the kalstream authors"
