@@ -215,7 +215,8 @@ def summary(index: str) -> str:
             path = ROOT / f"{name[1:] if name[0] == '/' else 'docs/' + name}.md"
             if path.exists():
                 title, _, rest = path.read_text(encoding="utf-8").partition("\n")
-                first = " ".join(rest.strip().split("\n\n")[0].split())
+                text = " ".join(rest.strip().split("\n\n")[0].split())
+                first = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.split(r"(?<=[.:]) ", text)[0])
                 page = path.relative_to(ROOT).with_suffix(".html")
                 lines.append(f"- [{title.lstrip('# ')}]({page}): {first}")
         lines.append("")
