@@ -21,7 +21,7 @@ extensions = [
 ]
 root_doc = "docs/index"
 exclude_patterns = ["scripts"]
-templates_path = ["_templates"]
+templates_path = [str(Path(__file__).parent / "_templates")]  # of autosummary and the theme
 default_role = "py:obj"
 
 myst_heading_anchors = 4
