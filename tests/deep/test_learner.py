@@ -257,6 +257,33 @@ def test_a_grown_head_is_restored_and_another_is_refused(tmp_path: Any) -> None:
     assert fresh.head.n_classes == 3
 
 
+MISSING = [
+    lambda y: [None if i % 3 else int(label) for i, label in enumerate(y)],
+    lambda y: np.array([None if i % 3 else label for i, label in enumerate(y)], object),
+    lambda y: np.where(np.arange(len(y)) % 3, np.nan, y),
+]
+
+
+@pytest.mark.parametrize("hide", MISSING)
+def test_rows_without_a_label_change_nothing(hide: Any) -> None:
+    one, other = (learner(replay=RecentMemory(20, 5, seed=1)) for _ in range(2))
+    for turn in range(3):
+        X, y = chunk(turn)
+        one.partial_fit(X, hide(y))
+        one.partial_fit(X, [None] * 10).partial_fit(X, [np.nan] * 10)
+        other.partial_fit(X[::3], y[::3])
+    ours, theirs = one.state_dict(), other.state_dict()
+    for name in ("backbone", "head", "replay", "n_seen"):
+        torch.testing.assert_close(ours[name], theirs[name], rtol=0.0, atol=0.0)
+    assert one.n_seen_ == 12
+
+
+@pytest.mark.parametrize("y", [[None, "a"], [np.nan, 0.5], [None, -1], [0.0, 1.0], [None, [1]]])
+def test_what_is_no_label_is_refused_beside_a_missing_one(y: Any) -> None:
+    with pytest.raises(InvalidInput, match="number the classes"):
+        learner().partial_fit(chunk(0, 2)[0], np.array([*y, None], object)[:2])
+
+
 @pytest.mark.parametrize("mixes", [False, True])
 def test_a_file_with_the_older_default_prior_keeps_it(mixes: bool, tmp_path: Any) -> None:
     def make(**options: Any) -> OnlineLearner:

@@ -375,11 +375,18 @@ class Learner:
     # ---- scikit-learn's methods ----------------------------------------------------------
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Learn a chunk of rows (b, ...) with labels (b,), 0 to K - 1."""
-        rows, labels = self._rows(X), self._as_labels(y)
-        if len(rows) != len(labels):
-            raise InvalidInput(f"y has {len(labels)} labels for the {len(rows)} rows of X")
-        ChunkStep(self, rows, labels, predicts=False).run()
+        """Learn a chunk of rows (b, ...) with labels (b,), 0 to K - 1.
+
+        Rows whose label is missing (None or NaN) are left out: they change nothing.
+        """
+        rows, (labels, known) = self._rows(X), self._as_labels(y)
+        if len(rows) != len(known):
+            raise InvalidInput(f"y has {len(known)} labels for the {len(rows)} rows of X")
+        if known.all():
+            ChunkStep(self, rows, labels, predicts=False).run()
+        elif known.any():
+            there = torch.from_numpy(known).to(self.device)
+            ChunkStep(self, rows[there], labels, predicts=False).run()
         return self
 
     def predict_proba(self, X: ArrayLike) -> Array:
@@ -406,16 +413,23 @@ class Learner:
         dtype = next((each.dtype for each in self.backbone.parameters()), rows.dtype)
         return rows.to(dtype) if rows.is_floating_point() else rows
 
-    def _as_labels(self, y: ArrayLike) -> Tensor:
+    def _as_labels(self, y: ArrayLike) -> tuple[Tensor, Array]:
+        """The labels that are known, and which of all (b,) are."""
         labels = np.asarray(y)
-        if labels.dtype == object:
-            labels = np.array(labels.tolist())
+        known = np.ones(labels.shape[:1], bool)
+        if labels.dtype.kind in "Of" and labels.ndim == 1:
+            # NaN is not equal to itself.
+            known = np.array([each is not None and each == each for each in labels.tolist()], bool)
+            labels = np.array(labels[known].tolist())
+            is_float = labels.dtype.kind == "f" and not known.all()
+            if is_float and (labels == np.floor(labels)).all():
+                labels = labels.astype(np.int64)  # NaN made floats of all labels
         if labels.dtype.kind not in "iu" or labels.ndim != 1:
             raise InvalidInput(
                 f"labels must be integers (b,), 0 to K - 1, got {labels.shape} of {labels.dtype}; "
                 "number the classes with np.unique(y, return_inverse=True)"
             )
-        return torch.from_numpy(labels.astype(np.int64)).to(self.device)
+        return torch.from_numpy(labels.astype(np.int64)).to(self.device), known
 
     # ---- checkpoints ----------------------------------------------------------------------
 
