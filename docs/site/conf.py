@@ -42,7 +42,7 @@ html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {
     "navbar_align": "left",
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 4,
     "show_prev_next": True,
     "show_toc_level": 2,
     "footer_start": ["copyright"],
