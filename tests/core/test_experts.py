@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 from kalstream import KalmanClassifier
-from kalstream.core import Expert, ExpertRows, LabelChain, Linear, Neighbours
+from kalstream.core import Expert, ExpertRows, GaussianClasses, LabelChain, Linear, Neighbours
 from kalstream.core.experts import chains, linear, neighbours
 from kalstream.errors import InvalidInput
 from kalstream.estimators import Trees
@@ -23,7 +23,8 @@ EXPERTS: list[Expert] = [
     Linear(),
     Trees(limit=60, every=40),
 ]
-every = pytest.mark.parametrize("expert", EXPERTS, ids=[each.name for each in EXPERTS])
+ALL: list[Expert] = [*EXPERTS, GaussianClasses()]
+every = pytest.mark.parametrize("expert", ALL, ids=[each.name for each in ALL])
 
 
 def made(n: int, seed: int = 0, n_classes: int = 3) -> ExpertRows:
@@ -192,7 +193,7 @@ def test_a_chunk_is_its_rows_and_a_state_stays_as_it_was(expert: Expert) -> None
     assert state.nbytes > 0
 
 
-@every
+@pytest.mark.parametrize("expert", EXPERTS, ids=[each.name for each in EXPERTS])
 def test_new_classes_and_columns_are_as_if_they_had_been_there(expert: Expert) -> None:
     rows, before = made(200), slice(0, 70)
     narrow = ExpertRows(

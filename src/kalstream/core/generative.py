@@ -16,7 +16,7 @@ import numpy as np
 
 from kalstream._arrays import Array
 from kalstream.core import checks as check
-from kalstream.core.tagged import Tagged
+from kalstream.core.experts.expert import ExpertState
 from kalstream.errors import InvalidInput
 
 # What voices differ in: powers of the densities, since columns are never quite Gaussian;
@@ -37,7 +37,7 @@ NEVER: Final = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class GenerativeState(Tagged):
+class GenerativeState(ExpertState):
     """What `Generative` knows. Never changed.
 
     Counts and scatters are kept as they were when ``clock[2]`` was 0; the true ones are
@@ -145,6 +145,37 @@ class GenerativeState(Tagged):
             own=np.pad(self.own, ((0, 0), (0, kept), (0, 0), (0, 0))),
             own_log_dets=np.pad(self.own_log_dets, ((0, 0), (0, kept))),
         )
+
+    def keep_classes(self, columns: Array) -> Self:
+        """The state with these classes only; what others taught about covariances stays."""
+        own = columns if len(self.strengths) else columns[:0]
+        return replace(
+            self,
+            counts=self.counts[columns],
+            means=self.means[columns],
+            squares=self.squares[columns],
+            scatters=self.scatters[own],
+            own=np.ascontiguousarray(self.own[:, own]),
+            own_log_dets=np.ascontiguousarray(self.own_log_dets[:, own]),
+        )
+
+    def add_columns(self, n_columns: int) -> Self:
+        """The state with columns that were missing in all rows so far, behind the others."""
+        more, square = (0, n_columns), ((0, n_columns), (0, n_columns))
+        fresh = np.diag(np.pad(np.zeros(len(self.centre)), more, constant_values=1.0))
+        log_det = n_columns * math.log(_SHARED_STRENGTH)
+        grown = replace(
+            self,
+            means=np.pad(self.means, ((0, 0), more)),
+            pooled=np.pad(self.pooled, square),
+            scatters=np.pad(self.scatters, ((0, 0), *square)),
+            centre=np.pad(self.centre, more),
+            prior=self.prior + np.array([0.0, 0.0, log_det, 0.0]),
+            within=np.pad(self.within, square) + fresh,
+            shared=np.pad(self.shared, square) + fresh / _SHARED_STRENGTH,
+            own=np.pad(self.own, ((0, 0), (0, 0), *square)),
+        )
+        return grown.with_prior()
 
     def with_prior(self) -> Self:
         """The state with the prior learned from the classes so far (empirical Bayes)."""

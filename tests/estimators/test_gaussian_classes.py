@@ -1,0 +1,105 @@
+"""The expert `GaussianClasses` in a stack: curved boundaries, late labels, files, growth."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kalstream import CRPClassifier, KalmanClassifier
+from kalstream.core import ExpertRows, GaussianClasses
+from kalstream.errors import InvalidInput
+
+Array = NDArray[Any]
+
+
+def stream(n: int = 600) -> tuple[Array, Array]:
+    """A narrow class inside a wide one."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(2, size=n)
+    X = rng.standard_normal((n, 4)) * (1.0 + 3.0 * y)[:, None]
+    return X, np.where(y > 0, "wide", "narrow")
+
+
+def model(**settings: Any) -> KalmanClassifier:
+    return KalmanClassifier(features="scaled", experts=[GaussianClasses()], **settings)
+
+
+def test_it_sees_what_a_linear_readout_does_not() -> None:
+    X, y = stream()
+    right = {}
+    for name, each in {"with": model(), "without": KalmanClassifier(features="scaled")}.items():
+        p = each.predict_then_learn(X, y)
+        right[name] = (each.classes_[p.argmax(axis=1)] == y)[200:].mean()
+    assert right["with"] > 0.85
+    assert right["without"] < right["with"] - 0.05
+
+
+def test_it_says_what_the_classifier_says() -> None:
+    X, y = stream(200)
+    codes = (y == "wide").astype(np.int64)
+    rows = ExpertRows(X, codes, np.ones(200), np.ones(200), np.arange(200))
+    _, out = GaussianClasses().advance(GaussianClasses().start(4, 2), rows)
+    p = CRPClassifier().predict_then_learn(X, y)
+    np.testing.assert_allclose(np.exp(out)[2:], p[2:], rtol=1e-9)
+
+
+def test_late_labels_files_and_copies(tmp_path: Path) -> None:
+    X, y = stream(300)
+    each = model().partial_fit(X[:150], y[:150])
+    each.ask(X[150:200], ids=range(150, 200))
+    each.save(tmp_path / "model.safetensors")
+    again = KalmanClassifier.load(tmp_path / "model.safetensors")
+    assert list(again.experts) == [GaussianClasses()]
+    for one in (each, again):
+        one.tell(range(150, 200), y[150:200])
+        one.partial_fit(X[200:], y[200:])
+    np.testing.assert_array_equal(each.predict_proba(X), again.predict_proba(X))
+
+
+def test_classes_and_columns_come_and_go() -> None:
+    X, y = stream(200)
+    each = model().partial_fit(X, y).partial_fit(X[:5], ["new"] * 5)
+    assert each.retire_class("wide").classes_.tolist() == ["narrow", "new"]
+    each.add_columns(1)
+    more = np.pad(X[:50], ((0, 0), (0, 1)), constant_values=np.nan)
+    np.testing.assert_allclose(each.predict_proba(more).sum(axis=1), 1.0)
+    more[:, 4] = 1.0
+    each.partial_fit(more, y[:50])
+    assert np.isfinite(each.predict_proba(more)).all()
+
+
+@pytest.mark.parametrize("most_columns", [64, 1])
+def test_a_state_that_grew_is_that_of_missing_columns_but_for_the_voices(most_columns: int) -> None:
+    X, y = stream(200)
+    codes = (y == "wide").astype(np.int64)
+    expert = GaussianClasses(most_columns=most_columns)
+
+    def passed(columns: Array, state: Any, labels: Array) -> Any:
+        n = len(columns)
+        return expert.advance(
+            state, ExpertRows(columns, labels, np.ones(n), np.ones(n), np.arange(n))
+        )
+
+    whole = np.pad(X, ((0, 0), (0, 2)), constant_values=np.nan)
+    grown = passed(X, expert.start(4, 2), codes)[0].add_columns(2)
+    grown.__post_init__()
+    missing = passed(whole, expert.start(6, 2), codes)[0].with_prior()
+    beliefs = {name: getattr(grown, name) for name in ("known_belief", "new_belief")}
+    missing = replace(missing, **beliefs)
+    whole[:, 4:] = 0.5
+    none = np.full(200, -1)
+    new = passed(whole, grown, none)[1], passed(whole, missing, none)[1]
+    np.testing.assert_allclose(np.exp(new[0]), np.exp(new[1]), rtol=1e-8)
+    begun = expert.start(4, 2).add_columns(2)
+    np.testing.assert_allclose(begun.shared, expert.start(6, 2).shared)
+    fewer = grown.keep_classes(np.array([1]))
+    fewer.__post_init__()
+    assert fewer.n_classes == 1
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="half_life"):
+        GaussianClasses(half_life=-1.0)
