@@ -49,31 +49,57 @@ def judged(belief: Array, share: float, given: Array, weight: float) -> Array:
     return (1.0 - share) * after / after.sum() + share / len(after)
 
 
+def plain_scales(kept: list[tuple[Array, int, float]]) -> tuple[Array, Array]:
+    """Means of columns, and their factors in the three metrics."""
+    X, y = np.array([each[0] for each in kept]), np.array([each[1] for each in kept])
+    mean, within = X.mean(axis=0), np.zeros(X.shape[1])
+    for k in np.unique(y):
+        within += (y == k).mean() * X[y == k].var(axis=0)
+    total = X.var(axis=0)
+    scaled = np.divide(1.0, total, out=np.zeros_like(total), where=total > 1e-9)
+    share = np.maximum((total - within) * scaled, 1e-4)
+    return mean.astype(np.float32), np.array([np.ones_like(total), scaled, scaled * share])
+
+
 def plain_neighbours(rows: ExpertRows, n_classes: int, limit: int = 40) -> Array:
     """`Neighbours`, by a list of rows (columns, label, weight)."""
     kept: list[tuple[Array, int, float]] = []
-    belief, out = np.full(neighbours.N_VOICES, 1.0 / neighbours.N_VOICES), []
-    for x, label, weight in zip(
-        np.nan_to_num(rows.columns).astype(np.float32), rows.labels, rows.weight, strict=True
-    ):
+    belief, out = np.full((3, neighbours.N_VOICES), 1.0 / neighbours.N_VOICES / 3.0), []
+    origin, mean = np.full(rows.columns.shape[1], np.nan), np.zeros(rows.columns.shape[1])
+    scales, learned, due, heard = np.ones((3, len(mean))), 0, 1, np.ones(3)
+    for came, label, weight in zip(rows.columns, rows.labels, rows.weight, strict=True):
+        x = np.where(np.isnan(came - origin), mean, came - origin).astype(np.float32).astype(float)
         counts = np.bincount([each[1] for each in kept], minlength=n_classes).astype(float)
         usual = (counts + 0.5) / (counts + 0.5).sum()
-        voices = []
-        for part, size in product(neighbours.PARTS, neighbours.SIZES):
+        often, fading = neighbours.SLEEP
+        awake = np.flatnonzero((heard >= 0.05) | (learned % often == 0))
+        spoken = []
+        for m, part, size in product(awake, neighbours.PARTS, neighbours.SIZES):
             newest = kept[::-1][: limit // part]
-            nearest = sorted(newest, key=lambda each: float(((each[0] - x) ** 2).sum()))
+            squares = [float((scales[m] * (each[0] - x) ** 2).sum()) for each in newest]
             votes = np.zeros(n_classes)
-            for _, own, heavy in nearest[:size]:
-                votes[own] += heavy
-            voices += [(votes + p * usual) / (votes.sum() + p) for p in neighbours.PULLS]
-        out.append(np.log(belief @ np.array(voices)))
+            for i in np.argsort(squares, kind="stable")[:size]:
+                votes[newest[i][1]] += newest[i][2]
+            spoken += [(votes + p * usual) / (votes.sum() + p) for p in neighbours.PULLS]
+        voices, total = np.array(spoken), belief[awake].sum()
+        trust = belief[awake].ravel() / total
+        out.append(np.log(trust @ voices))
         if label < 0:
             continue
-        belief = judged(belief, neighbours.SHARE, np.array(voices)[:, label], weight)
+        trust = judged(trust, neighbours.SHARE, voices[:, label], weight)
+        belief[awake] = total * trust.reshape(len(awake), -1)
+        belief *= np.maximum(0.02 / belief.sum(axis=1), 1.0)[:, None]
+        belief /= belief.sum()
+        heard = np.maximum(fading * heard, belief.sum(axis=1))
         if len(kept) == limit:
-            least = limit / (2.0 * (counts > 0.0).sum())
-            del kept[next(i for i, each in enumerate(kept) if counts[each[1]] > least)]
+            rare = limit / (2.0 * (counts > 0.0).sum())
+            del kept[next(i for i, each in enumerate(kept) if counts[each[1]] > rare)]
         kept.append((x, int(label), min(weight, 10.0)))
+        origin = np.where(np.isnan(origin), came, origin)
+        learned += 1
+        if learned == due:
+            mean, scales = plain_scales(kept)
+            due += max(len(kept) // neighbours.GROWTH, 1)
     return np.array(out)
 
 
@@ -173,8 +199,13 @@ def plain_trees(rows: ExpertRows, n_classes: int, limit: int = 60) -> Array:
     ("expert", "plain"),
     [*zip(EXPERTS, [plain_neighbours, plain_chain, plain_linear, plain_trees], strict=True)],
 )
-def test_it_is_the_plain_version(expert: Any, plain: Any, seed: int) -> None:
+def test_it_is_the_plain_version(
+    expert: Any, plain: Any, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbours, "SLEEP", (7, 0.9))
     rows = made(200, seed)
+    if plain is plain_neighbours:  # other units
+        rows.columns[:] = rows.columns * 10.0 ** np.arange(-2, 4) + 1000.0
     _, out = expert.advance(expert.start(6, 3), rows)
     np.testing.assert_allclose(out, plain(rows, 3), rtol=1e-9)
 
@@ -351,3 +382,11 @@ def test_bad_settings_and_states_are_refused() -> None:
             state.labels[3] = 7
         with pytest.raises(InvalidInput, match="start again"):
             state.__post_init__()
+
+
+@pytest.mark.parametrize("part", ["origin", "means", "scales", "clock", "belief", "heard"])
+def test_forged_columns_and_weights_are_refused(part: str) -> None:
+    state, _ = Neighbours().advance(Neighbours().start(6, 3), made(50))
+    getattr(state, part)[-1] = -1 if part == "clock" else -np.inf
+    with pytest.raises(InvalidInput, match="start again"):
+        state.__post_init__()

@@ -13,6 +13,14 @@ Floats32 = NDArray[np.float32]
 LARGEST = 1e15
 # Larger sample weights count as this, as in the stack.
 LARGEST_WEIGHT = 10.0
+# Factors of squared differences count as this at most, and a share between classes at least.
+LARGEST_SCALE, LEAST_SHARE = 1e36, 1e-4
+# A column of less variance, as part of its mean square, is constant but for rounding.
+CONSTANT = 1e-12
+# A metric of less weight sleeps, and a sleeping one keeps at least so much.
+WAKES, READY = 0.05, 0.02
+# Rows of the window that are looked through at once.
+PIECE = 64
 
 
 @jit
@@ -47,33 +55,74 @@ def mix_voices(voices: Floats, belief: Floats, out: Floats) -> None:
 
 
 @jit
-def read_row(row: Floats, out: Floats32) -> None:
-    """Write a row (d,) into out, in float32; a missing value counts as 0, the mean."""
+def read_row(row: Floats, origin: Floats, means: Floats32, out: Floats32) -> None:
+    """Write a row (d,) minus the origin into out, in float32; a missing value counts as the mean.
+
+    The origin is NaN in a column of which no value has been learned: all values count as the mean.
+    """
     for j in range(row.shape[0]):
-        value = row[j]
-        out[j] = 0.0 if np.isnan(value) else min(max(value, -LARGEST), LARGEST)
+        value = row[j] - origin[j]
+        out[j] = means[j] if np.isnan(value) else min(max(value, -LARGEST), LARGEST)
 
 
 @jit
-def squared_distances(window: Floats32, n: int, row: Floats32, out: Floats32) -> None:
-    """Squared distances of a row (d,) to the first n columns of the window (d, C), into out.
+def weigh_columns(
+    window: Floats32, n: int, labels: Labels, counts: Floats, means: Floats32, scales: Floats32
+) -> None:
+    """Weigh columns by the first n rows of the window: means (d,) and scales (3, d) in place.
 
-    Four columns of the table at once: so out passes the processor a quarter as often.
+    The scales are factors of squared differences: 1, by the variance, and by the variance times
+    the share of it that lies between classes. A constant column has the last two 0.
     """
-    d = row.shape[0]
+    size, sums = counts.sum(), np.empty(counts.shape[0])
+    for j in range(window.shape[0]):
+        sums[:] = 0.0
+        squares, between = 0.0, 0.0
+        for i in range(n):
+            if labels[i] >= 0:
+                value = np.float64(window[j, i])
+                sums[labels[i]] += value
+                squares += value * value
+        mean = sums.sum() / size
+        for k in range(counts.shape[0]):
+            if counts[k] > 0.0:
+                between += counts[k] * (sums[k] / counts[k] - mean) ** 2
+        total = squares - size * mean * mean
+        means[j] = mean
+        scales[1:, j] = 0.0
+        if total > CONSTANT * squares:
+            scales[1, j] = min(size / total, LARGEST_SCALE)
+            scales[2, j] = scales[1, j] * max(between / total, LEAST_SHARE)
+
+
+@jit
+def distances_in_one(
+    window: Floats32, n: int, row: Floats32, scale: Floats32, out: Floats32
+) -> None:
+    """Squared distances (C,), into out, of a row (d,) to the first n columns of the window."""
     out[:n] = 0.0
-    whole = d - d % 4
-    for j in range(0, whole, 4):
-        w, x, y, z = row[j], row[j + 1], row[j + 2], row[j + 3]
+    for j in range(row.shape[0]):
+        x, u = row[j], scale[j]
         for i in range(n):
-            a, b = window[j, i] - w, window[j + 1, i] - x
-            c, e = window[j + 2, i] - y, window[j + 3, i] - z
-            out[i] += a * a + b * b + c * c + e * e
-    for j in range(whole, d):
-        w = row[j]
+            a = window[j, i] - x
+            out[i] += u * (a * a)
+
+
+@jit
+def distances_in_all(
+    window: Floats32, n: int, row: Floats32, scales: Floats32, out: Floats32
+) -> None:
+    """The same in all three metrics: out is (3, C)."""
+    out[:, :n] = 0.0
+    first, second, third = out[0], out[1], out[2]
+    for j in range(row.shape[0]):
+        x, u, v, w = row[j], scales[0, j], scales[1, j], scales[2, j]
         for i in range(n):
-            a = window[j, i] - w
-            out[i] += a * a
+            a = window[j, i] - x
+            a *= a
+            first[i] += u * a
+            second[i] += v * a
+            third[i] += w * a
 
 
 @jit
@@ -89,23 +138,29 @@ def add_nearest(
     """Add rows ``start`` to ``stop`` to the nearest ones; returns how many there are now.
 
     near (M,) has their places, nearest first, ``n_near`` of them. A label of -1 stands for a row
-    that was dropped. Of rows equally near the newer comes first.
+    that was dropped. Of rows equally near the newer comes first. Most pieces of the window have
+    no row that is near enough, which is soon seen.
     """
     most = near.shape[0]
     worst = near_distances[most - 1] if n_near == most else np.float32(np.inf)
-    for i in range(stop - 1, start - 1, -1):
-        distance = distances[i]
-        if not distance < worst or labels[i] < 0:
-            continue
-        place = n_near if n_near < most else most - 1
-        while place > 0 and near_distances[place - 1] > distance:
-            near[place] = near[place - 1]
-            near_distances[place] = near_distances[place - 1]
-            place -= 1
-        near[place], near_distances[place] = i, distance
-        n_near = min(n_near + 1, most)
-        if n_near == most:
-            worst = near_distances[most - 1]
+    for end in range(stop, start, -PIECE):
+        begin, closer = max(end - PIECE, start), 0
+        piece = distances[begin:end]
+        for i in range(piece.shape[0]):
+            closer += piece[i] < worst
+        for i in range(end - 1, begin - 1 if closer else end - 1, -1):
+            distance = distances[i]
+            if not distance < worst or labels[i] < 0:
+                continue
+            place = n_near if n_near < most else most - 1
+            while place > 0 and near_distances[place - 1] > distance:
+                near[place] = near[place - 1]
+                near_distances[place] = near_distances[place - 1]
+                place -= 1
+            near[place], near_distances[place] = i, distance
+            n_near = min(n_near + 1, most)
+            if n_near == most:
+                worst = near_distances[most - 1]
     return n_near
 
 
@@ -160,6 +215,19 @@ def drop_one(labels: Labels, n: int, counts: Floats) -> None:
 
 
 @jit
+def keep_ready(belief: Floats, fading: float, heard: Floats) -> None:
+    """Let no metric fall so low, in belief (M, V), that it would not wake soon.
+
+    ``heard`` (M,) are the largest weights of the metrics, fading from row to row.
+    """
+    for m in range(belief.shape[0]):
+        belief[m] *= max(READY / belief[m].sum(), 1.0)
+    belief /= belief.sum()
+    for m in range(belief.shape[0]):
+        heard[m] = max(fading * heard[m], belief[m].sum())
+
+
+@jit
 def pass_neighbours(
     rows: Floats,
     rows_labels: Labels,
@@ -168,12 +236,19 @@ def pass_neighbours(
     sizes: Labels,
     pulls: Floats,
     share: float,
+    sleep: tuple[int, float],
+    growth: int,
     window: Floats32,
     stop: int,
     weights: Floats,
+    origin: Floats,
+    means: Floats32,
+    scales: Floats32,
+    clock: Labels,
     labels: Labels,
     counts: Floats,
     belief: Floats,
+    heard: Floats,
     out: Floats,
 ) -> tuple[int, int]:
     """Predict each row, then put it into the window if it has a label.
@@ -185,10 +260,19 @@ def pass_neighbours(
         Numbers of the newest rows that vote apart; the last is the most that the window keeps.
     sizes, pulls, share
         See `vote` and `judge_voices`.
+    sleep : (int, float)
+        A metric of little weight speaks at one row in so many only; and how fast weights fade,
+        see `keep_ready`.
+    growth : int
+        Columns are weighed anew when this part of the window is new.
     window, stop, weights, labels : (d, C), int, (C,), (C,)
         Rows of the window, ``stop`` of them, with those that were dropped.
-    counts, belief : (K,), (V,)
-        Rows of each class, and weights of the voices; as labels, they change in place.
+    origin, means, scales : (d,), (d,), (3, d)
+        See `read_row` and `weigh_columns`; they change in place, as all that follow do.
+    clock : (2,)
+        How many rows were learned, and at how many columns are weighed next.
+    counts, belief, heard : (K,), (3, V), (3,)
+        Rows of each class; weights of the voices in each metric; see `keep_ready`.
     out : (b, K)
         Log-probabilities are written here.
 
@@ -198,34 +282,61 @@ def pass_neighbours(
         How many rows have passed, fewer than b if the window has no more room; and its rows.
     """
     capacity, n_windows = window.shape[1], newest.shape[0]
+    n_metrics, n_voices = belief.shape
     n_each = sizes.shape[0] * pulls.shape[0]
-    voices = np.empty((belief.shape[0], counts.shape[0]))
-    distances, row = np.empty(capacity, np.float32), np.empty(rows.shape[1], np.float32)
+    voices, trust = np.empty((belief.size, counts.shape[0])), np.empty(belief.size)
+    distances, row = np.empty((n_metrics, capacity), np.float32), np.empty_like(means)
     near, near_distances = np.empty(sizes[-1], np.int64), np.empty(sizes[-1], np.float32)
+    awake = np.empty(n_metrics, np.bool_)
     for i in range(rows.shape[0]):
         label = rows_labels[i]
         if label >= 0 and stop == capacity:
             return i, stop
-        read_row(rows[i], row)
-        squared_distances(window, stop, row, distances)
-        n_near, end = 0, stop
-        for w in range(n_windows):
-            start = max(stop - newest[w], 0) if w + 1 < n_windows else 0
-            n_near = add_nearest(distances, labels, start, end, near, near_distances, n_near)
-            own = voices[w * n_each : (w + 1) * n_each]
-            vote(near[:n_near], labels, weights, counts, sizes, pulls, own)
-            end = start
-        mix_voices(voices, belief, out[i])
+        read_row(rows[i], origin, means, row)
+        for m in range(n_metrics):
+            awake[m] = clock[0] % sleep[0] == 0 or heard[m] >= WAKES
+        together, done = awake.sum() > 1, 0
+        if together:
+            distances_in_all(window, stop, row, scales, distances)
+        for m in range(n_metrics):
+            if not awake[m]:
+                continue
+            if not together:
+                distances_in_one(window, stop, row, scales[m], distances[m])
+            trust[done : done + n_voices] = belief[m]
+            n_near, end = 0, stop
+            for w in range(n_windows):
+                start = max(stop - newest[w], 0) if w + 1 < n_windows else 0
+                n_near = add_nearest(distances[m], labels, start, end, near, near_distances, n_near)
+                own = voices[done : done + n_each]
+                vote(near[:n_near], labels, weights, counts, sizes, pulls, own)
+                end, done = start, done + n_each
+        total = trust[:done].sum()
+        trust[:done] /= total
+        mix_voices(voices[:done], trust[:done], out[i])
         if label < 0:
             continue
         weight = min(rows_weights[i], LARGEST_WEIGHT)
-        judge_voices(voices, share, label, weight, belief)
+        judge_voices(voices[:done], share, label, weight, trust[:done])
+        done = 0
+        for m in range(n_metrics):
+            if awake[m]:
+                belief[m] = total * trust[done : done + n_voices]
+                done += n_voices
+        keep_ready(belief, sleep[1], heard)
         if counts.sum() >= newest[-1]:
             drop_one(labels, stop, counts)
+        for j in range(row.shape[0]):
+            if np.isnan(origin[j]):
+                origin[j] = rows[i, j]
         window[:, stop] = row
         weights[stop], labels[stop] = weight, label
         counts[label] += 1.0
         stop += 1
+        clock[0] += 1
+        if clock[0] >= clock[1]:
+            weigh_columns(window, stop, labels, counts, means, scales)
+            clock[1] = clock[0] + max(int(counts.sum()) // growth, 1)
     return rows.shape[0], stop
 
 

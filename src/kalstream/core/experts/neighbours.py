@@ -17,9 +17,15 @@ SIZES: Final = np.array([1, 3, 10, 30])
 PULLS: Final = np.array([0.1, 1.0])
 # Newest parts of the window that vote apart, as divisors of its size.
 PARTS: Final = np.array([10, 1])
+N_METRICS: Final = 3
 N_VOICES: Final = len(PARTS) * len(SIZES) * len(PULLS)
 # Probability, at each row, that another number of neighbours or pull becomes the best one.
 SHARE: Final = 0.001
+# A metric that has had little weight for about 1,000 rows speaks at one row in 16 only: the largest
+# weight of each fades by this factor from row to row.
+SLEEP: Final = (16, 0.997)
+# Columns are weighed anew when this part of the window is new.
+GROWTH: Final = 16
 # Free places of a window that has just grown, at least.
 _ROOM: Final = 64
 
@@ -34,17 +40,27 @@ class NeighboursState(ExpertState):
     Attributes
     ----------
     window : (d, C) float32
-        A column of the array for each row: these are compared with a new row at once.
+        A column of the array for each row, minus the origin: these are compared with a new row
+        at once.
     weights : (C,)
     end : (1,) int
     stop : int
         Places of this state.
+    origin : (d,)
+        The first values that were learned, NaN in columns without any.
+    means, scales : (d,) float32, (3, d) float32
+        Of each column: its mean in the window, and its factor in each metric.
+    clock : (2,) int
+        How many rows were learned, and at how many columns are weighed next.
     labels : (C,) int
         -1 for a row that was dropped. Rows behind ``stop`` have no meaning.
     counts : (K,)
         Rows of each class in the window.
-    belief : (V,)
-        Weights of the numbers of neighbours, of each part of the window and with every pull.
+    belief : (3, V)
+        Weights of the numbers of neighbours, in each metric, of each part of the window and with
+        every pull.
+    heard : (3,)
+        The largest weight of each metric, which fades from row to row.
     """
 
     tag: ClassVar[str] = "kalstream.NeighboursState"
@@ -53,9 +69,14 @@ class NeighboursState(ExpertState):
     weights: Array
     end: Array
     stop: int
+    origin: Array
+    means: Array
+    scales: Array
+    clock: Array
     labels: Array
     counts: Array
     belief: Array
+    heard: Array
 
     def __post_init__(self) -> None:
         d, capacity = np.shape(self.window) if np.ndim(self.window) == 2 else (-1, -1)
@@ -64,14 +85,24 @@ class NeighboursState(ExpertState):
         places = places and check.is_block(self.window, (d, capacity), np.float32)
         if not (places and type(self.stop) is int and 0 <= self.stop <= self.end[0] <= capacity):
             raise InvalidInput("the window of neighbours has parts of other sizes; start again")
+        columns = check.is_block(self.means, (d,), np.float32)
+        columns = columns and check.is_block(self.scales, (N_METRICS, d), np.float32)
+        if not (columns and check.is_block(self.clock, (2,), np.int64)):
+            raise InvalidInput("the columns of neighbours have other sizes; start again")
         check.block("the weights of neighbours", self.weights, (capacity,))
-        check.block("the beliefs of neighbours", self.belief, (N_VOICES,))
+        check.block("the origin of neighbours", self.origin, (d,))
+        check.block("the beliefs of neighbours", self.belief, (N_METRICS, N_VOICES))
+        check.block("the fading weights of neighbours", self.heard, (N_METRICS,))
         check.block("the counts of neighbours", self.counts, (len(self.counts),))
         known = self.labels[: self.stop]
         counted = np.bincount(known[known >= 0], minlength=len(self.counts))
         sound = not (counted.shape != self.counts.shape or (counted != self.counts).any())
-        sound = sound and bool((self.belief > 0.0).all() and np.isfinite(self.belief).all())
+        sound = sound and bool((self.belief > 0.0).all() and (self.heard > 0.0).all())
+        sound = sound and bool(abs(self.belief.sum() - 1.0) < 1e-6 and self.heard.max() >= 0.05)
         sound = sound and bool(np.isfinite(self.weights[: self.stop]).all())
+        sound = sound and bool(np.isfinite(self.means).all() and (self.scales >= 0.0).all())
+        sound = sound and bool(np.isfinite(self.scales).all())
+        sound = sound and not np.isinf(self.origin).any() and 0 <= self.clock[0] < self.clock[1]
         if not (sound and known.min(initial=0) >= -1):
             raise InvalidInput("the window of neighbours holds bad numbers; start again")
 
@@ -83,7 +114,7 @@ class NeighboursState(ExpertState):
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
-        parts = self.window, self.weights, self.end, self.labels, self.counts, self.belief
+        parts = (getattr(self, name) for name in self.__slots__ if name != "stop")
         return sum(part.nbytes for part in parts)
 
     def add_classes(self, n_classes: int) -> Self:
@@ -99,23 +130,30 @@ class NeighboursState(ExpertState):
         return replace(self, labels=labels, counts=self.counts[columns])
 
     def add_columns(self, n_columns: int) -> Self:
-        """The state with columns that had the mean in all rows so far."""
+        """The state with columns that were missing in all rows so far."""
+        scales = np.pad(self.scales, ((0, 0), (0, n_columns)))
+        scales[0] = 1.0
         return replace(
             self,
             window=np.pad(self.window, ((0, n_columns), (0, 0))),
             weights=self.weights.copy(),
             end=np.array([self.stop]),
+            origin=np.pad(self.origin, (0, n_columns), constant_values=np.nan),
+            means=np.pad(self.means, (0, n_columns)),
+            scales=scales,
         )
 
     def own(self) -> Self:
-        """The state with a window behind which it may write: nobody else has."""
-        if self.end[0] == self.stop:
-            return self
-        return check.trusted(
-            type(self),
-            *(self.window.copy(), self.weights.copy(), np.array([self.stop]), self.stop),
-            *(self.labels, self.counts, self.belief),
-        )
+        """The same, of which a kernel may change all arrays, and write behind the window."""
+        places = self.window, self.weights, self.end, self.stop
+        if self.end[0] > self.stop:  # another state has written there
+            places = self.window.copy(), self.weights.copy(), np.array([self.stop]), self.stop
+        return check.trusted(type(self), *places, *(each.copy() for each in self.changing()))
+
+    def changing(self) -> tuple[Array, ...]:
+        """The arrays that a kernel changes where they are."""
+        columns = self.origin, self.means, self.scales, self.clock
+        return *columns, self.labels, self.counts, self.belief, self.heard
 
     def grown(self) -> Self:
         """The state with room for more rows, without those that were dropped."""
@@ -125,22 +163,25 @@ class NeighboursState(ExpertState):
         weights, labels = np.zeros(capacity), np.full(capacity, -1)
         window[:, :n] = self.window[:, live]
         weights[:n], labels[:n] = self.weights[live], self.labels[live]
-        more = labels, self.counts, self.belief
-        return check.trusted(type(self), window, weights, np.array([n]), n, *more)
+        columns, more = self.changing()[:4], self.changing()[5:]
+        places = window, weights, np.array([n]), n
+        return check.trusted(type(self), *places, *columns, labels, *more)
 
 
 @dataclass(frozen=True)
 class Neighbours(Expert):
     """The classes of the nearest rows, exactly, among the last ``limit`` rows.
 
-    The nearest 1, 3, 10 and 30 rows vote, of the whole window and of its newest tenth. Each of
-    these, with a weak and a strong pull to the class frequencies, is one voice. The probabilities
-    of the voices are averaged, weighted by how well each has predicted. So there is no number of
-    neighbours to choose.
+    Distances are Euclidean in three metrics: on the columns as they came, on columns divided by
+    their standard deviation in the window, and on these times the root of the share of their
+    variance that lies between classes. In each metric the nearest 1, 3, 10 and 30 rows vote, of
+    the whole window and of its newest tenth. Each of these, with a weak and a strong pull to the
+    class frequencies, is one voice. The probabilities of the voices are averaged, weighted by how
+    well each has predicted. So there is no metric and no number of neighbours to choose. A metric
+    that has had little weight for about 1,000 rows is tried at one row in 16, and costs little.
 
-    Distances are Euclidean, in float32, on the columns as the features see them: with the default
-    in standard deviations of the rows before. A missing value counts as the mean. Rows keep the
-    scale that they had when they came, since rows that wait for late labels keep it too.
+    A missing value counts as the mean. Values are kept in float32, as differences from the first
+    row.
 
     A new row takes the place of the oldest one. But half of the window is kept for the classes in
     equal parts, so a burst of one class does not flush the rest.
@@ -174,9 +215,12 @@ class Neighbours(Expert):
 
     def start(self, n_columns: int, n_classes: int) -> NeighboursState:
         """An empty window."""
-        places = np.zeros((n_columns, 0), np.float32), np.zeros(0), np.zeros(1, np.int64), 0
-        belief = np.full(N_VOICES, 1.0 / N_VOICES)
-        return NeighboursState(*places, np.zeros(0, np.int64), np.zeros(n_classes), belief)
+        places = np.zeros((0, 0), np.float32), np.zeros(0), np.zeros(1, np.int64), 0
+        columns = np.zeros(0), np.zeros(0, np.float32), np.zeros((N_METRICS, 0), np.float32)
+        clock, belief = np.array([0, 1]), np.ones((N_METRICS, N_VOICES))
+        more = clock, np.zeros(0, np.int64), np.zeros(n_classes), belief / belief.size
+        empty = NeighboursState(*places, *columns, *more, np.ones(N_METRICS))
+        return empty.add_columns(n_columns)
 
     def advance(self, state: NeighboursState, rows: ExpertRows) -> tuple[NeighboursState, Array]:
         """Predict each row, then put it into the window if it has a label."""
@@ -185,20 +229,19 @@ class Neighbours(Expert):
         n, done = len(rows), 0
         out, learns = np.empty((n, state.n_classes)), bool((rows.labels >= 0).any())
         now, newest = state.own() if learns else state, np.maximum(self.limit // PARTS, 1)
-        labels, counts, belief = now.labels.copy(), now.counts.copy(), now.belief.copy()
         while True:
+            changing = now.changing()
             passed, stop = pass_neighbours(
                 *(rows.columns[done:], rows.labels[done:], rows.weight[done:]),
-                *(newest, SIZES, PULLS, SHARE),
-                *(now.window, now.stop, now.weights, labels, counts, belief, out[done:]),
+                *(newest, SIZES, PULLS, SHARE, SLEEP, GROWTH),
+                *(now.window, now.stop, now.weights, *changing, out[done:]),
             )
             if not learns:
                 return state, out
             done += passed
             now.end[0] = stop
             places = now.window, now.weights, now.end, stop
-            now = check.trusted(NeighboursState, *places, labels, counts, belief)
+            now = check.trusted(NeighboursState, *places, *changing)
             if done == n:
                 return now, out
             now = now.grown()
-            labels = now.labels
