@@ -29,6 +29,7 @@ myst_links_external_new_tab = False
 
 autosummary_ignore_module_all = False
 autodoc_typehints = "none"  # the docstrings have types and shapes
+toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
 autodoc_mock_imports = ["timm", "torchvision", "transformers"]
 numpydoc_show_class_members = False
