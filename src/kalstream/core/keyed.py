@@ -1,0 +1,183 @@
+"""A small model for each of many keys: filters of how the key differs from all keys.
+
+What is known of all keys predicts a row first, and its log-probabilities are an offset; the filters
+of a key learn what to add (core/README.md, "Keys"). `keyed_reference` is the plain version.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from immutables import Map
+
+from kalstream._arrays import Array
+from kalstream.core.half_lives import gamma_of
+from kalstream.errors import NumericalError
+
+_DOUBLE: Final = 8
+_ZERO: Final = b"\0"
+# Prior variance of the intercept, of a column, and half-life in rows of the key, of each filter.
+FILTERS: Final = (
+    (0.1, 0.1, math.inf),
+    (1.0, 0.1, math.inf),
+    (1.0, 1.0, math.inf),
+    (0.3, 4.0, math.inf),
+    (10.0, 10.0, math.inf),
+    (1.0, 1.0, 100.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedState:
+    """What is known of keys. Never changed.
+
+    Attributes
+    ----------
+    pooled : (1 + F,)
+        Log-weights of the hypotheses by the labels of all keys; the first is that keys are alike.
+    records : Map
+        The bytes of each key's record, float64: the number of labels learned, its evidence for the
+        hypotheses (1 + F,), lower triangles of the covariances (F, m (m + 1) / 2), and means
+        (K, F, m). They come last, so a class that a key has not met may be left out: it is zeros.
+    """
+
+    pooled: Array
+    records: Map[Hashable, bytes] = field(default_factory=Map)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the numbers."""
+        return self.pooled.nbytes + sum(map(len, self.records.values()))
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """Hypotheses about how strongly a key differs: not at all, or as one of F filters.
+
+    Attributes
+    ----------
+    n_features : int
+        m; the first feature is the constant 1.
+    filters : F times (variance, variance, half-life)
+        Prior variances of the weight of the constant and of those of the other features, and after
+        how many rows of its key a filter has half forgotten.
+    own : float
+        Weight, beside what all keys say, of each hypothesis being as good as any other for a key.
+    share : float
+        Probability, at each row, that another hypothesis becomes the best one for all keys.
+    keep : float
+        What is left of a key's evidence after each of its rows.
+    """
+
+    n_features: int
+    filters: Sequence[tuple[float, float, float]] = FILTERS
+    own: float = 0.02
+    share: float = 0.0003
+    keep: float = 0.99
+
+    @cached_property
+    def prior_vars(self) -> Array:
+        """Variance of each weight before any row (F, m)."""
+        return np.array([[a] + [b] * (self.n_features - 1) for a, b, _ in self.filters], float)
+
+    @cached_property
+    def gammas(self) -> Array:
+        """Forgetting coefficients (F,)."""
+        return np.array([gamma_of(half_life) for _, _, half_life in self.filters])
+
+    @cached_property
+    def first(self) -> bytes:
+        """The record of a key that was never seen, without classes."""
+        m = self.n_features
+        rows, columns = np.tril_indices(m)
+        packed = np.where(rows == columns, self.prior_vars[:, columns], 0.0)
+        return np.concatenate([np.zeros(2 + len(packed)), packed.ravel()]).tobytes()
+
+    def size(self, n_classes: int) -> int:
+        """Bytes of a record."""
+        return len(self.first) + _DOUBLE * n_classes * len(self.filters) * self.n_features
+
+    def start(self) -> KeyedState:
+        """The state before any row."""
+        n = 1 + len(self.filters)
+        return KeyedState(np.full(n, -math.log(n)))
+
+    def predict(
+        self, state: KeyedState, keys: Sequence[Hashable], features: Array, offsets: Array
+    ) -> Array:
+        """Probabilities (b, K) of rows; see `advance`."""
+        none = np.full(len(features), -1)
+        return self.advance(state, keys, features, offsets, none, np.ones(len(features)))[1]
+
+    def advance(
+        self,
+        state: KeyedState,
+        keys: Sequence[Hashable],
+        features: Array,
+        offsets: Array,
+        labels: Array,
+        weight: Array,
+    ) -> tuple[KeyedState, Array]:
+        """Predict each row, then learn its label if it has one; the state given stays as it was.
+
+        Parameters
+        ----------
+        keys : b keys
+        features, offsets : (b, m), (b, K)
+            ``offsets`` are log-probabilities by what is known of all keys, -inf for a class that
+            had not come before the row.
+        labels : (b,) int
+            -1 for a row that is only predicted.
+        weight : (b,)
+
+        Returns
+        -------
+        state : KeyedState
+        probabilities : (b, K)
+            Before the label was learned; a row is all zeros if no class had come.
+        """
+        from kalstream.core._kernels.keyed import pass_rows
+
+        index: dict[Hashable, int] = {}
+        places = np.array([index.setdefault(key, len(index)) for key in keys], np.int64)
+        size, get, first = self.size(offsets.shape[1]), state.records.get, self.first
+        made = bytearray().join([get(key, first).ljust(size, _ZERO) for key in index])
+        records = np.frombuffer(made, np.float64).reshape(len(index), size // _DOUBLE)
+        pooled, out = state.pooled.copy(), np.empty(offsets.shape)
+        rates = self.own, self.share, self.keep
+        pass_rows(
+            *(features, offsets, places, labels, weight, self.prior_vars, self.gammas, rates),
+            *(records, pooled, out),
+        )
+        if not math.isfinite(records.sum()):
+            raise NumericalError(
+                "the filters of a key overflowed; weights above 1e50 do this, give smaller ones"
+            )
+        learned = _rows_of(index, records)
+        return replace(state, pooled=pooled, records=state.records.update(learned)), out
+
+    def block(self, state: KeyedState, n_classes: int) -> tuple[list[Hashable], Array]:
+        """All keys, and their records as one block (n_keys, size)."""
+        size = self.size(n_classes)
+        made = b"".join([record.ljust(size, _ZERO) for record in state.records.values()])
+        return list(state.records), np.frombuffer(made).reshape(-1, size // _DOUBLE)
+
+    def of_block(self, pooled: Array, keys: Sequence[Hashable], block: Array) -> KeyedState:
+        """The inverse of `block`."""
+        return KeyedState(pooled, Map(_rows_of(keys, block)))
+
+
+def _rows_of(keys: Any, records: Array) -> dict[Hashable, bytes]:
+    """The bytes of each key's row of records (T, size), where a label was learned."""
+    made, size = records.tobytes(), _DOUBLE * records.shape[1]
+    learned = records[:, 0] > 0.0
+    return {
+        key: made[start : start + size]
+        for key, start, has in zip(keys, range(0, len(made), size), learned, strict=True)
+        if has
+    }

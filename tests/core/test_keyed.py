@@ -1,0 +1,162 @@
+"""Small models by key against their plain version, and what they must do."""
+
+import math
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from kalstream.core.keyed import Keyed, KeyedState
+from kalstream.core.keyed_reference import Plain
+from kalstream.errors import NumericalError
+
+Array = NDArray[Any]
+Rows = tuple[list[Any], Array, Array, Array, Array]
+
+
+def rows(n: int, m: int = 4, k: int = 3, seed: int = 0, n_keys: int = 5) -> Rows:
+    """Rows of keys that differ; the last class comes late, and some labels are missing."""
+    rng = np.random.default_rng(seed)
+    keys = rng.integers(n_keys, size=n)
+    phi = np.column_stack([np.ones(n), rng.standard_normal((n, m - 1)) / math.sqrt(m - 1)])
+    logits = 2.0 * np.einsum("nm,nmk->nk", phi, rng.standard_normal((n_keys, m, k))[keys])
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    labels[: n // 2] %= k - 1
+    offsets = rng.standard_normal((n, k))
+    offsets[: n // 2, -1] = -np.inf
+    offsets[:2] = -np.inf
+    offsets -= np.log(np.maximum(np.exp(offsets).sum(axis=1, keepdims=True), 1e-9))
+    labels[rng.random(n) < 0.1] = -1
+    weight = rng.choice([0.0, 0.5, 1.0, 1.0, 1.0, 3.0], size=n)
+    return keys.tolist(), phi, offsets, labels, weight
+
+
+def same(one: KeyedState, other: KeyedState, rtol: float = 0.0) -> None:
+    np.testing.assert_allclose(one.pooled, other.pooled, rtol=rtol, atol=rtol)
+    assert set(one.records) == set(other.records)
+    for key, record in one.records.items():
+        mine, others = np.frombuffer(record), np.frombuffer(other.records[key])
+        np.testing.assert_allclose(mine, others, rtol=rtol, atol=rtol)
+
+
+variances = st.floats(1e-3, 30.0)
+filters = st.lists(
+    st.tuples(variances, variances | st.just(0.0), st.floats(2.0, 200.0) | st.just(math.inf)),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    filters,
+    st.floats(0.0, 0.5),
+    st.floats(0.0, 0.1),
+    st.floats(0.9, 1.0),
+    st.integers(1, 6),
+    st.integers(2, 5),
+    st.integers(0, 2**31),
+)
+def test_it_equals_the_plain_version(
+    bank: Any, own: float, share: float, keep: float, m: int, k: int, seed: int
+) -> None:
+    keyed = Keyed(m, tuple(bank), own, share, keep)
+    keys, phi, offsets, labels, weight = data = rows(60, m, k, seed) if m > 1 else ones(60, k, seed)
+    plain, state = Plain(keyed, k), keyed.start()
+    expected = np.array([plain.step(*row)[0] for row in zip(*data, strict=True)])
+    state, out = keyed.advance(state, keys, phi, offsets, labels, weight)
+    np.testing.assert_allclose(out, expected, rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(state.pooled, plain.pooled, rtol=1e-9, atol=1e-9)
+    assert set(state.records) == set(plain.filters)
+
+
+def ones(n: int, k: int, seed: int) -> Rows:
+    keys, phi, *rest = rows(n, 2, k, seed)
+    return keys, phi[:, :1].copy(), *rest  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("size", [1, 7, 63])
+def test_batches_equal_rows_one_by_one(size: int) -> None:
+    data, keyed = rows(200), Keyed(4)
+    whole, expected = keyed.advance(keyed.start(), *data)
+    state, parts = keyed.start(), []
+    for i in range(0, 200, size):
+        state, out = keyed.advance(state, *(part[i : i + size] for part in data))
+        parts.append(out)
+    np.testing.assert_array_equal(np.concatenate(parts), expected)
+    same(state, whole)
+
+
+def test_other_keys_change_nothing_but_the_prior_of_hypotheses() -> None:
+    """With hypotheses that are fixed beforehand, a key is a lone small model."""
+    keys, *data = rows(200)
+    keyed = Keyed(4, own=1.0)
+    _, together = keyed.advance(keyed.start(), keys, *data)
+    mine = np.array(keys) == 3
+    _, alone = keyed.advance(keyed.start(), ["me"] * mine.sum(), *(part[mine] for part in data))
+    np.testing.assert_array_equal(together[mine], alone)
+
+
+def test_the_first_row_of_a_key_is_the_offset() -> None:
+    data, keyed = rows(300), Keyed(4)
+    state, _ = keyed.advance(keyed.start(), *data)
+    offsets = data[2][150:]
+    new = keyed.predict(state, list(range(100, 250)), data[1][150:], offsets)
+    np.testing.assert_allclose(new, np.exp(offsets), rtol=1e-12)
+
+
+def test_a_class_may_come_late() -> None:
+    """A key that has not met a class is the same as one whose class was there and never came."""
+    keys, phi, offsets, labels, weight = rows(100)
+    keyed, two = Keyed(4), slice(0, 50)
+    narrow, _ = keyed.advance(
+        keyed.start(), keys[two], phi[two], offsets[two, :2].copy(), labels[two], weight[two]
+    )
+    narrow, late = keyed.advance(
+        narrow, keys[50:], phi[50:], offsets[50:], labels[50:], weight[50:]
+    )
+    wide, expected = keyed.advance(keyed.start(), keys, phi, offsets, labels, weight)
+    np.testing.assert_array_equal(late, expected[50:])
+    same(narrow, wide)
+
+
+def test_the_state_given_stays_as_it_was() -> None:
+    data, keyed = rows(100), Keyed(4)
+    state, _ = keyed.advance(keyed.start(), *data)
+    before = state.pooled.copy(), dict(state.records)
+    keyed.advance(state, *data)
+    np.testing.assert_array_equal(state.pooled, before[0])
+    assert dict(state.records) == before[1]
+    assert keyed.predict(state, *data[:3]).shape == (100, 3)
+
+
+def test_a_block_has_all_keys() -> None:
+    data, keyed = rows(100), Keyed(4)
+    state, _ = keyed.advance(keyed.start(), *data)
+    keys, block = keyed.block(state, 3)
+    assert block.shape == (len(state.records), keyed.size(3) // 8)
+    same(keyed.of_block(state.pooled, keys, block), state)
+
+
+def test_a_key_is_small() -> None:
+    """10 columns and a constant, 3 classes: at most 6 KB in all."""
+    keyed = Keyed(11)
+    n = 50
+    phi = np.ones((n, 11))
+    offsets = np.full((n, 3), -math.log(3.0))
+    state, _ = keyed.advance(
+        keyed.start(), list(range(n)), phi, offsets, np.zeros(n, np.int64), np.ones(n)
+    )
+    assert state.nbytes / n < 5000
+    assert sum(map(sys.getsizeof, state.records.values())) / n < 6000
+
+
+def test_what_overflows_is_refused() -> None:
+    keys, phi, offsets, labels, _ = rows(50)
+    keyed = Keyed(4)
+    with pytest.raises(NumericalError, match="weights above 1e50"):
+        keyed.advance(keyed.start(), keys, phi, offsets, labels, np.full(50, 1e308))
