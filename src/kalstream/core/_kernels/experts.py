@@ -264,7 +264,7 @@ def pass_neighbours(
         A metric of little weight speaks at one row in so many only; and how fast weights fade,
         see `keep_ready`.
     growth : int
-        Columns are weighed anew when this part of the window is new.
+        Columns are weighed again when this part of the window is new.
     window, stop, weights, labels : (d, C), int, (C,), (C,)
         Rows of the window, ``stop`` of them, with those that were dropped.
     origin, means, scales : (d,), (d,), (3, d)

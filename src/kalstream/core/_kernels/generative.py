@@ -284,10 +284,8 @@ def pass_rows(
 
     Returns
     -------
-    n, learned : int
-        How many rows have passed; rows learned.
-    stopped : bool
-        Whether the prior must now be learned again.
+    n, learned, stopped : int, int, bool
+        How many rows have passed; rows learned; whether the prior must now be learned again.
     """
     n_classes, d = means.shape
     n_voices = 1 + strengths.shape[0]

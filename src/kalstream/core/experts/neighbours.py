@@ -24,7 +24,7 @@ SHARE: Final = 0.001
 # A metric that has had little weight for about 1,000 rows speaks at one row in 16 only: the largest
 # weight of each fades by this factor from row to row.
 SLEEP: Final = (16, 0.997)
-# Columns are weighed anew when this part of the window is new.
+# Columns are weighed again when this part of the window is new.
 GROWTH: Final = 16
 # Free places of a window that has just grown, at least.
 _ROOM: Final = 64
