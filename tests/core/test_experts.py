@@ -352,6 +352,47 @@ def test_columns_of_any_size_are_learned_by_a_linear_rule() -> None:
             assert right > (0.9 if 1e-150 <= scale <= 1e6 else 0.4), (scale, extra)
 
 
+@pytest.mark.parametrize("n_columns", [6, 40])
+def test_rows_that_come_alone_take_a_short_way_to_the_same_linear_rule(
+    n_columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(n_columns)
+    X, y = rng.standard_normal((300, n_columns)), rng.integers(3, size=300)
+    X[:, 0] += 3.0 * y
+    X[rng.random(X.shape) < 0.1] = np.nan
+    y[:100] %= 2  # another class comes late
+    labels, gap = np.where(rng.random(300) < 0.3, -1, y), rng.choice([0.0, 1.0, 2.5], 300)
+    rows = ExpertRows(X, labels, np.ones(300), gap, np.arange(300))
+    short, way = [], linear._pass_alone
+
+    def counted(*args: Any) -> Any:
+        short.append(way(*args))
+        return short[-1]
+
+    begun = Linear().start(n_columns, 3)
+    states, made = [begun, begun], []
+    for i in range(300):
+        row = cut(rows, slice(i, i + 1))
+        monkeypatch.setattr(linear, "_pass_alone", counted)
+        states[0], quick = Linear().advance(states[0], row)
+        monkeypatch.setattr(linear, "_pass_alone", lambda *_: None)
+        states[1], plain = Linear().advance(states[1], row)
+        np.testing.assert_allclose(quick, plain, rtol=1e-12, atol=1e-12)
+        made.append(quick)
+    assert sum(each is not None for each in short) > 250
+    for name in ("mean", "counts", "square"):
+        np.testing.assert_array_equal(*(getattr(state, name) for state in states))
+    for name in ("log_weights", "seen"):
+        parts = (getattr(state.filters, name) for state in states)
+        np.testing.assert_allclose(*parts, rtol=1e-11, atol=1e-12)
+    for quick, slow in zip(*(state.filters.posteriors for state in states), strict=True):
+        np.testing.assert_allclose(quick.mean, slow.mean, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(quick.cov, slow.cov, rtol=1e-10, atol=1e-12)
+    monkeypatch.setattr(linear, "_pass_alone", way)
+    again = [Linear().advance(states[0], cut(rows, slice(0, 1)))[1] for _ in range(2)]
+    np.testing.assert_array_equal(*again)  # a state that has been continued is as it was
+
+
 def test_one_row_of_huge_values_is_soon_forgotten() -> None:
     X = np.random.default_rng(0).standard_normal((600, 4)) + 1.7e9
     X[50, 1] = 1e200

@@ -257,7 +257,8 @@ class RowState:
         rows = ExpertRows(columns, labels, weights, gaps, np.array([number]))
         states, made = advance(frame.experts, self.experts, rows, n_outputs)
         spoken = np.concatenate([made, made])
-        spoken[0, frame.silent] = 0.0
+        if frame.silent:
+            spoken[0, frame.silent] = 0.0
         return states, spoken
 
     # ---- late labels ----------------------------------------------------------------------

@@ -105,7 +105,7 @@ def learn_row(
         If not, the row has to be learned in another way, and nothing has changed.
     """
     # over 80 lines: the parts of a step in their order, each of them a call
-    gammas, prior_vars, prior_scales, calibrations, likelihoods = filters
+    _, _, prior_scales, calibrations, _ = filters
     diagonals, rows, coefficients = arrays
     times_cov, times_mean = products
     n_filters, m, n_outputs = times_cov.shape[0], times_cov.shape[2], times_mean.shape[2]
@@ -117,40 +117,10 @@ def learn_row(
     noise = after[at[NOISE] : at[NOISE + 1]].reshape((n_filters, 1))
     nis = after[at[NIS] : at[NIS + 1]].reshape((n_filters, 1))
     gains, innovations = np.empty((n_filters, 1, m)), np.empty((n_filters, 1, n_outputs))
-    residual, bounds, norm = np.empty(n_outputs), np.empty(m), 0.0
-    for k in range(m):
-        norm += phi[0, k] * phi[0, k]
-    # The filters: eqs. (7) and (8).
-    for j in range(n_filters):
-        g, var = gammas[j, 0] ** gap, 0.0
-        for k in range(m):
-            bounds[k] = scales[j, 1] * diagonals[j, k] + scales[j, 2]
-            var += times_cov[j, 0, k] * phi[0, k]
-        kept, lost = g * g, (1.0 - g) * (1.0 + g) * prior_vars[j]
-        var = kept * var + lost * norm
-        for k in range(n_outputs):
-            means[j, 0, k] = g * times_mean[j, 0, k]
-        variances[j, 0] = var
-        if likelihoods[j] == ONEHOT:
-            noise[j, 0] = noise_var
-            for k in range(n_outputs):
-                residual[k] = (1.0 if k == label else 0.0) - means[j, 0, k]
-        else:
-            noise[j, 0], nis[j, 0] = linearise_softmax(
-                means[j, 0], var, label, classes, 1.0, likelihoods[j], residual
-            )
-        sd = np.sqrt(var + noise[j, 0])
-        for k in range(n_outputs):
-            innovations[j, 0, k] = residual[k] / sd
-        if likelihoods[j] == ONEHOT:
-            nis[j, 0] = mean_square(innovations[j, 0])
-        if not rows_are_sound(variances[j], noise[j], phi, bounds, epsilon, scales[j, 4], limits):
-            return before, False
-        for k in range(m):
-            gains[j, 0, k] = (kept * times_cov[j, 0, k] + lost * phi[0, k]) / sd
-        forget(scales[j], g, (1.0 - g) * (1.0 + g), prior_vars[j])
-        if min(scales[j, 0], scales[j, 1]) < SMALLEST_SCALE:  # time to fold what is pending
-            return before, False
+    step = means, variances, noise, nis, gains, innovations
+    known = phi, label, diagonals, products, filters, classes, noise_var, gap
+    if not scan_row(*known, epsilon, limits, scales, step):
+        return before, False
     # Bayes' rule over the filters.
     log_weights = after[at[WEIGHTS] : at[WEIGHTS + 1]].reshape((n_filters, n_calibrations))
     weights = np.empty((1, n_filters, n_calibrations))
@@ -185,6 +155,7 @@ def learn_row(
     if numbers[ALARMS] > alarms:
         numbers[BEGAN] = came
     # Probabilities, which the stacks correct.
+    residual = np.empty(n_outputs)
     plain = np.zeros((1 if answers >= 0 else 0, n_outputs if answers >= 0 else 0))
     if answers >= 0:
         if not row_is_sound(means[:, 0], variances[:, 0], weights[0], calibrations):
@@ -218,6 +189,66 @@ def learn_row(
             gains[j, 0], innovations[j, 0], scales[j], rows[j, n_rows], coefficients[j, n_rows]
         )
     return after, True
+
+
+@jit
+def scan_row(
+    phi: Floats,
+    label: int,
+    diagonals: Floats,
+    products: tuple[Floats, Floats],
+    filters: Filters,
+    classes: Labels,
+    noise_var: float,
+    gap: float,
+    epsilon: float,
+    limits: tuple[float, float, float],
+    scales: Floats,
+    step: tuple[Floats, Floats, Floats, Floats, Floats, Floats],
+) -> bool:
+    """Filters over one row, eqs. (7) and (8): `bank.scan_bank`. Returns whether it is sound.
+
+    The arguments are those of `learn_row`. Scales (J, 5) change in place; ``step`` is written:
+    means (J, 1, K), variances, noise and nis (J, 1), gains (J, 1, m), innovations (J, 1, K).
+    """
+    gammas, prior_vars, _, _, likelihoods = filters
+    times_cov, times_mean = products
+    means, variances, noise, nis, gains, innovations = step
+    n_filters, m, n_outputs = times_cov.shape[0], times_cov.shape[2], times_mean.shape[2]
+    residual, bounds, norm = np.empty(n_outputs), np.empty(m), 0.0
+    for k in range(m):
+        norm += phi[0, k] * phi[0, k]
+    for j in range(n_filters):
+        g, var = gammas[j, 0] ** gap, 0.0
+        for k in range(m):
+            bounds[k] = scales[j, 1] * diagonals[j, k] + scales[j, 2]
+            var += times_cov[j, 0, k] * phi[0, k]
+        kept, lost = g * g, (1.0 - g) * (1.0 + g) * prior_vars[j]
+        var = kept * var + lost * norm
+        for k in range(n_outputs):
+            means[j, 0, k] = g * times_mean[j, 0, k]
+        variances[j, 0] = var
+        if likelihoods[j] == ONEHOT:
+            noise[j, 0] = noise_var
+            for k in range(n_outputs):
+                residual[k] = (1.0 if k == label else 0.0) - means[j, 0, k]
+        else:
+            noise[j, 0], nis[j, 0] = linearise_softmax(
+                means[j, 0], var, label, classes, 1.0, likelihoods[j], residual
+            )
+        sd = np.sqrt(var + noise[j, 0])
+        for k in range(n_outputs):
+            innovations[j, 0, k] = residual[k] / sd
+        if likelihoods[j] == ONEHOT:
+            nis[j, 0] = mean_square(innovations[j, 0])
+        if not rows_are_sound(variances[j], noise[j], phi, bounds, epsilon, scales[j, 4], limits):
+            return False
+        for k in range(m):
+            gains[j, 0, k] = (kept * times_cov[j, 0, k] + lost * phi[0, k]) / sd
+        forget(scales[j], g, (1.0 - g) * (1.0 + g), prior_vars[j])
+        if min(scales[j, 0], scales[j, 1]) < SMALLEST_SCALE:  # time to fold what is pending
+            return False
+    return True
 
 
 @jit

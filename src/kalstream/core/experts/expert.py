@@ -147,7 +147,7 @@ def advance(
         Log-probabilities by each.
     """
     after: dict[str, ExpertState] = {}
-    spoken = np.zeros((len(rows), len(experts), n_classes))
+    spoken, shape = np.empty((len(rows), len(experts), n_classes)), (len(rows), n_classes)
     for x, expert in enumerate(experts):
         known = states.get(expert.name)
         state: Any = known
@@ -156,16 +156,16 @@ def advance(
         elif state.n_classes < n_classes:
             state = state.add_classes(n_classes)
         after[expert.name], made = expert.advance(state, rows)
-        name = f"the log-probabilities of the expert {expert.name!r}"
-        made = check.block(name, made, (len(rows), n_classes))
-        if not made.max(initial=-np.inf) < np.inf:  # NaN, too
-            row = int(np.argmin(made.max(axis=1) < np.inf))
-            raise InvalidInput(
-                f"the expert {expert.name!r} gave {made[row].tolist()} for row {row}; return "
-                "log-probabilities, at most 0"
-            )
-        np.maximum(made, _LEAST, out=spoken[:, x])
-    return after, spoken
+        if not check.is_block(made, shape):
+            made = check.block(f"the log-probabilities of the expert {expert.name!r}", made, shape)
+        spoken[:, x] = made
+    if not spoken.max(initial=-np.inf) < np.inf:  # NaN, too; once for all experts, since rows
+        row, x = np.argwhere(~(spoken.max(axis=2) < np.inf))[0]  # that come alone are many
+        raise InvalidInput(
+            f"the expert {experts[x].name!r} gave {spoken[row, x].tolist()} for row {row}; return "
+            "log-probabilities, at most 0"
+        )
+    return after, np.maximum(spoken, _LEAST, out=spoken)
 
 
 def check_experts(experts: Any) -> tuple[Expert, ...]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, Self
+from functools import cache
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
 from kalstream._arrays import Array
 from kalstream.core import checks as check
+from kalstream.core.bank import FEW_FEATURES, Bank
 from kalstream.core.checks import Targets
 from kalstream.core.chunk import Rows
 from kalstream.core.experts.expert import Expert, ExpertRows, ExpertState
+from kalstream.core.guard import ROUNDING_LIMITS
 from kalstream.core.judging import runs
 from kalstream.core.mixture import Mixture, MixtureState
+from kalstream.core.mixture.grids import codes_of, gammas_of, grid_of, prior_vars_of
 from kalstream.errors import InvalidInput
 
 FILTERS: Final = Mixture(
@@ -31,6 +35,7 @@ REACH: Final = 2.0
 # Smaller probabilities, and weights, count as these.
 LEAST: Final = 1e-9
 LEAST_WEIGHT: Final = 1e-50
+_EPSILON: Final = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,9 @@ class Linear(Expert):
 
         if not len(rows):
             return state, np.empty((0, state.n_classes))
+        alone = _pass_alone(state, rows) if len(rows) == 1 else None
+        if alone is not None:
+            return alone
         mean, counts = state.mean.copy(), state.counts.copy()
         moments = mean, counts, state.square
         phi, square = centre_rows(rows.columns, rows.labels, LARGEST, REACH, *moments)
@@ -147,6 +155,59 @@ class Linear(Expert):
         if filters is state.filters:
             return state, made
         return check.trusted(LinearState, mean, counts, square, filters), made
+
+
+def _pass_alone(state: LinearState, rows: ExpertRows) -> tuple[LinearState, Array] | None:
+    """`Linear.advance` of one row in one compiled call; None if it has to go the long way."""
+    filters, learns = state.filters, rows.labels[0] >= 0
+    bank: Any = filters.bank
+    room, label = bank.room, rows.labels[0]
+    if (
+        room is None
+        or bank.rows is None
+        or max(filters.n_features, len(filters.seen)) > FEW_FEATURES
+    ):
+        return None
+    n_rows = bank.rows.shape[1]
+    mean, counts, scales, log_weights = state.mean, state.counts, bank.scales, filters.log_weights
+    if learns:
+        usual = filters.seen[label] and rows.weight[0] == 1.0 and n_rows < room.rows.shape[1]
+        if not (usual and room.claim(n_rows)):
+            return None
+        mean, counts, scales, log_weights = (
+            each.copy() for each in (mean, counts, scales, log_weights)
+        )
+    from kalstream.core._kernels.linear import pass_linear
+
+    bank.lend()
+    own = bank.arrays
+    made, square, sound = pass_linear(
+        *(rows.columns, rows.labels, rows.gap, (LARGEST, REACH), mean, counts, state.square),
+        *(filters.seen, (own.mirrored(), own.mean, room.rows, room.coefficients), n_rows),
+        *(scales, log_weights, _settings(), FILTERS.share, (_EPSILON, ROUNDING_LIMITS), LEAST),
+    )
+    if not sound:
+        return None
+    if not learns:
+        return state, made
+    pending = room.rows[:, : n_rows + 1], room.coefficients[:, : n_rows + 1]
+    after = Bank(bank.stored, scales, *pending, room)
+    grids = filters.half_lives, filters.calibrations
+    rest = filters.seen, filters.spread, filters.likelihoods, filters.prior_scales
+    learned = check.trusted(MixtureState, after, *grids, log_weights, *rest)
+    return check.trusted(LinearState, mean, counts, square, learned), made
+
+
+@cache
+def _settings() -> tuple[Array, ...]:
+    """Those of the filters, as `row.learn_row` takes them."""
+    return (
+        gammas_of(FILTERS.half_lives),
+        prior_vars_of(FILTERS.prior_scales, 1.0, np.dtype(np.float64)),
+        np.array(FILTERS.prior_scales),
+        grid_of(FILTERS.calibrations, FILTERS.n_filters),
+        codes_of(FILTERS.likelihoods, True),
+    )
 
 
 def _rows_of(seen: Array, phi: Array, rows: ExpertRows, part: slice) -> Rows:
