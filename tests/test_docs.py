@@ -170,7 +170,8 @@ def test_every_equation_has_a_function() -> None:
 
 
 def test_every_public_method_of_the_estimators_has_an_example() -> None:
-    for cls in (kalstream.CRPClassifier, kalstream.KalmanClassifier, kalstream.KalmanRegressor):
+    names = "CRPClassifier", "KalmanClassifier", "KalmanRegressor", "KeyedClassifier"
+    for cls in (getattr(kalstream, name) for name in names):
         own = [base for base in cls.__mro__ if base.__module__.startswith("kalstream")]
         methods = {name: value for base in own for name, value in vars(base).items()}
         for name, value in methods.items():

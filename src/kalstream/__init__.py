@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kalstream import core, errors, estimators, evaluate, features, streams, testing
     from kalstream.errors import KalstreamError
-    from kalstream.estimators import CRPClassifier, KalmanClassifier, KalmanRegressor
+    from kalstream.estimators import (
+        CRPClassifier,
+        KalmanClassifier,
+        KalmanRegressor,
+        KeyedClassifier,
+    )
     from kalstream.features import TableEncoder
 
 __version__ = "0.1.0"
@@ -20,6 +25,7 @@ __all__ = [
     "KalmanClassifier",
     "KalmanRegressor",
     "KalstreamError",
+    "KeyedClassifier",
     "TableEncoder",
     "__version__",
     "core",
@@ -37,6 +43,7 @@ _HOME = {
     "KalmanClassifier": "kalstream.estimators",
     "KalmanRegressor": "kalstream.estimators",
     "KalstreamError": "kalstream.errors",
+    "KeyedClassifier": "kalstream.estimators",
     "TableEncoder": "kalstream.features",
     "core": "kalstream.core",
     "errors": "kalstream.errors",

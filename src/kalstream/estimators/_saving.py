@@ -67,23 +67,31 @@ def _uncollected() -> Iterator[None]:
 @_uncollected()
 def save(estimator: KalmanEstimator, path: str | PathLike[str]) -> None:
     """See `KalmanEstimator.save`."""
+    cls = type(estimator)
+    checkpoint.write(path, cls.__name__, tree_of(estimator), lambda saved: _check(cls, saved))
+
+
+def tree_of(estimator: KalmanEstimator) -> dict[str, Any]:
+    """An estimator as a checkpoint takes it."""
     params = {name: _plain(value) for name, value in estimator.get_params(deep=False).items()}
     model = estimator._model
     if model.state is not None:
         state_of(model, estimator._settings)  # a file of other parameters could not be read
-    tree = {
+    return {
         "params": params,
         "model": replace(model, representation=_portable(model.representation)),
         "fitted": _plain_columns(model.fitted),
     }
-    cls = type(estimator)
-    checkpoint.write(path, cls.__name__, tree, lambda saved: _check(cls, saved))
 
 
 @_uncollected()
 def load(cls: type[T], path: str | PathLike[str], features: Any) -> T:
     """See `KalmanEstimator.load`."""
-    tree = checkpoint.read(path, cls.__name__)
+    return estimator_of(cls, checkpoint.read(path, cls.__name__), path, features)
+
+
+def estimator_of(cls: type[T], tree: Any, path: str | PathLike[str], features: Any) -> T:
+    """The estimator of a tree that was read from ``path``, if its parts are sound."""
     try:
         params, model, fitted = _check(cls, tree)
     except Exception as error:  # a nonsensical file with a right checksum can raise anything
