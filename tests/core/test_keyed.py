@@ -37,9 +37,10 @@ def rows(n: int, m: int = 4, k: int = 3, seed: int = 0, n_keys: int = 5) -> Rows
 
 def same(one: KeyedState, other: KeyedState, rtol: float = 0.0) -> None:
     np.testing.assert_allclose(one.pooled, other.pooled, rtol=rtol, atol=rtol)
-    assert set(one.records) == set(other.records)
-    for key, record in one.records.items():
-        mine, others = np.frombuffer(record), np.frombuffer(other.records[key])
+    records, others_records = one.records.to_dict(), other.records.to_dict()
+    assert set(records) == set(others_records)
+    for key, record in records.items():
+        mine, others = np.frombuffer(record), np.frombuffer(others_records[key])
         np.testing.assert_allclose(mine, others, rtol=rtol, atol=rtol)
 
 
@@ -71,7 +72,7 @@ def test_it_equals_the_plain_version(
     state, out = keyed.advance(state, keys, phi, offsets, labels, weight)
     np.testing.assert_allclose(out, expected, rtol=1e-9, atol=1e-10)
     np.testing.assert_allclose(state.pooled, plain.pooled, rtol=1e-9, atol=1e-9)
-    assert set(state.records) == set(plain.filters)
+    assert set(state.records.to_dict()) == set(plain.filters)
 
 
 def ones(n: int, k: int, seed: int) -> Rows:
@@ -127,10 +128,10 @@ def test_a_class_may_come_late() -> None:
 def test_the_state_given_stays_as_it_was() -> None:
     data, keyed = rows(100), Keyed(4)
     state, _ = keyed.advance(keyed.start(), *data)
-    before = state.pooled.copy(), dict(state.records)
+    before = state.pooled.copy(), state.records.to_dict()
     keyed.advance(state, *data)
     np.testing.assert_array_equal(state.pooled, before[0])
-    assert dict(state.records) == before[1]
+    assert state.records.to_dict() == before[1]
     assert keyed.predict(state, *data[:3]).shape == (100, 3)
 
 
@@ -152,7 +153,7 @@ def test_a_key_is_small() -> None:
         keyed.start(), list(range(n)), phi, offsets, np.zeros(n, np.int64), np.ones(n)
     )
     assert state.nbytes / n < 5000
-    assert sum(map(sys.getsizeof, state.records.values())) / n < 6000
+    assert sum(map(sys.getsizeof, state.records.to_dict().values())) / n < 6000
 
 
 def test_what_overflows_is_refused() -> None:

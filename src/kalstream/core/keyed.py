@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
-from immutables import Map
 
 from kalstream._arrays import Array
 from kalstream.core.half_lives import gamma_of
+from kalstream.core.records import Records
 from kalstream.errors import NumericalError
 
 _DOUBLE: Final = 8
@@ -40,19 +40,19 @@ class KeyedState:
     ----------
     pooled : (1 + F,)
         Log-weights of the hypotheses by the labels of all keys; the first is that keys are alike.
-    records : Map
+    records : Records
         The bytes of each key's record, float64: the number of labels learned, its evidence for the
         hypotheses (1 + F,), lower triangles of the covariances (F, m (m + 1) / 2), and means
         (K, F, m). They come last, so a class that a key has not met may be left out: it is zeros.
     """
 
     pooled: Array
-    records: Map[Hashable, bytes] = field(default_factory=Map)
+    records: Records = field(default_factory=Records)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the numbers."""
-        return self.pooled.nbytes + sum(map(len, self.records.values()))
+        return self.pooled.nbytes + sum(map(len, self.records.to_dict().values()))
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,8 @@ class Keyed:
 
         index: dict[Hashable, int] = {}
         places = np.array([index.setdefault(key, len(index)) for key in keys], np.int64)
-        size, get, first = self.size(offsets.shape[1]), state.records.get, self.first
-        made = bytearray().join([get(key, first).ljust(size, _ZERO) for key in index])
+        size, known = self.size(offsets.shape[1]), state.records.several(list(index), self.first)
+        made = bytearray().join([record.ljust(size, _ZERO) for record in known])
         records = np.frombuffer(made, np.float64).reshape(len(index), size // _DOUBLE)
         pooled, out = state.pooled.copy(), np.empty(offsets.shape)
         rates = self.own, self.share, self.keep
@@ -158,26 +158,26 @@ class Keyed:
             raise NumericalError(
                 "the filters of a key overflowed; weights above 1e50 do this, give smaller ones"
             )
-        learned = _rows_of(index, records)
-        return replace(state, pooled=pooled, records=state.records.update(learned)), out
+        return KeyedState(pooled, state.records.updated(_rows_of(index, records))), out
 
     def block(self, state: KeyedState, n_classes: int) -> tuple[list[Hashable], Array]:
         """All keys, and their records as one block (n_keys, size)."""
         size = self.size(n_classes)
-        made = b"".join([record.ljust(size, _ZERO) for record in state.records.values()])
-        return list(state.records), np.frombuffer(made).reshape(-1, size // _DOUBLE)
+        records = state.records.to_dict()
+        made = b"".join([record.ljust(size, _ZERO) for record in records.values()])
+        return list(records), np.frombuffer(made).reshape(-1, size // _DOUBLE)
 
     def of_block(self, pooled: Array, keys: Sequence[Hashable], block: Array) -> KeyedState:
         """The inverse of `block`."""
-        return KeyedState(pooled, Map(_rows_of(keys, block)))
+        return KeyedState(pooled, Records(_rows_of(keys, block)))
 
 
 def _rows_of(keys: Any, records: Array) -> dict[Hashable, bytes]:
     """The bytes of each key's row of records (T, size), where a label was learned."""
-    made, size = records.tobytes(), _DOUBLE * records.shape[1]
+    made, size = records.reshape(-1).view(np.uint8).data, _DOUBLE * records.shape[1]
     learned = records[:, 0] > 0.0
     return {
-        key: made[start : start + size]
+        key: bytes(made[start : start + size])
         for key, start, has in zip(keys, range(0, len(made), size), learned, strict=True)
         if has
     }

@@ -314,7 +314,7 @@ class KeyedClassifier(ClassifierMixin, PublishedEstimator[Known]):
     @property
     def keys_(self) -> list[Any]:
         """Keys with a label that taught them something."""
-        return list(self._model.state.records)
+        return list(self._model.state.records.to_dict())
 
     @property
     def n_keys_(self) -> int:
