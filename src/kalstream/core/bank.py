@@ -384,13 +384,8 @@ class Bank(OneOrder):
         if len(features) <= DEFERRED_ROWS:
             from kalstream.core._kernels.bank import apply_all_pending, bank_products
 
-            n_rows, rows, coefficients = 0, arrays.cov, arrays.mean
-            if self.rows is not None and self.coefficients is not None:
-                n_rows, rows, coefficients = self.rows.shape[1], self.rows, self.coefficients
-            if self.room is not None:  # not a view: compiled code would add in another order
-                rows, coefficients = self.room.rows, self.room.coefficients
             wide = features.astype(np.float64, copy=False)
-            pending = rows, coefficients, n_rows, self.scales
+            pending = *self.pending(), self.scales
             if m <= FEW_FEATURES and n_outputs <= FEW_FEATURES:
                 return bank_products(wide, arrays.mirrored(), arrays.mean, *pending)
             times_cov = np.empty((n_filters, len(features), m))
@@ -402,6 +397,15 @@ class Bank(OneOrder):
         with OneThread(2.0 * features.size * m):
             each = [self._filter(j, arrays).products(features) for j in range(n_filters)]
         return np.stack([cov for cov, _, _ in each]), np.stack([mean for _, mean, _ in each]), False
+
+    def pending(self) -> tuple[Array, Array, int]:
+        """Pending rows and coefficients as compiled code takes them, and how many they are."""
+        n_rows, rows, coefficients = 0, self.arrays.cov, self.arrays.mean
+        if self.rows is not None and self.coefficients is not None:
+            n_rows, rows, coefficients = self.rows.shape[1], self.rows, self.coefficients
+        if self.room is not None:  # not a view: compiled code would add in another order
+            rows, coefficients = self.room.rows, self.room.coefficients
+        return rows, coefficients, n_rows
 
     def remembered(self, features: Array) -> tuple[Array, Array, bool]:
         """`products`, taken from a prediction of the same rows if there was one."""

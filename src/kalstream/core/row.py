@@ -254,7 +254,7 @@ class RowState:
         if not frame.experts:
             return self.experts, np.empty((2, 0, n_outputs))
         labels, weights, gaps = np.array([label]), np.array([weight]), np.array([gap])
-        rows = ExpertRows(columns, labels, weights, gaps, np.array([number]))
+        rows = check.trusted(ExpertRows, columns, labels, weights, gaps, np.array([number]))
         states, made = advance(frame.experts, self.experts, rows, n_outputs)
         spoken = np.concatenate([made, made])
         if frame.silent:

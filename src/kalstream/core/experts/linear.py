@@ -162,17 +162,13 @@ def _pass_alone(state: LinearState, rows: ExpertRows) -> tuple[LinearState, Arra
     filters, learns = state.filters, rows.labels[0] >= 0
     bank: Any = filters.bank
     room, label = bank.room, rows.labels[0]
-    if (
-        room is None
-        or bank.rows is None
-        or max(filters.n_features, len(filters.seen)) > FEW_FEATURES
-    ):
+    if max(filters.n_features, len(filters.seen)) > FEW_FEATURES:
         return None
-    n_rows = bank.rows.shape[1]
+    *pending, n_rows = bank.pending()
     mean, counts, scales, log_weights = state.mean, state.counts, bank.scales, filters.log_weights
     if learns:
-        usual = filters.seen[label] and rows.weight[0] == 1.0 and n_rows < room.rows.shape[1]
-        if not (usual and room.claim(n_rows)):
+        usual = filters.seen[label] and rows.weight[0] == 1.0 and room is not None
+        if not (usual and n_rows < room.rows.shape[1] and room.claim(n_rows)):
             return None
         mean, counts, scales, log_weights = (
             each.copy() for each in (mean, counts, scales, log_weights)
@@ -183,15 +179,15 @@ def _pass_alone(state: LinearState, rows: ExpertRows) -> tuple[LinearState, Arra
     own = bank.arrays
     made, square, sound = pass_linear(
         *(rows.columns, rows.labels, rows.gap, (LARGEST, REACH), mean, counts, state.square),
-        *(filters.seen, (own.mirrored(), own.mean, room.rows, room.coefficients), n_rows),
+        *(filters.seen, (own.mirrored(), own.mean, *pending), n_rows),
         *(scales, log_weights, _settings(), FILTERS.share, (_EPSILON, ROUNDING_LIMITS), LEAST),
     )
     if not sound:
         return None
     if not learns:
         return state, made
-    pending = room.rows[:, : n_rows + 1], room.coefficients[:, : n_rows + 1]
-    after = Bank(bank.stored, scales, *pending, room)
+    behind, coefficients = (part[:, : n_rows + 1] for part in pending)
+    after = Bank(bank.stored, scales, behind, coefficients, room)
     grids = filters.half_lives, filters.calibrations
     rest = filters.seen, filters.spread, filters.likelihoods, filters.prior_scales
     learned = check.trusted(MixtureState, after, *grids, log_weights, *rest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar, Final, Self
 
 import numpy as np
@@ -143,12 +144,11 @@ class NeighboursState(ExpertState):
             scales=scales,
         )
 
-    def own(self) -> Self:
-        """The same, of which a kernel may change all arrays, and write behind the window."""
-        places = self.window, self.weights, self.end, self.stop
+    def places(self) -> tuple[Array, Array, Array]:
+        """Window, weights and end, of which a kernel may write behind the window."""
         if self.end[0] > self.stop:  # another state has written there
-            places = self.window.copy(), self.weights.copy(), np.array([self.stop]), self.stop
-        return check.trusted(type(self), *places, *(each.copy() for each in self.changing()))
+            return self.window.copy(), self.weights.copy(), np.array([self.stop])
+        return self.window, self.weights, self.end
 
     def changing(self) -> tuple[Array, ...]:
         """The arrays that a kernel changes where they are."""
@@ -226,22 +226,27 @@ class Neighbours(Expert):
         """Predict each row, then put it into the window if it has a label."""
         from kalstream.core._kernels.experts import pass_neighbours
 
-        n, done = len(rows), 0
-        out, learns = np.empty((n, state.n_classes)), bool((rows.labels >= 0).any())
-        now, newest = state.own() if learns else state, np.maximum(self.limit // PARTS, 1)
+        out = np.empty((len(rows), state.n_classes))
+        left: tuple[Array, ...] = rows.columns, rows.labels, rows.weight, out
+        now = state
+        learns = rows.labels[0] >= 0 if len(rows) == 1 else (rows.labels >= 0).any()
+        changing = [each.copy() for each in now.changing()] if learns else now.changing()
+        fixed = _newest_of(self.limit), SIZES, PULLS, SHARE, SLEEP, GROWTH
         while True:
-            changing = now.changing()
-            passed, stop = pass_neighbours(
-                *(rows.columns[done:], rows.labels[done:], rows.weight[done:]),
-                *(newest, SIZES, PULLS, SHARE, SLEEP, GROWTH),
-                *(now.window, now.stop, now.weights, *changing, out[done:]),
-            )
+            window, weights, end = now.places() if learns else (now.window, now.weights, now.end)
+            places = window, now.stop, weights, *changing
+            passed, stop = pass_neighbours(*left[:3], *fixed, *places, left[3])
             if not learns:
                 return state, out
-            done += passed
-            now.end[0] = stop
-            places = now.window, now.weights, now.end, stop
-            now = check.trusted(NeighboursState, *places, *changing)
-            if done == n:
+            end[0] = stop
+            now = check.trusted(NeighboursState, window, weights, end, stop, *changing)
+            if passed == len(left[0]):
                 return now, out
-            now = now.grown()
+            now, left = now.grown(), tuple(part[passed:] for part in left)
+            changing = now.changing()
+
+
+@lru_cache
+def _newest_of(limit: int) -> Array:
+    """Sizes of the parts of a window that vote apart; do not change the array."""
+    return np.maximum(limit // PARTS, 1)
