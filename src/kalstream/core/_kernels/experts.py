@@ -360,23 +360,27 @@ def follow(
     what is by one label less. Without ``speaks`` no label counts as the last one. A label of -1
     breaks the chain.
 
-    ``decays`` (H, N) are the weights of labels by age.
+    ``decays`` (N, H) are the weights of labels by age.
     """
-    n_lives, n_pulls, n_classes = decays.shape[0], pulls.shape[0], voices.shape[1]
+    n_lives, n_pulls, n_classes = decays.shape[1], pulls.shape[0], voices.shape[1]
     counts, totals = np.zeros((2, n_lives, n_classes)), np.zeros((2, n_lives))
     one = labels[n - 1] if speaks and n > 0 else -1
     two = labels[n - 2] if one >= 0 and n > 1 else -1
+    # By turns, since each add waits for the one before it.
+    sums = np.zeros((4, 2, n_classes, n_lives))
     for i in range(1, n if one >= 0 else 0):
         if labels[i - 1] != one or labels[i] < 0:
             continue
-        longer = two >= 0 and i > 1 and labels[i - 2] == two
+        longer = np.int64(two >= 0 and i > 1 and labels[i - 2] == two)
+        own, weights = sums[i & 3, longer, labels[i]], decays[n - 1 - i]
         for h in range(n_lives):
-            weight = decays[h, n - 1 - i]
-            counts[0, h, labels[i]] += weight
-            totals[0, h] += weight
-            if longer:
-                counts[1, h, labels[i]] += weight
-                totals[1, h] += weight
+            own[h] += weights[h]
+    for h in range(n_lives):
+        for k in range(n_classes):
+            counts[1, h, k] = sums[:, 1, k, h].sum()
+            counts[0, h, k] = sums[:, 0, k, h].sum() + counts[1, h, k]
+            totals[0, h] += counts[0, h, k]
+            totals[1, h] += counts[1, h, k]
     n_each = n_lives * n_pulls
     for h in range(n_lives):
         total = recent[h].sum() + 0.5 * n_classes
@@ -440,7 +444,7 @@ def pass_chain(
             judge_voices(voices, share, rows_labels[i], weight, belief)
         for h in range(recent.shape[0]):
             for k in range(recent.shape[1]):
-                recent[h, k] *= decays[h, 1]
+                recent[h, k] *= decays[1, h]
             recent[h, rows_labels[i]] += 1.0
         for label in (-1, rows_labels[i]):
             if label < 0 and (follows or n == 0):

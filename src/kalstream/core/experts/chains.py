@@ -148,5 +148,5 @@ class LabelChain(Expert):
 
 @lru_cache
 def _decays_of(limit: int) -> Array:
-    """Weights of labels by age (H, N); do not change the array."""
-    return 0.5 ** (np.arange(limit) / np.array(HALF_LIVES)[:, None])
+    """Weights of labels by age (N, H); do not change the array."""
+    return 0.5 ** (np.arange(limit)[:, None] / np.array(HALF_LIVES))
