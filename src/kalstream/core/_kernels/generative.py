@@ -287,6 +287,7 @@ def pass_rows(
     n, learned, stopped : int, int, bool
         How many rows have passed; rows learned; whether the prior must now be learned again.
     """
+    # over 80 lines: the parts of a row in their order, on arrays that they share
     n_classes, d = means.shape
     n_voices = 1 + strengths.shape[0]
     n_powers, n_each = powers.shape[0], concentrations.shape[0]
