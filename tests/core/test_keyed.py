@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kalstream.core.keyed import Keyed, KeyedState
 from kalstream.core.keyed_reference import Plain
-from kalstream.errors import NumericalError
+from kalstream.errors import InvalidInput, NumericalError
 
 Array = NDArray[Any]
 Rows = tuple[list[Any], Array, Array, Array, Array]
@@ -161,3 +161,20 @@ def test_what_overflows_is_refused() -> None:
     keyed = Keyed(4)
     with pytest.raises(NumericalError, match="weights above 1e50"):
         keyed.advance(keyed.start(), keys, phi, offsets, labels, np.full(50, 1e308))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"filters": ()},
+        {"filters": ((-1.0, 1.0, math.inf),)},
+        {"filters": ((1.0, math.nan, math.inf),)},
+        {"filters": ((1.0, 1.0, 0.0),)},
+        {"own": 1.5},
+        {"share": -0.1},
+        {"keep": math.nan},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(bad: Any) -> None:
+    with pytest.raises(InvalidInput):
+        Keyed(4, **bad)

@@ -5,6 +5,7 @@ import math
 import pickle
 from datetime import date
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from sklearn.exceptions import NotFittedError
 from sklearn.preprocessing import StandardScaler
 
 from kalstream import KalmanClassifier, KeyedClassifier
+from kalstream.core.keyed import Keyed
 from kalstream.errors import CheckpointError, InvalidInput
+from kalstream.testing import ONLINE_CHECKS, check_online_learner
 
 Array = NDArray[Any]
 BASE = KalmanClassifier(features="scaled", preset="fast")
@@ -182,6 +185,7 @@ def test_a_transformer_of_another_library_is_asked_for(tmp_path: Path) -> None:
         ("n_seen", -1),
         ("default", 3),
         ("scaler", None),
+        ("keyed", Keyed(5)),
     ],
 )
 def test_forged_files_are_refused(tmp_path: Path, part: str, value: Any) -> None:
@@ -277,3 +281,45 @@ def test_a_snapshot_stays_and_tables_work() -> None:
     assert model.feature_names_in_.tolist() == ["size", "colour"]
     assert 0.0 < model.score(rows, y, keys) <= 1.0
     assert model.reset().n_seen_ == 0
+
+
+class ByFirstColumn(KeyedClassifier):
+    """Its keys are the signs of the first column, so that checks need not know of keys."""
+
+    def partial_fit(self, X: Any, y: Any, *more: Any) -> Any:  # type: ignore[override]
+        return super().partial_fit(X, y, signs(X))
+
+    def predict_proba(self, X: Any) -> Array:  # type: ignore[override]
+        return super().predict_proba(X, signs(X))
+
+
+def signs(X: Any) -> list[bool]:
+    return [bool(row[0] > 0) for row in np.asarray(X)]
+
+
+@pytest.mark.parametrize("check", ONLINE_CHECKS)
+def test_online(check: str) -> None:
+    check_online_learner(lambda: ByFirstColumn(BASE), skip=set(ONLINE_CHECKS) - {check})
+
+
+def test_others_may_predict_while_one_learns() -> None:
+    """A reader sees the records and the weights of one and the same state."""
+    X, y, keys = stream(600, 3)
+    model = KeyedClassifier(BASE).partial_fit(X[:200], y[:200], keys[:200])
+    steps, held = iter(range(200, 600, 4)), []
+
+    def learn() -> None:
+        for i in steps:
+            model.partial_fit(X[i : i + 4], y[i : i + 4], keys[i : i + 4])
+
+    writer = Thread(target=learn)
+    writer.start()
+    while writer.is_alive():
+        held.append((copied := model.snapshot(), copied.predict_proba(X[:9], keys[:9])))
+    writer.join()
+    for copied, before in held[::20]:
+        np.testing.assert_array_equal(copied.predict_proba(X[:9], keys[:9]), before)
+    alone = KeyedClassifier(BASE).partial_fit(X[:200], y[:200], keys[:200])
+    for i in range(200, 600, 4):
+        alone.partial_fit(X[i : i + 4], y[i : i + 4], keys[i : i + 4])
+    np.testing.assert_array_equal(model.predict_proba(X, keys), alone.predict_proba(X, keys))

@@ -10,14 +10,16 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from kalstream._arrays import Array
+from kalstream.core import checks as check
 from kalstream.core.half_lives import gamma_of
 from kalstream.core.records import Records
-from kalstream.errors import NumericalError
+from kalstream.core.tagged import Tagged
+from kalstream.errors import InvalidInput, NumericalError
 
 _DOUBLE: Final = 8
 _ZERO: Final = b"\0"
@@ -56,7 +58,7 @@ class KeyedState:
 
 
 @dataclass(frozen=True)
-class Keyed:
+class Keyed(Tagged):
     """Hypotheses about how strongly a key differs: not at all, or as one of F filters.
 
     Attributes
@@ -74,11 +76,25 @@ class Keyed:
         What is left of a key's evidence after each of its rows.
     """
 
+    tag: ClassVar[str] = "kalstream.Keyed"
+
     n_features: int
     filters: Sequence[tuple[float, float, float]] = FILTERS
     own: float = 0.02
     share: float = 0.0003
     keep: float = 0.99
+
+    def __post_init__(self) -> None:
+        check.count("n_features", self.n_features)
+        for name in ("own", "share", "keep"):
+            check.unit_interval(name, getattr(self, name))
+        variances = np.array([each[:2] for each in self.filters])
+        if not (len(variances) and (variances >= 0.0).all() and (variances <= 1e6).all()):
+            raise InvalidInput(
+                f"filters are {check.shown(self.filters)}; give variances from 0 to 1e6"
+            )
+        for _, _, half_life in self.filters:
+            gamma_of(half_life)
 
     @cached_property
     def prior_vars(self) -> Array:

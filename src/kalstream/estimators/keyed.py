@@ -369,6 +369,7 @@ class KeyedClassifier(ClassifierMixin, PublishedEstimator[Known]):
             "default": self.base is None,
             "base": _saving.tree_of(known.base),
             "scaler": known.scaler,
+            "keyed": known.keyed,
             "pooled": known.state.pooled,
             "keys": _as_array(keys),
             "records": block,
@@ -400,8 +401,8 @@ class KeyedClassifier(ClassifierMixin, PublishedEstimator[Known]):
                 f"{path} is damaged; take another copy of it ({type(error).__name__}: {error})"
             ) from error
         base = _saving.estimator_of(KalmanClassifier, tree["base"], path, features)
-        keyed = Keyed(1 + fitted["n_features_in_"])
-        state = keyed.of_block(tree["pooled"], tree["keys"].tolist(), tree["records"])
+        keyed, keys = tree["keyed"], tree["keys"].tolist()
+        state = keyed.of_block(tree["pooled"], keys, tree["records"])
         made = cls(None if tree["default"] else clone(base))
         known = Known(base, tree["scaler"], keyed, state, tree["n_seen"], fitted)
         made._published = Shared(known)
@@ -468,7 +469,9 @@ def _check_tree(tree: dict[str, Any]) -> dict[str, Any]:
     n_columns = fitted["n_features_in_"]
     same = columns["n_features_in_"] == scaler.n_features_in_ == n_columns
     need(same, "base", f"of {n_columns} columns")
-    keyed, n_keys = Keyed(1 + n_columns), len(set(keys.tolist()))
+    keyed, n_keys = tree["keyed"], len(set(keys.tolist()))
+    fits = isinstance(keyed, Keyed) and keyed.n_features == 1 + n_columns
+    need(fits, "keyed", f"of {n_columns} columns")
     need(keys.shape == (n_keys,), "keys", "different")
     size = keyed.size(len(model.targets.labels.names)) // 8
     need_array("records", tree["records"], (n_keys, size))
