@@ -88,7 +88,10 @@ class PublishedEstimator(BaseEstimator, Generic[T]):
         >>> model.partial_fit([[1.0]], ["up"]).n_seen_, before.n_seen_
         (3, 2)
         """
-        return copy.copy(self)
+        copied = copy.copy(self)
+        if "_settings_cache" in self.__dict__:  # never changed; single rows are quick with the same
+            copied.__dict__["_settings_cache"] = self.__dict__["_settings_cache"]
+        return copied
 
     def reset(self) -> Self:
         """Forget everything that has been learned.

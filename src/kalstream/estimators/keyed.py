@@ -39,6 +39,8 @@ class Known:
     ----------
     base : KalmanClassifier
         What is known of all keys. Nobody else has it.
+    labels : Labels
+        Those of the base, in the order of the columns of a key's means.
     scaler : OnlineScaler
         Of the columns that keys see.
     keyed, state : Keyed, KeyedState
@@ -49,17 +51,12 @@ class Known:
     """
 
     base: KalmanClassifier
+    labels: Labels
     scaler: OnlineScaler
     keyed: Keyed
     state: KeyedState
     n_seen: int
     fitted: dict[str, Any]
-
-    @property
-    def labels(self) -> Labels:
-        """Labels in the order of the columns of a key's means."""
-        labels: Labels = self.base._model.targets.labels
-        return labels
 
     @property
     def is_fitted(self) -> bool:
@@ -230,7 +227,7 @@ class KeyedClassifier(ClassifierMixin, PublishedEstimator[Known]):
         check.instance("base", base, KalmanClassifier)
         keyed = Keyed(1 + n_columns)
         scaler = OnlineScaler(half_life=KalmanClassifier._SCALE_HALF_LIFE)
-        return Known(clone(base), scaler, keyed, keyed.start(), 0, {})
+        return Known(clone(base), Labels(), scaler, keyed, keyed.start(), 0, {})
 
     # ---- predicting -----------------------------------------------------------------------
 
@@ -404,7 +401,9 @@ class KeyedClassifier(ClassifierMixin, PublishedEstimator[Known]):
         keyed, keys = tree["keyed"], tree["keys"].tolist()
         state = keyed.of_block(tree["pooled"], keys, tree["records"])
         made = cls(None if tree["default"] else clone(base))
-        known = Known(base, tree["scaler"], keyed, state, tree["n_seen"], fitted)
+        known = Known(
+            base, base._model.targets.labels, tree["scaler"], keyed, state, tree["n_seen"], fitted
+        )
         made._published = Shared(known)
         return made
 
@@ -449,8 +448,12 @@ def _learned(
     """What is known after rows, and probabilities (b, K) of each before it was learned."""
     base = known.base.snapshot() if known.n_seen else known.base
     p = base.predict_then_learn(rows, y, sample_weight=weight)
+    # To ask the base takes as long as to learn a row.
+    is_new = p.shape[1] > len(known.labels.names)
+    labels = base._model.targets.labels if is_new else known.labels
     scaler, columns = known.scaler.passed(rows)
-    known = replace(known, base=base, scaler=scaler, n_seen=known.n_seen + len(rows))
+    n_seen = known.n_seen + len(rows)
+    known = replace(known, base=base, labels=labels, scaler=scaler, n_seen=n_seen)
     weight = np.ones(len(rows)) if weight is None else weight
     seen = known.features(columns), known.offsets(p)
     state, out = known.keyed.advance(known.state, keys, *seen, known.labels.codes(y), weight)
