@@ -1,36 +1,45 @@
 """What experts beside the filters bring, and cost: python benchmarks/experts.py [--rows 15000].
 
-The first rows of every table in the folder KALSTREAM_DATA, tables of scikit-learn in random order,
-and made streams. Writes its section.
+The first rows of every table in the folder KALSTREAM_DATA (pypi_tables.py adds some), embeddings,
+tables of scikit-learn in random order, and made streams. Writes its section.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
 from time import process_time
 from typing import Any
 
 import numpy as np
+from embeddings import EMBEDDINGS, ORDERS, embeddings
 from numpy.typing import NDArray
-from page import machine, table, write_section
+from page import environment, machine, table, write_section
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 
-from data import name_of, read, stream_files
+from data import FOLDER, name_of, read, stream_files
 from kalstream import KalmanClassifier
-from kalstream.core import Expert, LabelChain, Neighbours
-from kalstream.estimators import Trees
+from kalstream.core import GaussianClasses, LabelChain, Linear, Neighbours
 
 Array = NDArray[Any]
 Rows = tuple[Array, Array]
 CALL, SINGLE = 100, 500
-SETTINGS: dict[str, list[Expert]] = {
-    "default": [],
-    "neighbours": [Neighbours()],
-    "label chain": [LabelChain()],
-    "both": [Neighbours(), LabelChain()],
-    "trees": [Trees()],
-    "all": [Trees(), Neighbours(), LabelChain()],
+SEEN = Neighbours(), LabelChain()
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fast": {"preset": "fast"},
+    "filters": {"experts": []},
+    "neighbours": {"experts": [Neighbours()]},
+    "chain": {"experts": [LabelChain()]},
+    "linear": {"experts": [Linear()]},
+    "default": {},
+    "gaussian too": {"experts": [*SEEN, Linear(), GaussianClasses()]},
+    "accurate": {"preset": "accurate"},
 }
 
 
@@ -80,27 +89,40 @@ def linear(n: int) -> Rows:
     return X, (rng.random(n) < 1.0 / (1.0 + np.exp(-odds))).astype(int)
 
 
-def cases(n: int) -> dict[str, Rows]:
-    """Names, rows and labels of all streams."""
-    found: dict[str, Rows] = {}
-    for path in stream_files():
-        stream = read(path, n)
-        found[name_of(path)] = stream.rows, np.asarray(stream.targets)
-    for name, load in {
-        "digits": load_digits,
-        "wine": load_wine,
-        "breast cancer": load_breast_cancer,
-    }.items():
-        found[name] = shuffled(load)
-    for make in (moving_cells, thresholds, cycle, chance, linear):
-        found[make.__name__.replace("_", " ")] = make(min(n, 10_000))
-    return found
+MADE = moving_cells, thresholds, cycle, chance, linear
+TABLES = {"digits": load_digits, "wine": load_wine, "breast cancer": load_breast_cancer}
 
 
-def passed(rows: Rows, experts: list[Expert]) -> tuple[float, float, float, float]:
+def table_of(path: Path, n: int) -> Rows:
+    """The first rows of a file."""
+    stream = read(path, n)
+    return stream.rows, np.asarray(stream.targets)
+
+
+def frozen(order: str, n: int) -> Rows:
+    """The first rows of embeddings."""
+    stream = embeddings(order)
+    return stream.rows[:n], np.asarray(stream.targets[:n])
+
+
+def cases(n: int) -> dict[str, Callable[[], Rows]]:
+    """What reads or makes each stream."""
+    found: dict[str, Callable[[], Rows]] = {
+        name_of(path): partial(table_of, path, n) for path in stream_files()
+    }
+    if (FOLDER / "embeddings" / EMBEDDINGS).exists():
+        found |= {f"embeddings, {order}": partial(frozen, order, n) for order in ORDERS}
+    found |= {name: partial(shuffled, load) for name, load in TABLES.items()}
+    return found | {make.__name__.replace("_", " "): partial(make, min(n, 10_000)) for make in MADE}
+
+
+Scores = tuple[float, float, float, float]
+
+
+def passed(rows: Callable[[], Rows], settings: dict[str, Any]) -> Scores:
     """Accuracy, log-loss, and microseconds of a row: in calls of 100, and one by one at the end."""
-    X, y = rows
-    model = KalmanClassifier(experts=experts, random_state=0)
+    X, y = rows()
+    model = KalmanClassifier(**settings, random_state=0)
     right, loss, spent, n = 0, 0.0, 0.0, 0
     for i in range(0, len(y), CALL):
         start = process_time()
@@ -119,35 +141,54 @@ def passed(rows: Rows, experts: list[Expert]) -> tuple[float, float, float, floa
     return right / n, loss / n, 1e6 * spent / max(n - CALL, 1), 1e6 * single
 
 
+def measured(case: tuple[str, Callable[[], Rows], str]) -> tuple[str, str, Scores]:
+    """Names of the stream and of the settings, and what was measured."""
+    name, rows, setting = case
+    return name, setting, passed(rows, SETTINGS[setting])
+
+
 def main() -> None:
     """Measure all streams with all settings, and write the section."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=15_000)
-    parser.add_argument("--dry", action="store_true", help="print the lines only")
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
+    parser.add_argument("--only", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--lines", type=Path, help="write lines of JSON here, and no section")
     given = parser.parse_args()
-    for experts in SETTINGS.values():
-        passed(linear(300), experts)
-    scores, times = [], []
-    for name, rows in cases(given.rows).items():
-        each = {setting: passed(rows, experts) for setting, experts in SETTINGS.items()}
-        scores.append([name, *(f"{a:.4f} / {loss:.4f}" for a, loss, *_ in each.values())])
-        first = each["default"]
-        times.append([name, *(f"{b:.0f} / {s:.0f}" for *_, b, s in each.values())])
-        more = max(b for *_, b, _ in each.values()) / first[2]
-        print(scores[-1], times[-1][1:], f"{more:.2f}", flush=True)
-    if given.dry:
+    streams = cases(given.rows)
+    unknown = (math.nan,) * 4
+    found = {name: dict.fromkeys(given.only, unknown) for name in streams}
+    work = [(name, rows, setting) for name, rows in streams.items() for setting in given.only]
+    threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    with (
+        environment(**threads),
+        ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool,
+    ):
+        for done in as_completed([pool.submit(measured, each) for each in work]):
+            name, setting, scores = done.result()
+            found[name][setting] = scores
+            print(json.dumps([name, setting, *(round(x, 5) for x in scores)]), flush=True)
+    if given.lines:
+        given.lines.write_text(json.dumps(found))
         return
+    scores = [
+        [name, *(f"{each[setting][0]:.4f} / {each[setting][1]:.4f}" for setting in given.only)]
+        for name, each in found.items()
+    ]
+    times = [
+        [name, *(f"{each[setting][2]:.0f} / {each[setting][3]:.0f}" for setting in given.only)]
+        for name, each in found.items()
+    ]
     body = [
         "## Experts beside the filters",
         f"`python benchmarks/experts.py --rows {given.rows}` on {machine()}.",
-        table(["accuracy / log-loss", *SETTINGS], scores),
-        "`KalmanClassifier()` and the same with `experts=[Neighbours()]`, `experts=[LabelChain()]` "
-        "both, `experts=[Trees()]` and all; rows are predicted, then learned, in calls of "
-        f"{CALL}. The first rows of the tables, tables of scikit-learn in random order, and made "
-        "streams of 10,000 rows.",
-        table(["microseconds a row", *SETTINGS], times),
-        f"Processor time in calls of {CALL}, and one by one behind the last row. Rows one by one "
-        "take the short way of single rows only without experts.",
+        table(["accuracy / log-loss", *given.only], scores),
+        "The presets of `KalmanClassifier`; filters and a stack alone (`experts=[]`); these and "
+        "one expert; and the default with `GaussianClasses`. Rows are predicted, then learned, in "
+        f"calls of {CALL}. The first rows of the tables and of embeddings, tables of scikit-learn "
+        "in random order, and made streams of 10,000 rows.",
+        table(["microseconds a row", *given.only], times),
+        f"Processor time in calls of {CALL}, and one by one behind the last row.",
     ]
     write_section("experts", "\n\n".join(body))
 

@@ -1,6 +1,7 @@
 """Experts beside the filters: each compiled one against a plain version, and what all must do."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,12 @@ def judged(belief: Array, share: float, given: Array, weight: float) -> Array:
     return (1.0 - share) * after / after.sum() + share / len(after)
 
 
+def usual_of(counts: Array, more: float) -> Array:
+    """Class frequencies (..., K), each class that has come counting so much more."""
+    total = np.where(counts > 0.0, counts + more, 0.0).sum(axis=-1, keepdims=True)
+    return (counts + more) / np.where(counts > 0.0, total, total + more)
+
+
 def plain_scales(kept: list[tuple[Array, int, float]]) -> tuple[Array, Array]:
     """Means of columns, and their factors in the three metrics."""
     X, y = np.array([each[0] for each in kept]), np.array([each[1] for each in kept])
@@ -70,7 +77,7 @@ def plain_neighbours(rows: ExpertRows, n_classes: int, limit: int = 40) -> Array
     for came, label, weight in zip(rows.columns, rows.labels, rows.weight, strict=True):
         x = np.where(np.isnan(came - origin), mean, came - origin).astype(np.float32).astype(float)
         counts = np.bincount([each[1] for each in kept], minlength=n_classes).astype(float)
-        usual = (counts + 0.5) / (counts + 0.5).sum()
+        usual = usual_of(counts, 0.5)
         often, fading = neighbours.SLEEP
         awake = np.flatnonzero((heard >= 0.05) | (learned % often == 0))
         spoken = []
@@ -112,7 +119,7 @@ def plain_chain(rows: ExpertRows, n_classes: int, limit: int = 30) -> Array:
     belief, last, out = np.full(n_voices, 1.0 / n_voices), -1, []
     for number, label, weight in zip(rows.number, rows.labels, rows.weight, strict=True):
         follows = bool(past) and number == last + 1
-        zero = (recent + 0.5) / (recent + 0.5).sum(axis=1, keepdims=True)
+        zero = usual_of(recent, 0.5)
         orders: list[list[Array]] = [list(zero), [], []]
         for h, keep in enumerate(lives):
             for pull in chains.PULLS:
@@ -160,6 +167,8 @@ def plain_linear(rows: ExpertRows, n_classes: int) -> Array:
         after, step = linear.FILTERS.step_chunk(
             state, phi, label, noise_var=1.0, prior_var=1.0, sample_weight=weight
         )
+        logits = np.where(state.seen, step.logit_mean, -1e30)  # what has not come has none
+        step = replace(step, bank=replace(step.bank, logit_mean=logits))
         out.append(np.log(np.maximum(step.class_probabilities(method="probit")[0], linear.LEAST)))
         if rows.labels[i] < 0:
             continue
@@ -174,11 +183,11 @@ def plain_linear(rows: ExpertRows, n_classes: int) -> Array:
 def plain_trees(rows: ExpertRows, n_classes: int, limit: int = 60) -> Array:
     """`Trees`, by a list of rows (columns, label, weight); fitted every 40 of them."""
     kept: list[tuple[Array, int, float]] = []
-    counts, trees, out = np.ones(n_classes), None, []
+    counts, trees, out = np.zeros(n_classes), None, []
     for x, label, weight in zip(
         rows.columns.astype(np.float32), rows.labels, rows.weight, strict=True
     ):
-        out.append(counts / counts.sum())
+        out.append(usual_of(counts, 1.0))
         if trees is not None:
             out[-1] = 0.02 * out[-1]
             out[-1][trees.classes_] += 0.98 * trees.predict_proba([x])[0]
@@ -187,7 +196,7 @@ def plain_trees(rows: ExpertRows, n_classes: int, limit: int = 60) -> Array:
         kept.append((x, int(label), min(weight, 10.0)))
         counts[label] += kept[-1][2]
         if len(kept) % 40 == 0:
-            counts = (counts - 1.0) / 2.0 + 1.0
+            counts /= 2.0
             X, y, heavy = (np.array(each) for each in zip(*kept[-limit:], strict=True))
             trees = HistGradientBoostingClassifier(max_iter=60, early_stopping=False)
             trees.fit(X, y, sample_weight=heavy)
@@ -207,7 +216,21 @@ def test_it_is_the_plain_version(
     if plain is plain_neighbours:  # other units
         rows.columns[:] = rows.columns * 10.0 ** np.arange(-2, 4) + 1000.0
     _, out = expert.advance(expert.start(6, 3), rows)
-    np.testing.assert_allclose(out, plain(rows, 3), rtol=1e-9)
+    np.testing.assert_allclose(out, plain(rows, 3), rtol=1e-9, atol=1e-12)
+
+
+@every
+def test_nothing_depends_on_when_classes_are_declared(expert: Expert) -> None:
+    rows = made(200)
+    few, plain = expert.advance(expert.start(6, 3), rows)
+    more, out = expert.advance(expert.start(6, 6), rows)
+    seen = np.cumsum(np.eye(3)[rows.labels] * (rows.labels >= 0)[:, None], axis=0)[:-1] > 0.0
+    # A stack compares the classes that have come.
+    for each in (plain, out):
+        each[1:, :3][~seen] = np.nan
+        each -= np.nanmax(each[:, :3], axis=1, keepdims=True)
+    np.testing.assert_allclose(out[1:, :3], plain[1:], rtol=1e-9, atol=1e-12)
+    assert (few.n_classes, more.n_classes) == (3, 6)
 
 
 @every
@@ -331,7 +354,7 @@ def test_a_chain_speaks_only_where_labels_are_known_in_time() -> None:
     assert late_log_loss(chain, 0) < 0.05 < late_log_loss([], 0)
     assert late_log_loss(chain, 3) == pytest.approx(late_log_loss([], 3), abs=0.02)
     X, y = stream(200)
-    plain = KalmanClassifier(features="scaled", recent_labels=False)
+    plain = KalmanClassifier(features="scaled", recent_labels=False, experts=[])
     without = model(LabelChain(), recent_labels=False)
     np.testing.assert_array_equal(without.predict_then_learn(X, y), plain.predict_then_learn(X, y))
 

@@ -114,7 +114,8 @@ def test_raw_weights_give_the_mean(intercept):
 @pytest.mark.parametrize("forgetting", [0.99, "mixture", Mixture((10.0, 100.0, 1000.0))])
 def test_memory(forgetting, d, n_classes, dtype):
     data, labels = rows(40, d), np.arange(40) % n_classes
-    model = KalmanClassifier(forgetting, "raw", dtype=dtype).partial_fit(data, labels)
+    model = KalmanClassifier(forgetting, "raw", dtype=dtype, experts=[])
+    model.partial_fit(data, labels)
     many = len(model.filters_)
     size, m, k = np.dtype(dtype).itemsize, d + 1, n_classes
     scales = 0 if forgetting == 0.99 else 8 * 5 * many

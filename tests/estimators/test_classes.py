@@ -150,9 +150,9 @@ def test_thousands_of_classes():
     finally:
         tracemalloc.stop()
     assert len(model.classes_) == n_classes
-    assert model.nbytes_ < 50e6
-    assert held < 2 * 50e6  # the model before the last call is still there
-    assert len(pickle.dumps(model)) < 50e6
+    assert model.nbytes_ < 60e6
+    assert held < 2 * 60e6  # the model before the last call is still there
+    assert len(pickle.dumps(model)) < 60e6
     assert model.predict_proba(centres[:2]).shape == (2, n_classes)
 
 

@@ -25,7 +25,7 @@ ROWS = np.random.default_rng(0).standard_normal((30, 3))
 LABELS = ["ab"[i] for i in (ROWS[:, 0] > 0).astype(int)]
 NAN = float("nan")
 KINDS: dict[str, Any] = {
-    "mixture": lambda: KalmanClassifier(n_components=4, random_state=0),
+    "mixture": lambda: KalmanClassifier(n_components=4, random_state=0, experts=[]),
     "learned": lambda: KalmanClassifier("learned", "scaled"),
     "raw": lambda: KalmanClassifier(features="raw", intercept=False),
     "regression": lambda: KalmanRegressor(features="raw"),

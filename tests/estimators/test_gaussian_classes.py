@@ -30,7 +30,8 @@ def model(**settings: Any) -> KalmanClassifier:
 def test_it_sees_what_a_linear_readout_does_not() -> None:
     X, y = stream()
     right = {}
-    for name, each in {"with": model(), "without": KalmanClassifier(features="scaled")}.items():
+    plain = KalmanClassifier(features="scaled", experts=[])
+    for name, each in {"with": model(), "without": plain}.items():
         p = each.predict_then_learn(X, y)
         right[name] = (each.classes_[p.argmax(axis=1)] == y)[200:].mean()
     assert right["with"] > 0.85

@@ -63,9 +63,8 @@ def test_any_schedule_equals_the_reference(seed) -> None:
     y = rng.integers(n_classes, size=n)
     prior_var = float(rng.choice([0.1, 1.0, 30.0]))
     reference = LateReference(policy, d, n_classes, noise_var=0.3, prior_var=prior_var)
-    model = KalmanClassifier(
-        policy, "raw", noise_var=0.3, prior_var=prior_var, intercept=False, predictive="probit"
-    )
+    settings = {"noise_var": 0.3, "prior_var": prior_var, "experts": []}
+    model = KalmanClassifier(policy, "raw", intercept=False, predictive="probit", **settings)
     codes: dict[int, int] = {}  # the reference numbers classes as they come, the model sorts them
     for asked, told in schedules(rng, n):
         if asked is not None:

@@ -81,8 +81,8 @@ def model(**settings: Any) -> KalmanClassifier:
 
 def test_it_is_heard() -> None:
     X, y = stream()
-    right = {}
-    for name, each in {"with": model(), "without": KalmanClassifier(features="scaled")}.items():
+    right, plain = {}, KalmanClassifier(features="scaled", experts=[])
+    for name, each in {"with": model(), "without": plain}.items():
         p = each.predict_then_learn(X, y)
         right[name] = (each.classes_[p.argmax(axis=1)] == y)[200:].mean()
     assert right["with"] > 0.95
@@ -93,7 +93,7 @@ def test_any_row_is_predicted_with_it() -> None:
     X, y = stream()
     learned = model().partial_fit(X[:800], y[:800])
     assert learned.score(X[800:], y[800:]) > 0.95
-    plain = KalmanClassifier(features="scaled").partial_fit(X[:800], y[:800])
+    plain = KalmanClassifier(features="scaled", experts=[]).partial_fit(X[:800], y[:800])
     assert learned.nbytes_ == plain.nbytes_ + 4 * 2 * 8
 
 
@@ -223,8 +223,8 @@ def test_what_cannot_be_heard_is_refused() -> None:
         ({"experts": [Odd()]}, "'signs' gave .* for row 3"),
         ({"experts": "signs"}, "experts must be a list of Expert"),
         ({"experts": [SignTable(), SignTable(1.0)]}, "a name of its own"),
-        ({"experts": [SignTable()], "forgetting": 0.9}, 'use forgetting="mixture"'),
-        ({"experts": [SignTable()], "stacking": False}, "set stacking=True"),
+        ({"experts": [SignTable()], "forgetting": 0.9}, "forgetting=0.9 has no stack"),
+        ({"experts": [SignTable()], "stacking": False}, "stacking=False has no stack"),
     ]
     for settings, message in cases:
         with pytest.raises(InvalidInput, match=message):

@@ -200,7 +200,8 @@ def test_rows_that_need_not_be_the_next_are_predicted_without_recent_labels() ->
         model.predict_then_learn(X[:200], y[:200])
         for i in range(200, 500, 5):
             model.partial_fit(X[i : i + 5], y[i : i + 5])
-    np.testing.assert_array_equal(models[0].predict_proba(X), models[1].predict_proba(X))
+    one, other = (model.predict_proba(X) for model in models)
+    np.testing.assert_allclose(one, other, rtol=1e-12)  # a silent expert is one more sum
 
 
 @pytest.mark.parametrize(

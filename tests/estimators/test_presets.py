@@ -10,8 +10,9 @@ from river import stream as river_stream
 
 from kalstream import KalmanClassifier
 from kalstream.compat.river import KalmanClassifier as RiverClassifier
-from kalstream.core import LabelChain, Neighbours
+from kalstream.core import LabelChain, Linear, Neighbours
 from kalstream.errors import InvalidInput
+from kalstream.estimators import Trees
 from kalstream.estimators.classifier import PRESETS
 
 Array = NDArray[Any]
@@ -19,8 +20,8 @@ every = pytest.mark.parametrize("preset", PRESETS)
 # What a preset is, in other parameters.
 SAME: dict[str, dict[str, Any]] = {
     "fast": {"stacking": False},
-    "default": {},
-    "accurate": {"experts": [Neighbours(), LabelChain()]},
+    "default": {"experts": [Neighbours(), LabelChain(), Linear()]},
+    "accurate": {"experts": [Neighbours(), LabelChain(), Linear(), Trees()]},
 }
 
 
@@ -77,8 +78,17 @@ def test_it_runs_behind_river(preset: str) -> None:
 
 def test_given_experts_take_the_place_of_those_of_a_preset() -> None:
     X, y = stream(100)
-    given = model("accurate", experts=[]).predict_then_learn(X, y)
-    np.testing.assert_array_equal(given, model().predict_then_learn(X, y))
+    given = model("accurate", experts=[LabelChain()]).predict_then_learn(X, y)
+    same = model(experts=[LabelChain()]).predict_then_learn(X, y)
+    np.testing.assert_array_equal(given, same)
+
+
+def test_a_preset_has_experts_only_where_there_is_a_stack() -> None:
+    X, y = stream(60)
+    for settings in ({"forgetting": 0.99}, {"stacking": False}, {"preset": "fast"}):
+        learned = model(**settings).partial_fit(X, y)
+        alone = model(**settings, experts=[]).partial_fit(X, y)
+        np.testing.assert_array_equal(learned.predict_proba(X), alone.predict_proba(X))
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -86,8 +96,8 @@ def test_what_does_not_fit_is_refused() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"preset": "best"}, "preset must be one of 'fast', 'default', 'accurate', got 'best'"),
         ({"preset": "fast", "experts": [LabelChain()]}, "leave experts out"),
-        ({"preset": "accurate", "stacking": False}, "set stacking=True"),
-        ({"preset": "accurate", "forgetting": 0.9}, 'use forgetting="mixture"'),
+        ({"experts": [LabelChain()], "stacking": False}, "stacking=False has no stack"),
+        ({"experts": [LabelChain()], "forgetting": 0.9}, "forgetting=0.9 has no stack"),
     ]
     for settings, message in cases:
         with pytest.raises(InvalidInput, match=message):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,22 +26,28 @@ def models() -> dict[str, KalmanClassifier | KalmanRegressor]:
     """The models to save: all policies and features, pending rows, labels of two types."""
     rng = np.random.default_rng(0)
     X, labels = rng.standard_normal((40, 3)), np.array(["no", "yes"])[rng.integers(2, size=40)]
-    mixture = KalmanClassifier(n_components=4, random_state=0, class_weight="balanced")
+    settings: dict[str, Any] = {"n_components": 4, "random_state": 0, "class_weight": "balanced"}
+    mixture = KalmanClassifier(experts=[], **settings)
+    committee = KalmanClassifier(preset="accurate", **settings)
     learned = KalmanClassifier("learned", "scaled", time_unit=2.0)
     fixed = KalmanRegressor(0.9, "raw", dtype=np.float32)
     for i in range(40):
-        mixture.partial_fit(X[i : i + 1], [None if i % 7 == 3 else str(labels[i])])
+        for model in (mixture, committee):
+            model.partial_fit(X[i : i + 1], [None if i % 7 == 3 else str(labels[i])])
         learned.partial_fit(X[i : i + 1], [int(i % 3)], time=[float(i * i)])
-    mixture.predict_then_learn(X, labels.tolist())
     learned.partial_fit(X[:1], ["late"], time=[1e4])
-    mixture.ask(X[:5], ids=["a", "b", "c", "d", 5])
-    mixture.tell(["c", 5], ["yes", "no"])
+    for model in (mixture, committee):
+        model.predict_then_learn(X, labels.tolist())
+        model.ask(X[:5], ids=["a", "b", "c", "d", 5])
+        model.tell(["c", 5], ["yes", "no"])
     late = KalmanRegressor(features="raw")
     for i in range(40):
         late.ask(X[i : i + 1], ids=[i])
         if i >= 10:
             late.tell([i - 10], X[i - 10, :1])
-    return {"mixture": mixture, "learned": learned, "fixed": fixed.fit(X, X[:, 0]), "late": late}
+    fixed.fit(X, X[:, 0])
+    classifiers = {"mixture": mixture, "committee": committee, "learned": learned}
+    return {**classifiers, "fixed": fixed, "late": late}
 
 
 def answers(model: KalmanClassifier | KalmanRegressor) -> list[list[float]]:
@@ -63,7 +70,8 @@ def test_file_of_an_earlier_version(path: Path) -> None:
 def test_there_is_a_file_of_every_format() -> None:
     for number in range(1, FORMAT + 1):
         n_files = len(list(FOLDER.glob(f"*-format-{number}.safetensors")))
-        assert n_files == len(models()) - (number < 7)  # late values came with format 7
+        # Late values came with format 7, experts with format 8.
+        assert n_files == len(models()) - (number < 7) - (number < 8)
 
 
 def test_rows_that_wait_in_an_earlier_format_are_learned() -> None:

@@ -131,20 +131,21 @@ def numbers_of(page: str) -> np.ndarray:
 
 
 class Before(KalmanClassifier):
-    """The classifier as it was before it observed labels through the softmax."""
+    """The classifier as it was: before the softmax, and before experts."""
 
     _SCALE_HALF_LIFE = math.inf
 
 
-OneHot = partial(Before, likelihood="onehot")
+OneHot = partial(Before, likelihood="onehot", experts=[])
 
 
 def elec2_mixture() -> Numbers:
     return learned(OneHot(random_state=0, n_components=100), *packaged("elec2", 1500))
 
 
-def elec2_default() -> Numbers:
-    return learned(KalmanClassifier(random_state=0, n_components=100), *packaged("elec2", 1500))
+def elec2_default(**more: Any) -> Numbers:
+    model = KalmanClassifier(random_state=0, n_components=100, **more)
+    return learned(model, *packaged("elec2", 1500))
 
 
 def blobs_softmax() -> Numbers:
@@ -202,7 +203,8 @@ def river_adapter() -> Numbers:
     from kalstream.compat.river import KalmanRegressor as Regressor
 
     X, y = packaged("elec2", 250)
-    classifier, regressor = Classifier(seed=0, likelihood="onehot"), Regressor(seed=0)
+    classifier = Classifier(seed=0, likelihood="onehot", experts=[])
+    regressor = Regressor(seed=0)
     parts = []
     for i, (x, label) in enumerate(zip(X, y, strict=True)):
         row = {f"x{j}": value for j, value in enumerate(x) if i > 100 or j < 4}
@@ -304,6 +306,7 @@ def paper(name: str) -> Numbers:
 CASES: dict[str, Callable[[], Numbers]] = {
     "elec2-mixture": elec2_mixture,
     "elec2-default": elec2_default,
+    "elec2-filters": lambda: elec2_default(experts=[]),
     "blobs-softmax": blobs_softmax,
     "elec2-learned": elec2_learned,
     "elec2-fixed": elec2_fixed,

@@ -48,17 +48,18 @@ class Ahead:
 
     Attributes
     ----------
-    rows : (b, d)
     features : (b, m)
     step : PolicyStep
     gap : (b,) or float
         Time since the last row that was learned, in units.
+    columns : (b, d') or None
+        The rows as experts see them.
     """
 
-    rows: Array
     features: Array
     step: Any
     gap: Any
+    columns: Array | None = None
 
 
 @dataclass(slots=True)

@@ -159,11 +159,12 @@ class Classification:
         plain = self._plain(model, step)
         if not self.stacking or stack is None:
             return plain
-        n, spoken = len(ahead.rows), None
-        if self.experts:
-            columns = model.representation.seen(model.representation.columns(ahead.rows))
+        spoken = None
+        if self.experts and ahead.columns is not None:
+            n = len(ahead.columns)
             gap = np.broadcast_to(np.asarray(ahead.gap, np.float64), (n,))
-            passing = ExpertRows(columns, np.full(n, -1), np.ones(n), gap, np.full(n, model.came))
+            number = np.full(n, model.came)
+            passing = ExpertRows(ahead.columns, np.full(n, -1), np.ones(n), gap, number)
             n_classes = step.logit_mean.shape[2]
             _, spoken = advance(self.experts, model.targets.experts, passing, n_classes)
             spoken = self._unordered(spoken)

@@ -367,13 +367,14 @@ def _by_runs(
 ) -> tuple[Model, Any]:
     """As `_judged`, for a policy that judges one step ahead only: learn and predict in turn."""
     task, model, done = settings.task, before, 0
-    phi = model.representation.features(rows)
+    phi, seen = model.representation.features(rows), model.representation.seen(rows)
     parts: list[Any] = []
     for part in runs(events.asked):
         n = part.stop - part.start
         if not events.asked[part.start]:
             here = chunk[done : done + n]
-            learned = Chunk(rows[part], here.targets, here.weight, events.gap[part], None)
+            given = here.targets, here.weight, events.gap[part], None, seen[part]
+            learned = Chunk(rows[part], *given)
             model, _ = learn_features(model, model, phi[part], learned, settings, False)
             done += n
         elif model.state is None:
@@ -381,7 +382,8 @@ def _by_runs(
         else:
             gap = events.gap[part]
             step = predict_features(model, phi[part], settings, gap)
-            parts.append(task.predict(model, Ahead(rows[part], phi[part], step, gap), settings))
+            ahead = Ahead(phi[part], step, gap, seen[part])
+            parts.append(task.predict(model, ahead, settings))
     # What was learned counts as rows that came, but they were asked for before.
     model = model.but(came=before.came, last=before.last, time=before.time)
     return model, task.together(parts) if parts else None

@@ -215,8 +215,13 @@ def state_of(model: Model, settings: Settings) -> PolicyState:
 
 def step_ahead(model: Model, rows: Array, settings: Settings, time_gap: Any = 1.0) -> Ahead:
     """Rows (b, d) with their step; any of them could be the next."""
-    phi = model.representation.transform(rows)
-    return Ahead(rows, phi, predict_features(model, phi, settings, time_gap), time_gap)
+    representation, seen = model.representation, None
+    if settings.task.sees_columns:
+        columns = representation.columns(rows)
+        phi, seen = representation.features(columns), representation.seen(columns)
+    else:
+        phi = representation.transform(rows)
+    return Ahead(phi, predict_features(model, phi, settings, time_gap), time_gap, seen)
 
 
 def predict_features(model: Model, phi: Array, settings: Settings, time_gap: Any = 1.0) -> Any:

@@ -13,7 +13,7 @@ from sklearn.base import ClassifierMixin
 
 from kalstream._arrays import Array
 from kalstream.core import checks as check
-from kalstream.core.experts import Expert, LabelChain, Neighbours
+from kalstream.core.experts import Expert, LabelChain, Linear, Neighbours
 from kalstream.core.experts.expert import check_experts
 from kalstream.core.guard import Health
 from kalstream.core.likelihoods import LIKELIHOODS
@@ -28,12 +28,14 @@ from kalstream.estimators._settings import policy_of, store
 from kalstream.estimators._sharing import interruptible
 from kalstream.estimators.inputs import read_weights
 from kalstream.estimators.labels import read_labels
+from kalstream.estimators.trees import Trees
 
+_USUAL: Final = Neighbours(), LabelChain(), Linear()
 # For each preset whether a stack combines the filters, and the experts that it also hears.
 PRESETS: Final[Mapping[str, tuple[bool, tuple[Expert, ...]]]] = {
     "fast": (False, ()),
-    "default": (True, ()),
-    "accurate": (True, (Neighbours(), LabelChain())),
+    "default": (True, _USUAL),
+    "accurate": (True, (*_USUAL, Trees())),
 }
 
 
@@ -88,11 +90,12 @@ class KalmanClassifier(ClassifierMixin, AskingEstimator[Array]):
         row are known. `predict_proba` predicts any row, not only the next, and ignores them.
     experts : list of Expert, optional
         Further voices of the stack, beside the filters: see `kalstream.core.Expert`. None: those
-        of the preset.
+        of the preset, where there is a stack. []: the filters alone.
     preset : "fast", "default" or "accurate"
         Who predicts. "fast": the filters of the mixture alone, without a stack. "default": the
-        stack combines them. "accurate": the stack also hears `kalstream.core.Neighbours` and
-        `kalstream.core.LabelChain`, which see more and cost more.
+        stack combines them with `kalstream.core.Neighbours`, `kalstream.core.LabelChain` and
+        `kalstream.core.Linear`. "accurate": it also hears `kalstream.estimators.Trees`, which see
+        thresholds and cost more.
     intercept : bool
         Whether a constant is one of the features.
     time_unit : float or timedelta
@@ -212,22 +215,25 @@ class KalmanClassifier(ClassifierMixin, AskingEstimator[Array]):
             softmax = any(LIKELIHOODS[word].is_softmax for word in self._policy().likelihoods)
             predictive = "probit" if softmax else "exact"
         stacking, usual = PRESETS[check.choice("preset", self.preset, tuple(PRESETS))]
-        experts = check_experts(usual if self.experts is None else self.experts)
-        if experts and not stacking:
+        stacks = check.flag("stacking", self.stacking) and stacking and self._policy().combines
+        experts = usual if stacks else ()
+        if self.experts is not None:
+            experts = check_experts(self.experts)
+        if experts and not stacks:
             raise InvalidInput(
-                f"preset={self.preset!r} has no stack that could weigh experts; leave experts out, "
-                'or use preset="default"'
+                "experts need a stack that weighs them beside several filters; "
+                f"{self._alone()} has no stack, so leave experts out"
             )
         if self.recent_labels is False:
             experts = tuple(expert for expert in experts if not expert.reads_labels)
-        stacked = check.flag("stacking", self.stacking) and stacking, self.recent_labels, experts
-        task = Classification(predictive, self.class_weight, *stacked)
-        if task.experts and not self._policy().combines:
-            raise InvalidInput(
-                f"experts stand beside several filters, and forgetting={self.forgetting!r} has "
-                'one; use forgetting="mixture"'
-            )
-        return task
+        stacking = self.stacking and stacking
+        return Classification(predictive, self.class_weight, stacking, self.recent_labels, experts)
+
+    def _alone(self) -> str:
+        """The setting that leaves no stack."""
+        if not self._policy().combines:
+            return f"forgetting={self.forgetting!r}"
+        return f"preset={self.preset!r}" if self.stacking else "stacking=False"
 
     def fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None, time: Any = None

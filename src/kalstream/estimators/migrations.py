@@ -6,7 +6,7 @@ A tree is what `checkpoint` describes: JSON in which arrays are in their places.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -113,12 +113,18 @@ def _with_likelihood(tree: Any) -> Any:
     changes["Watch"] = watch
     for tag, change in changes.items():
         tree = _everywhere(tree, tag, change)
-    for key, params in tree.get("@dict", ()) if isinstance(tree, dict) else ():
-        if key == "params" and classifies and isinstance(params, dict):
-            # A policy of one's own has a likelihood of its own.
-            own = any(key == "forgetting" and isinstance(v, dict) for key, v in params["@dict"])
-            params["@dict"] = [*params["@dict"], ["likelihood", "auto" if own else "onehot"]]
+    for params in _params(tree) if classifies else ():
+        # A policy of one's own has a likelihood of its own.
+        own = any(key == "forgetting" and isinstance(v, dict) for key, v in params)
+        params.append(["likelihood", "auto" if own else "onehot"])
     return tree
+
+
+def _params(tree: Any) -> Iterator[list[Any]]:
+    """The names and values of an estimator's parameters, where a tree has them."""
+    for key, params in tree.get("@dict", ()) if isinstance(tree, dict) else ():
+        if key == "params" and isinstance(params, dict):
+            yield params["@dict"]
 
 
 def _with_count(tree: Any) -> Any:
@@ -217,7 +223,16 @@ def _without_blocks(parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_answers(tree: Any) -> Any:
-    """Format 8: late values have two judges; their predictions of rows that wait are unknown."""
+    """Format 8: late values have two judges; their predictions of rows that wait are unknown.
+
+    A classifier has experts unless it is told to have none.
+    """
+    classifies = False
+
+    def classes(parts: dict[str, Any]) -> dict[str, Any]:
+        nonlocal classifies
+        classifies = True
+        return {"Classes": parts}
 
     def judge(parts: dict[str, Any]) -> dict[str, Any]:
         unknown = {} if len(parts["beliefs"]) else {"beliefs": np.full(2, 0.5)}
@@ -233,7 +248,11 @@ def _with_answers(tree: Any) -> Any:
                 group[:] = [list(pair) for pair in named.items()]
         return {"Store": parts}
 
-    return _everywhere(_everywhere(tree, "LateJudge", judge), "Store", store)
+    for tag, change in {"LateJudge": judge, "Store": store, "Classes": classes}.items():
+        tree = _everywhere(tree, tag, change)
+    for params in _params(tree) if classifies else ():
+        params.append(["experts", []])
+    return tree
 
 
 # MIGRATIONS[n] turns a tree of format n into one of format n + 1.

@@ -23,6 +23,8 @@ FIRST: Final = (100, 200, 400)
 SHARE: Final = 0.02
 # Rounds of boosting, and those with many classes: each class has a tree in every round.
 ROUNDS, FEW_ROUNDS, MANY_CLASSES = 60, 20, 10
+# With more classes times columns a fit would take minutes, and other experts see these better.
+MOST_WORK: Final = 5_000
 # Larger values and weights count as these, and smaller weights as the least one.
 _LARGEST: Final = 1e15
 _WEIGHTS: Final = (1e-9, 10.0)
@@ -196,7 +198,8 @@ class Trees(Expert):
     than 10 classes. They see what depends on thresholds of columns, or on several at once, in any
     unit, and know missing values. They are fitted first after 100, 200 and 400 rows, then every
     ``every`` rows. Class frequencies speak until then, and later with a share of 0.02. A new class
-    has only these until trees are fitted to it.
+    has only these until trees are fitted to it. With more than 5,000 classes times columns, such as
+    embeddings with a hundred classes, no trees are fitted.
 
     A fit takes from tens of milliseconds to seconds, on one thread, in the next call that predicts.
     A call of few rows takes 4 microseconds for each tree: 0.3 ms with two classes, 1.7 ms
@@ -271,7 +274,9 @@ class Trees(Expert):
 
     def _predicted(self, state: TreesState, rows: Array, counts: Array) -> Array:
         """Log-probabilities (b, K) of rows, before which classes had these counts (b, K)."""
-        usual = (counts + 1.0) / (counts + 1.0).sum(axis=1, keepdims=True)
+        # Nothing depends on when classes are declared.
+        total = np.where(counts > 0.0, counts + 1.0, 0.0).sum(axis=1, keepdims=True)
+        usual = (counts + 1.0) / np.where(counts > 0.0, total, total + 1.0)
         trees = state.fit.trees(self, state) if state.fit.learned else None
         if trees is None:
             return np.log(usual)
@@ -290,7 +295,7 @@ def _fitted(rows: Array, labels: Array, weights: Array) -> tuple[Any, Array] | N
     # scikit-learn refuses columns without any value.
     columns = np.flatnonzero(~np.isnan(rows).all(axis=0))
     n_classes = len(np.unique(labels))
-    if n_classes < 2 or len(columns) == 0:
+    if n_classes < 2 or not 0 < n_classes * len(columns) <= MOST_WORK:
         return None
     rounds = ROUNDS if n_classes <= MANY_CLASSES else FEW_ROUNDS
     model = HistGradientBoostingClassifier(max_iter=rounds, early_stopping=False, random_state=0)

@@ -334,8 +334,8 @@ class Options(BaseModel):
     )
     preset: Literal["fast", "default", "accurate"] = option(
         "default",
-        "fast: the filters of a mixture alone. accurate: nearest rows and label transitions are "
-        "experts beside them.",
+        "fast: the filters of a mixture alone. default: nearest rows, label transitions and a "
+        "linear rule stand beside them. accurate: boosted trees, too.",
     )
     intercept: bool = option(
         True, "Without this, a constant is one of the features.", typed_as="--no-intercept"

@@ -42,6 +42,21 @@ def judge_voices(voices: Floats, share: float, label: int, weight: float, belief
 
 
 @jit
+def write_usual(counts: Floats, out: Floats) -> None:
+    """Class frequencies (K,), into out, where a class has come half a time more.
+
+    A class that has not come has what one would have that comes next: nothing depends on when
+    classes are declared.
+    """
+    total = 0.0
+    for k in range(counts.shape[0]):
+        if counts[k] > 0.0:
+            total += counts[k] + 0.5
+    for k in range(counts.shape[0]):
+        out[k] = (counts[k] + 0.5) / (total if counts[k] > 0.0 else total + 0.5)
+
+
+@jit
 def mix_voices(voices: Floats, belief: Floats, out: Floats) -> None:
     """Log-probabilities (K,), into out, of the average of voices (V, K)."""
     for k in range(out.shape[0]):
@@ -180,9 +195,8 @@ def vote(
     shared among the classes as the rows (K,) of the window are.
     """
     n_classes, n = counts.shape[0], near.shape[0]
-    votes, total = np.zeros(n_classes), 0.0
-    usual = (counts + 0.5) / (counts.sum() + 0.5 * n_classes)
-    done = 0
+    votes, usual, total, done = np.zeros(n_classes), np.empty(n_classes), 0.0, 0
+    write_usual(counts, usual)
     for s in range(sizes.shape[0]):
         while done < min(n, sizes[s]):
             weight = weights[near[done]]
@@ -383,9 +397,7 @@ def follow(
             totals[1, h] += counts[1, h, k]
     n_each = n_lives * n_pulls
     for h in range(n_lives):
-        total = recent[h].sum() + 0.5 * n_classes
-        for k in range(n_classes):
-            voices[h, k] = (recent[h, k] + 0.5) / total
+        write_usual(recent[h], voices[h])
         for p in range(n_pulls):
             first = n_lives + h * n_pulls + p
             second, pull = first + n_each, pulls[p]

@@ -17,6 +17,17 @@ from kalstream.core._kernels.mixture import (
 from kalstream.core._kernels.row import Filters, scan_row
 from kalstream.core.jit import Flags, Floats, Labels, jit
 
+# The logit of a class that has not been seen: its probability is 0.
+HIDDEN = -1e30
+
+
+@jit
+def hide_unseen(seen: Flags, means: Floats) -> None:
+    """Give classes that have not been seen (K,) no probability: means (J, 1, K) in place."""
+    for k in range(seen.shape[0]):
+        if not seen[k]:
+            means[:, :, k] = HIDDEN
+
 
 @jit
 def pass_linear(
@@ -76,6 +87,7 @@ def pass_linear(
         moments = predict_rows(
             *(times_cov, times_mean, phi, gammas, gap, prior_vars, False, share, log_weights)
         )
+        hide_unseen(seen, moments[0])
         out, bad = probit_probabilities(moments[0], moments[1], moments[5], calibrations)
         return np.log(np.maximum(out, least)), square, bad < 0
     diagonals, classes = np.empty((n_filters, m)), np.flatnonzero(seen)
@@ -97,6 +109,7 @@ def pass_linear(
             log_lik = probit_log_prob(means[j, 0], var, calibrations[j, c], label, classes)
             log_liks[j, c] = max(log_lik, LEAST_LOG)
     learn_weights(log_weights, 1.0, log_liks)
+    hide_unseen(seen, means)
     out, bad = probit_probabilities(means, variances, weights, calibrations)
     if bad >= 0:
         return out, square, False

@@ -30,6 +30,8 @@ FILTERS: Final = Mixture(
 )
 # Larger values count as this: squares of differences, and sums of many, are finite.
 LARGEST: Final = 1e150
+# Columns behind these are not seen: the memory and the time of filters grow with their square.
+MOST_COLUMNS: Final = 512
 # Rows are shortened to so many times their usual norm.
 REACH: Final = 2.0
 # Smaller probabilities, and weights, count as these.
@@ -91,6 +93,9 @@ class LinearState(ExpertState):
 
     def add_columns(self, n_columns: int) -> Self:
         """The state with columns that were missing in all rows so far."""
+        n_columns = min(n_columns, MOST_COLUMNS - len(self.mean))
+        if n_columns <= 0:
+            return self
         room = (0, n_columns)
         filters = self.filters.add_features(n_columns, 1.0)
         return type(self)(np.pad(self.mean, room), np.pad(self.counts, room), self.square, filters)
@@ -106,6 +111,7 @@ class Linear(Expert):
 
     The mean and the norm are those of the rows before. A missing value counts as the mean. A row of
     more than twice the usual norm is shortened to that, so a row of huge values does little harm.
+    Of more than 512 columns the first 512 are seen.
 
     Examples
     --------
@@ -127,15 +133,19 @@ class Linear(Expert):
 
     def start(self, n_columns: int, n_classes: int) -> LinearState:
         """Nothing is known."""
+        n_columns = min(n_columns, MOST_COLUMNS)
         filters = FILTERS.start(1 + n_columns, n_classes, prior_var=1.0)
         return LinearState(np.zeros(n_columns), np.zeros(n_columns), 0.0, filters)
 
     def advance(self, state: LinearState, rows: ExpertRows) -> tuple[LinearState, Array]:
         """Predict each row, then learn its label if it has one."""
         from kalstream.core._kernels.experts import centre_rows
+        from kalstream.core._kernels.linear import HIDDEN
 
         if not len(rows):
             return state, np.empty((0, state.n_classes))
+        if rows.columns.shape[1] > MOST_COLUMNS:
+            rows = replace(rows, columns=rows.columns[:, :MOST_COLUMNS].copy())
         alone = _pass_alone(state, rows) if len(rows) == 1 else None
         if alone is not None:
             return alone
@@ -146,10 +156,14 @@ class Linear(Expert):
         for part in runs(learned) if len(rows) > 1 else [slice(0, 1)]:
             if learned[part.start]:
                 known = _rows_of(filters.seen, phi[part], rows, part)
+                seen = _seen_before(filters.seen, rows.labels[part])
                 filters, step = FILTERS.step_rows(filters, known, False)
             else:
-                gap = rows.gap[part]
+                gap, seen = rows.gap[part], filters.seen
                 step = FILTERS.predict(filters, phi[part], prior_var=1.0, time_gap=gap)
+            if not seen.all():
+                hidden = np.where(seen, step.logit_mean, HIDDEN)
+                step = replace(step, bank=replace(step.bank, logit_mean=hidden))
             out.append(np.log(np.maximum(step.class_probabilities(method="probit"), LEAST)))
         made = out[0] if len(out) == 1 else np.concatenate(out)
         if filters is state.filters:
@@ -204,6 +218,14 @@ def _settings() -> tuple[Array, ...]:
         grid_of(FILTERS.calibrations, FILTERS.n_filters),
         codes_of(FILTERS.likelihoods, True),
     )
+
+
+def _seen_before(seen: Array, labels: Array) -> Array:
+    """Whether each class had been seen before each row: (K,), or (b, K) if that changes."""
+    if seen[labels].all():
+        return seen
+    came = np.vstack([seen, np.eye(len(seen), dtype=bool)[labels[:-1]]])
+    return np.logical_or.accumulate(came)
 
 
 def _rows_of(seen: Array, phi: Array, rows: ExpertRows, part: slice) -> Rows:

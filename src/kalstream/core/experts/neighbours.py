@@ -20,6 +20,8 @@ PULLS: Final = np.array([0.1, 1.0])
 PARTS: Final = np.array([10, 1])
 N_METRICS: Final = 3
 N_VOICES: Final = len(PARTS) * len(SIZES) * len(PULLS)
+# Values in the window at most: each row is compared with all of them.
+MOST_VALUES: Final = 1_000_000
 # Probability, at each row, that another number of neighbours or pull becomes the best one.
 SHARE: Final = 0.001
 # A metric that has had little weight for about 1,000 rows speaks at one row in 16 only: the largest
@@ -189,7 +191,8 @@ class Neighbours(Expert):
     Attributes
     ----------
     limit : int
-        Most rows in the window.
+        Most rows in the window; with more than 200 columns fewer, so that it has at most a million
+        values.
 
     Examples
     --------
@@ -231,7 +234,7 @@ class Neighbours(Expert):
         now = state
         learns = rows.labels[0] >= 0 if len(rows) == 1 else (rows.labels >= 0).any()
         changing = [each.copy() for each in now.changing()] if learns else now.changing()
-        fixed = _newest_of(self.limit), SIZES, PULLS, SHARE, SLEEP, GROWTH
+        fixed = _newest_of(self.limit, rows.columns.shape[1]), SIZES, PULLS, SHARE, SLEEP, GROWTH
         while True:
             window, weights, end = now.places() if learns else (now.window, now.weights, now.end)
             places = window, now.stop, weights, *changing
@@ -247,6 +250,7 @@ class Neighbours(Expert):
 
 
 @lru_cache
-def _newest_of(limit: int) -> Array:
+def _newest_of(limit: int, n_columns: int) -> Array:
     """Sizes of the parts of a window that vote apart; do not change the array."""
+    limit = min(limit, max(MOST_VALUES // n_columns, int(SIZES[-1])))
     return np.maximum(limit // PARTS, 1)
