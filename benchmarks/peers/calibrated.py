@@ -45,7 +45,8 @@ class Calibrated:
         self.alpha = self.rule.learn(self.alpha, float(gradient))
         own = np.log(np.maximum(p[k], LEAST))
         brier = p @ p + 1.0 - 2.0 * p[k]
-        return Scored(one.codes, one.predicted, *(np.array([v]) for v in (own, p.max(), brier)))
+        values = own, p.max(), brier, np.nan
+        return Scored(one.codes, one.predicted, *(np.array([value]) for value in values))
 
     def result(self, before: LabelScore) -> dict[str, Any] | None:
         """Log-loss, ECE and bins of the reliability diagram, before and after."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sklearn.exceptions import NotFittedError
 from sklearn.metrics import roc_auc_score
 
-from kalstream import CRPClassifier
+from kalstream import CRPClassifier, KalmanClassifier
 from kalstream.errors import CheckpointError, InvalidInput
 from kalstream.evaluate import prequential
 from kalstream.streams import ArrayStream
@@ -133,3 +133,23 @@ def test_extreme_columns_and_bad_input() -> None:
         CRPClassifier(-1.0).fit(X, y)
     with pytest.raises(InvalidInput, match="fit needs all labels"):
         CRPClassifier().fit(X[:2], ["a", None])
+
+
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_open_log_loss_is_by_its_own_probability_of_a_new_class(chunk: int) -> None:
+    X, y = stream(300)
+    model, logs = CRPClassifier(), []
+    for start in range(0, 300, chunk):
+        part = slice(start, start + chunk)
+        if start:
+            p, new = model.predict_proba(X[part]), model.new_class_proba(X[part])
+            for label, each, q in zip(y[part], p, new, strict=True):
+                known = dict(zip(model.classes_, each, strict=True))
+                logs.append(np.log(known[label] * (1.0 - q) if label in known else q))
+        model.partial_fit(X[part], y[part])
+    for together in (1, 20):
+        found = prequential(CRPClassifier(), ArrayStream(X, y), chunk=chunk, together=together)
+        assert found.total["open_log_loss"] == pytest.approx(-np.mean(logs), rel=1e-9)
+        assert found.total["open_log_loss"] < found.total["log_loss"]
+    silent = prequential(KalmanClassifier(features="raw"), ArrayStream(X, y), chunk=chunk)
+    assert silent.total["open_log_loss"] is None  # it does not say

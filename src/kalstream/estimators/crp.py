@@ -92,6 +92,8 @@ class CRPClassifier(ClassifierMixin, PublishedEstimator[Known]):
         own. Learning needs them twice.
     n_features_in_, feature_names_in_
         As in scikit-learn.
+    expects_new_classes : bool
+        True: `new_class_proba` says how probable a class never seen is.
 
     Notes
     -----
@@ -112,6 +114,8 @@ class CRPClassifier(ClassifierMixin, PublishedEstimator[Known]):
     >>> bool(near < 0.01), bool(far > 0.9)
     (True, True)
     """
+
+    expects_new_classes: ClassVar[bool] = True
 
     def __init__(self, half_life: float | None = None, *, most_columns: int = 64) -> None:
         store(locals())

@@ -105,7 +105,10 @@ def _joined_probabilities(answers: list[Answer]) -> Answer:
         part = np.zeros((len(answer.probabilities), len(labels)))
         part[:, [column[label] for label in answer.labels or ()]] = answer.probabilities
         parts.append(part)
-    return Answer(labels=labels, probabilities=np.concatenate(parts))
+    new = None
+    if all(answer.new is not None for answer in answers):
+        new = np.concatenate([answer.new for answer in answers])
+    return Answer(labels=labels, probabilities=np.concatenate(parts), new=new)
 
 
 def to_json(batch: Batch) -> dict[str, Any]:

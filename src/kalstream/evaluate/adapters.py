@@ -13,6 +13,8 @@ A learner needs one of the first two lines. The others are used where a learner 
                                       then takes rows without a target, and new labels
 ``ask_and_tell`` and ``tell``         keep rows that were predicted until their targets come
 ``status_of``                         what has become of such rows, if they have ids
+``expects_new_classes``               whether ``new_class_proba`` and ``predict_open_then_learn``
+                                      say how probable a class never seen is
 ``half_life_weights_``                {half-life: weight}, for the report on forgetting
 ``drift``                             () -> an object with ``alarms``, ``since`` and ``peak``
 ====================================  ===========================================================
@@ -57,12 +59,15 @@ class Answer:
         Labels if there are no probabilities; of regression, means (NaN: none).
     std : (b,), or None
         Standard deviations of regression.
+    new : (b,), or None
+        Probabilities of a label that the learner has never seen, by itself.
     """
 
     labels: list[Any] | None = None
     probabilities: Array | None = None
     predictions: Array | None = None
     std: Array | None = None
+    new: Array | None = None
 
     def point_predictions(self) -> Array:
         """Means, or most probable labels (b,), None where there is none."""
@@ -211,7 +216,7 @@ class Adapter(ABC):
     def _nothing(self, n: int) -> Answer:
         if self.task == REGRESSION:
             return Answer(predictions=np.full(n, np.nan))
-        return Answer(labels=[], probabilities=np.zeros((n, 0)))
+        return Answer(labels=[], probabilities=np.zeros((n, 0)), new=np.ones(n))
 
     @abstractmethod
     def _predict(self, batch: Batch) -> Answer:
@@ -250,8 +255,12 @@ class _PartialFit(Adapter):
             return Answer(predictions=np.asarray(self.learner.predict(rows, **times), np.float64))
         if hasattr(self.learner, "predict_proba"):
             p = np.asarray(self.learner.predict_proba(rows, **times))
-            return Answer(labels=self._labels(), probabilities=p)
+            new = self.learner.new_class_proba(rows, **times) if self._expects_new() else None
+            return Answer(labels=self._labels(), probabilities=p, new=new)
         return Answer(predictions=_objects(self.learner.predict(rows, **times)))
+
+    def _expects_new(self) -> bool:
+        return bool(getattr(self.learner, "expects_new_classes", False))
 
     def _labels(self) -> list[Any]:
         return np.asarray(self.learner.classes_).tolist()
@@ -278,8 +287,11 @@ class _PartialFit(Adapter):
 
     def predict_then_learn(self, batch: Batch) -> Answer:
         """`predict` and `learn` each row before the next one."""
-        made = self.learner.predict_then_learn(batch.rows, batch.targets, **self._times(batch))
-        return self._answer(made)
+        given, times = (batch.rows, batch.targets), self._times(batch)
+        if self._expects_new():
+            made, new = self.learner.predict_open_then_learn(*given, **times)
+            return replace(self._answer(made), new=new)
+        return self._answer(self.learner.predict_then_learn(*given, **times))
 
     def ask_and_tell(self, batch: Batch, due: Any, ids: list[Any] | None = None) -> Answer:
         """Predict rows, and learn targets in between."""

@@ -172,6 +172,9 @@ class Scored:
     log_prob, confidence, brier : (b,)
         Log probability of the true label, largest probability, and squared error over all
         classes; NaN if the learner gives no probabilities.
+    open_log_prob : (b,)
+        Log probability of the true label, where the learner itself says how probable a class never
+        seen is; NaN if it does not say.
     """
 
     codes: Array
@@ -179,6 +182,7 @@ class Scored:
     log_prob: Array
     confidence: Array
     brier: Array
+    open_log_prob: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,13 +203,19 @@ class Errors:
 
 
 def score_labels(
-    codes: Array, probabilities: Array, ranks: Array, n_seen: Array, n_known: Array
+    codes: Array,
+    probabilities: Array,
+    ranks: Array,
+    n_seen: Array,
+    n_known: Array,
+    new: Array | None = None,
 ) -> Scored:
     """Score probabilities (b, K) of labels with codes (b,), made after n_seen (b,) were learned.
 
     Labels become known in the order of their ranks (K,): row i knows those with a rank below
     n_known[i]. Probability of other labels is taken away. A label that is not known has probability
-    1 / (n + 1), and the known ones share n / (n + 1): the same for every learner.
+    1 / (n + 1), and the known ones share n / (n + 1): the same for every learner. Only
+    ``open_log_prob`` is by the learner's own probability of a label that is not known, new (b,).
 
     Examples
     --------
@@ -225,23 +235,27 @@ def score_labels(
         p[silent] = known[silent]
         total[silent] = np.maximum(n_known[silent], 1)
     p /= total[:, None]  # by itself: the inverse of a very small total overflows
+    share, is_new = p[np.arange(b), codes], ranks[codes] >= n_known
     p *= (n_seen / (n_seen + 1.0))[:, None]
-    new = 1.0 / (n_seen + 1.0)
-    own = np.where(ranks[codes] >= n_known, new, p[np.arange(b), codes])
+    unseen = 1.0 / (n_seen + 1.0)
+    own = np.where(is_new, unseen, p[np.arange(b), codes])
+    new = np.full(b, np.nan) if new is None else new
+    by_learner = np.where(is_new, new, share * (1.0 - new))
     predicted = np.where(silent, -1, p.argmax(axis=1)) if n_columns else np.full(b, -1)
     return Scored(
         codes,
         predicted,
         np.log(np.maximum(own, LEAST_PROBABILITY)),
         p.max(axis=1, initial=0.0),
-        np.square(p).sum(axis=1) + np.square(new) + 1.0 - 2.0 * own,
+        np.square(p).sum(axis=1) + np.square(unseen) + 1.0 - 2.0 * own,
+        np.log(np.maximum(by_learner, LEAST_PROBABILITY)),
     )
 
 
 def scored_without_probabilities(codes: Array, predicted: Array) -> Scored:
     """Score predicted labels without probabilities, by their codes (b,)."""
     undefined = np.full(len(codes), np.nan)
-    return Scored(codes, predicted, undefined, undefined, undefined)
+    return Scored(codes, predicted, *[undefined] * 4)
 
 
 # ---- scores over rows -------------------------------------------------------------------------
@@ -559,6 +573,17 @@ _BUILT_IN: Final = (
         for_baselines=True,
         in_windows=False,
         show=Show.TOTALS,
+    ),
+    Metric(
+        "open_log_loss",
+        "open log-loss",
+        "log-loss, with the learner's own probability of a class never seen in place of 1/(n + 1)",
+        CLASSIFICATION,
+        "less",
+        "nats",
+        row=lambda rows: rows.open_log_prob,
+        value=lambda score, _: -score.sums["open_log_loss"] / score.rows,
+        show=Show.TOTALS | Show.TESTS,
     ),
     Metric(
         "rmse",

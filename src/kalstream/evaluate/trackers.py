@@ -130,7 +130,8 @@ class LabelTracker:
             scored = scored_without_probabilities(codes, predicted)
         else:
             p = self._in_codes(answer.labels or [], answer.probabilities)
-            scored = score_labels(codes, p[there], np.array(self.ranks), n_seen, n_known)
+            new = None if answer.new is None else answer.new[there]
+            scored = score_labels(codes, p[there], np.array(self.ranks), n_seen, n_known, new)
         return self._added(scored)
 
     def _reveals(self, revealed: _Reveals | None) -> Iterator[tuple[int, int, int]]:
