@@ -114,10 +114,9 @@ def rows_axis(rows: int, dates: Mapping[int, np.datetime64] | None = None) -> Ax
         return axis
     known = np.array(list(dates), float)
     seconds = np.array(list(dates.values())).astype("M8[s]").astype(float)
-    start = seconds[0] - (seconds[1] - seconds[0]) * known[0] / (known[1] - known[0])
-    known, seconds = np.append(0.0, known), np.append(start, seconds)
     days = (seconds[-1] - seconds[0]) / 86400
     written = "%d %b %H:%M" if days < 3 else "%d %b" if days < 330 else "%b %Y"
+    # Rows before the first one that is known have its date: none is earlier than the stream.
     ticks = tuple(
         (row, datetime.fromtimestamp(np.interp(row, known, seconds), UTC).strftime(written))
         for row, _ in axis.ticks
