@@ -140,7 +140,7 @@ def test_a_block_has_all_keys() -> None:
     state, _ = keyed.advance(keyed.start(), *data)
     keys, block = keyed.block(state, 3)
     assert block.shape == (len(state.records), keyed.size(3) // 8)
-    same(keyed.of_block(state.pooled, keys, block), state)
+    same(keyed.of_block(keyed.start(), state.pooled, keys, block), state)
 
 
 def test_a_key_is_small() -> None:

@@ -1,7 +1,9 @@
 """`KeyedClassifier`: one model for all keys, and what each key adds to it."""
 
 import copy
+import errno
 import math
+import os
 import pickle
 from datetime import date
 from pathlib import Path
@@ -186,6 +188,7 @@ def test_a_transformer_of_another_library_is_asked_for(tmp_path: Path) -> None:
         ("default", 3),
         ("scaler", None),
         ("keyed", Keyed(5)),
+        ("max_keys", 0),
     ],
 )
 def test_forged_files_are_refused(tmp_path: Path, part: str, value: Any) -> None:
@@ -323,3 +326,80 @@ def test_others_may_predict_while_one_learns() -> None:
     for i in range(200, 600, 4):
         alone.partial_fit(X[i : i + 4], y[i : i + 4], keys[i : i + 4])
     np.testing.assert_array_equal(model.predict_proba(X, keys), alone.predict_proba(X, keys))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bounded_keys_predict_as_unbounded_ones(seed: int, tmp_path: Path) -> None:
+    """A random program gives the same bits, whatever is in memory."""
+    rng = np.random.default_rng(seed)
+    X, y, keys = stream(500, 40, seed=seed)
+    y = y.astype(object)
+    y[rng.random(500) < 0.1] = None
+    mine = KeyedClassifier(BASE, max_keys=int(rng.integers(1, 12)), folder=str(tmp_path))
+    plain, held, at = KeyedClassifier(BASE), [], 0
+    while at < 500:
+        rows = slice(at, at := at + int(rng.choice([1, 3, 40])))
+        one, other = (m.predict_then_learn(X[rows], y[rows], keys[rows]) for m in (mine, plain))
+        np.testing.assert_array_equal(one, other)
+        what = rng.integers(8)
+        if what == 0:
+            held.append((mine.snapshot(), plain.snapshot()))
+        elif what == 1:
+            mine.save(tmp_path / "mine")
+            mine = KeyedClassifier.load(tmp_path / "mine", folder=str(tmp_path))
+        elif what == 2:
+            mine = copy.deepcopy(mine) if at % 2 else pickle.loads(pickle.dumps(mine))
+        elif what == 3 and held:
+            mine, plain = (each.snapshot() for each in held[int(rng.integers(len(held)))])
+        elif what == 4 and held:
+            del held[int(rng.integers(len(held)))]
+    for one, other in [(mine, plain), *held]:
+        np.testing.assert_array_equal(one.predict_proba(X, keys), other.predict_proba(X, keys))
+        assert set(one.keys_) == set(other.keys_)
+    assert mine.nbytes_ < plain.nbytes_
+    assert set(os.listdir(tmp_path)) <= {"mine"}
+
+
+def test_a_bounded_model_is_saved_with_all_its_keys(tmp_path: Path) -> None:
+    X, y, keys = stream(300, 20)
+    models = [KeyedClassifier(BASE, max_keys=most).fit(X, y, keys) for most in (None, 3)]
+    for model, name in zip(models, ("plain", "bounded"), strict=True):
+        model.save(tmp_path / name)
+    again = KeyedClassifier.load(tmp_path / "bounded")
+    assert (again.max_keys, again.folder, again.n_keys_) == (3, None, 20)
+    assert again.nbytes_ == models[1].nbytes_ < models[0].nbytes_
+    sizes = [len((tmp_path / name).read_bytes()) for name in ("plain", "bounded")]
+    assert abs(sizes[0] - sizes[1]) < 100
+
+
+def test_bounds_that_make_no_sense_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X, y, keys = stream(30)
+    for bad in (0, -1, 2.5, "3"):
+        with pytest.raises(InvalidInput, match="max_keys must be an integer of at least 1"):
+            KeyedClassifier(BASE, max_keys=bad).fit(X, y, keys)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"folder is .*missing.*give a folder that is there"):
+        KeyedClassifier(BASE, max_keys=3, folder=str(tmp_path / "missing")).fit(X, y, keys)
+    monkeypatch.delattr(os, "pread")
+    with pytest.raises(InvalidInput, match="max_keys needs a system with pread"):
+        KeyedClassifier(BASE, max_keys=3).fit(X, y, keys)
+
+
+def test_a_full_disk_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y, keys = stream(300, 20)
+    model = KeyedClassifier(BASE, max_keys=3).fit(X, y, keys)
+    before = model.predict_proba(X, keys)
+
+    def full(*args: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match=r"No space left.*give another folder or a larger max_keys"):
+        model.partial_fit(X, y, keys)
+    monkeypatch.undo()
+    np.testing.assert_array_equal(model.predict_proba(X, keys), before)
+    plain = KeyedClassifier(BASE).fit(X, y, keys)
+    for each in (model, plain):
+        each.partial_fit(X, y, keys)
+    np.testing.assert_array_equal(model.predict_proba(X, keys), plain.predict_proba(X, keys))

@@ -23,6 +23,7 @@ from kalstream.errors import InvalidInput, NumericalError
 
 _DOUBLE: Final = 8
 _ZERO: Final = b"\0"
+_PIECE: Final = 1000  # records
 # Prior variance of the intercept, of a column, and half-life in rows of the key, of each filter.
 FILTERS: Final = (
     (0.1, 0.1, math.inf),
@@ -53,8 +54,8 @@ class KeyedState:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the numbers."""
-        return self.pooled.nbytes + sum(map(len, self.records.to_dict().values()))
+        """Bytes of the numbers in memory."""
+        return self.pooled.nbytes + self.records.nbytes
 
 
 @dataclass(frozen=True)
@@ -118,10 +119,10 @@ class Keyed(Tagged):
         """Bytes of a record."""
         return len(self.first) + _DOUBLE * n_classes * len(self.filters) * self.n_features
 
-    def start(self) -> KeyedState:
-        """The state before any row."""
+    def start(self, records: Records | None = None) -> KeyedState:
+        """The state before any row, with these records, which are empty."""
         n = 1 + len(self.filters)
-        return KeyedState(np.full(n, -math.log(n)))
+        return KeyedState(np.full(n, -math.log(n)), Records() if records is None else records)
 
     def predict(
         self, state: KeyedState, keys: Sequence[Hashable], features: Array, offsets: Array
@@ -179,13 +180,18 @@ class Keyed(Tagged):
     def block(self, state: KeyedState, n_classes: int) -> tuple[list[Hashable], Array]:
         """All keys, and their records as one block (n_keys, size)."""
         size = self.size(n_classes)
-        records = state.records.to_dict()
-        made = b"".join([record.ljust(size, _ZERO) for record in records.values()])
-        return list(records), np.frombuffer(made).reshape(-1, size // _DOUBLE)
+        made = state.records.joined(size)
+        return state.records.keys(), np.frombuffer(made).reshape(-1, size // _DOUBLE)
 
-    def of_block(self, pooled: Array, keys: Sequence[Hashable], block: Array) -> KeyedState:
-        """The inverse of `block`."""
-        return KeyedState(pooled, Records(_rows_of(keys, block)))
+    def of_block(
+        self, start: KeyedState, pooled: Array, keys: Sequence[Hashable], block: Array
+    ) -> KeyedState:
+        """The inverse of `block`, from the state before any row."""
+        records = start.records
+        for i in range(0, len(keys), _PIECE):
+            at = slice(i, i + _PIECE)
+            records = records.updated(_rows_of(keys[at], block[at]))
+        return KeyedState(pooled, records)
 
 
 def _rows_of(keys: Any, records: Array) -> dict[Hashable, bytes]:

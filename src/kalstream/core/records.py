@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Self
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, Self
 from weakref import ref
+
+Record = Any  # bytes, or what `Records._read` makes bytes of
 
 
 class Records:
@@ -29,8 +31,8 @@ class Records:
     (1, 2)
     """
 
-    def __init__(self, records: Mapping[Hashable, bytes] | None = None) -> None:
-        self._newest: dict[Hashable, bytes] = dict(records or {})
+    def __init__(self, records: Mapping[Hashable, Record] | None = None) -> None:
+        self._newest: dict[Hashable, Record] = dict(records or {})
         self._n = len(self._newest)
         self._older: tuple[ref[Records], ...] = ()
 
@@ -42,13 +44,33 @@ class Records:
         get = self._newest.get
         found = [get(key, default) for key in keys]
         replaced = self.__dict__.get("_replaced")
-        if replaced is None:
-            return found
-        pairs = zip(keys, found, strict=True)
-        return [replaced.get(key, record) or default for key, record in pairs]
+        if replaced is not None:
+            pairs = zip(keys, found, strict=True)
+            found = [replaced.get(key, record) or default for key, record in pairs]
+        return self._read(found)
+
+    def keys(self) -> list[Hashable]:
+        """All keys, in the order of `to_dict`."""
+        return list(self._all())
 
     def to_dict(self) -> dict[Hashable, bytes]:
         """All records."""
+        found = self._all()
+        return dict(zip(found, self._read(found.values()), strict=True))
+
+    def joined(self, size: int) -> Any:
+        """The bytes of all records, each padded with zeros to this size, as one buffer."""
+        return b"".join(self._padded(self._all().values(), size))
+
+    def _padded(self, records: Iterable[Record], size: int) -> list[bytes]:
+        return [record.ljust(size, b"\0") for record in self._read(records)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the records in memory."""
+        return sum(len(record) for record in self._all().values() if type(record) is bytes)
+
+    def _all(self) -> dict[Hashable, Record]:
         found = self._newest.copy()
         for key, record in list(self.__dict__.get("_replaced", {}).items()):
             if record is None:
@@ -61,19 +83,33 @@ class Records:
         """The version after this one, with these records added or replaced; none is empty."""
         newest = self._newest
         before = {key: newest.get(key) for key in changes}
-        after = type(self)()
+        after = self._next()
         after._newest = newest
         after._n = self._n + sum(record is None for record in before.values())
         if self.__dict__.setdefault("_replaced", before) is not before:  # it is not the newest
-            return type(self)(self.to_dict()).updated(changes)
+            return self._branch().updated(changes)
         held = [(each, version) for each in self._older if (version := each()) is not None]
         for _, version in held:
             replaced = version.__dict__["_replaced"]
             for key, record in before.items():
                 replaced.setdefault(key, record)
         after._older = (*(each for each, _ in held), ref(self))
-        newest.update(changes)
+        after._put(changes)
         return after
 
-    def __reduce__(self) -> tuple[type[Self], tuple[dict[Hashable, bytes]]]:
+    def _put(self, changes: Mapping[Hashable, bytes]) -> None:
+        self._newest.update(changes)
+
+    def _read(self, records: Iterable[Record]) -> list[bytes]:
+        return list(records)
+
+    def _next(self) -> Self:
+        """The version after this one, yet without records."""
+        return object.__new__(type(self))
+
+    def _branch(self) -> Self:
+        """The same records, with a dict of their own."""
+        return type(self)(self._all())
+
+    def __reduce__(self) -> Any:
         return type(self), (self.to_dict(),)

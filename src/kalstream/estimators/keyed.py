@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -16,6 +17,7 @@ from sklearn.exceptions import NotFittedError
 from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core.keyed import Keyed, KeyedState
+from kalstream.core.spilled import Spilled
 from kalstream.errors import CheckpointError, InvalidInput
 from kalstream.estimators import _saving, checkpoint
 from kalstream.estimators._published import PublishedEstimator
@@ -87,6 +89,11 @@ class KeyedClassifier(ClassifierMixin, PublishedEstimator[Known]):
     ----------
     base : KalmanClassifier, optional
         The model of all keys, with any settings; it is cloned. None: ``KalmanClassifier()``.
+    max_keys : int, optional
+        How many keys may be in memory between calls. The others, which learned least recently, are
+        in one temporary file and come back bit for bit. None: all keys are in memory.
+    folder : str, optional
+        Where the temporary file is. None: the folder for temporary files, which may be in memory.
 
     Attributes
     ----------
@@ -104,7 +111,7 @@ class KeyedClassifier(ClassifierMixin, PublishedEstimator[Known]):
     n_seen_ : int
         Number of rows seen, with a label or without.
     nbytes_ : int
-        Bytes of the numbers, of the base and of all keys.
+        Bytes of the numbers in memory, of the base and of all keys.
     n_features_in_, feature_names_in_
         As in scikit-learn.
 
@@ -112,7 +119,8 @@ class KeyedClassifier(ClassifierMixin, PublishedEstimator[Known]):
     -----
     A key can be anything that can be hashed, such as a string, a number or a tuple. Keys that are
     equal are one key: 1, 1.0 and True. To save a model, its keys must be numbers, strings, bytes or
-    tuples of these. Keys are not forgotten: memory grows with their number.
+    tuples of these. Keys are not forgotten: memory grows with their number, or with ``max_keys``
+    the temporary file does. It has no name, and vanishes with the process.
 
     Rows are learned in their order, and a batch of any mix of keys gives what its rows would give
     one by one. A call that fails changes nothing. In `partial_fit` a label of None or NaN teaches
@@ -132,7 +140,12 @@ class KeyedClassifier(ClassifierMixin, PublishedEstimator[Known]):
     (2, True)
     """
 
-    def __init__(self, base: KalmanClassifier | None = None) -> None:
+    def __init__(
+        self,
+        base: KalmanClassifier | None = None,
+        max_keys: int | None = None,
+        folder: str | None = None,
+    ) -> None:
         store(locals())
 
     # ---- learning -------------------------------------------------------------------------
@@ -227,7 +240,18 @@ class KeyedClassifier(ClassifierMixin, PublishedEstimator[Known]):
         check.instance("base", base, KalmanClassifier)
         keyed = Keyed(1 + n_columns)
         scaler = OnlineScaler(half_life=KalmanClassifier._SCALE_HALF_LIFE)
-        return Known(clone(base), Labels(), scaler, keyed, keyed.start(), 0, {})
+        return Known(clone(base), Labels(), scaler, keyed, self._no_keys(keyed), 0, {})
+
+    def _no_keys(self, keyed: Keyed) -> KeyedState:
+        """The state of keys before any row."""
+        if self.max_keys is None:
+            return keyed.start()
+        check.count("max_keys", self.max_keys)
+        if not hasattr(os, "pread"):
+            raise InvalidInput("max_keys needs a system with pread, such as Linux; leave it None")
+        if not os.path.isdir(self.folder or "."):
+            raise InvalidInput(f"folder is {check.shown(self.folder)}; give a folder that is there")
+        return keyed.start(Spilled(most=self.max_keys, folder=self.folder))
 
     # ---- predicting -----------------------------------------------------------------------
 
@@ -311,7 +335,7 @@ class KeyedClassifier(ClassifierMixin, PublishedEstimator[Known]):
     @property
     def keys_(self) -> list[Any]:
         """Keys with a label that taught them something."""
-        return list(self._model.state.records.to_dict())
+        return self._model.state.records.keys()
 
     @property
     def n_keys_(self) -> int:
@@ -339,7 +363,7 @@ class KeyedClassifier(ClassifierMixin, PublishedEstimator[Known]):
 
     @property
     def nbytes_(self) -> int:
-        """Bytes of the numbers, of the base and of all keys."""
+        """Bytes of the numbers in memory, of the base and of all keys."""
         known = self._model
         return known.base.nbytes_ + known.state.nbytes
 
@@ -348,8 +372,9 @@ class KeyedClassifier(ClassifierMixin, PublishedEstimator[Known]):
     def save(self, path: str | PathLike[str]) -> None:
         """Write the estimator to one file, safetensors with JSON; the file is replaced atomically.
 
-        `load` returns an estimator that continues with the same bits as this one. Meanwhile the
-        numbers of all keys are in memory twice.
+        `load` returns an estimator that continues with the same bits as this one. All keys are in
+        the file. Meanwhile their numbers are in memory twice, or with ``max_keys`` in a second
+        temporary file.
 
         Examples
         --------
@@ -364,6 +389,7 @@ class KeyedClassifier(ClassifierMixin, PublishedEstimator[Known]):
         keys, block = known.keyed.block(known.state, len(known.labels.names))
         tree = {
             "default": self.base is None,
+            "max_keys": None if self.max_keys is None else int(self.max_keys),
             "base": _saving.tree_of(known.base),
             "scaler": known.scaler,
             "keyed": known.keyed,
@@ -376,10 +402,13 @@ class KeyedClassifier(ClassifierMixin, PublishedEstimator[Known]):
         checkpoint.write(read_path(path), type(self).__name__, tree, _check_tree)
 
     @classmethod
-    def load(cls, path: str | PathLike[str], features: Any = None) -> Self:
+    def load(
+        cls, path: str | PathLike[str], features: Any = None, folder: str | None = None
+    ) -> Self:
         """Read a file that `save` wrote, with this or an earlier version of kalstream.
 
         ``features`` is as in `KalmanClassifier.load`: a transformer of another library in the base.
+        ``folder`` is the parameter, which the file does not hold.
 
         Examples
         --------
@@ -399,8 +428,8 @@ class KeyedClassifier(ClassifierMixin, PublishedEstimator[Known]):
             ) from error
         base = _saving.estimator_of(KalmanClassifier, tree["base"], path, features)
         keyed, keys = tree["keyed"], tree["keys"].tolist()
-        state = keyed.of_block(tree["pooled"], keys, tree["records"])
-        made = cls(None if tree["default"] else clone(base))
+        made = cls(None if tree["default"] else clone(base), tree.get("max_keys"), folder)
+        state = keyed.of_block(made._no_keys(keyed), tree["pooled"], keys, tree["records"])
         known = Known(
             base, base._model.targets.labels, tree["scaler"], keyed, state, tree["n_seen"], fitted
         )
@@ -467,6 +496,8 @@ def _check_tree(tree: dict[str, Any]) -> dict[str, Any]:
         fitted = {**fitted, "encoding": _saving._encoding(fitted)}
     _, model, columns = _saving._check(KalmanClassifier, tree["base"])
     need(type(tree["default"]) is bool, "default", "True or False")
+    most = tree.get("max_keys")  # files of before it have none
+    need(most is None or (type(most) is int and most > 0), "max_keys", "None or at least 1")
     need(isinstance(scaler, OnlineScaler), "scaler", "an OnlineScaler")
     need(type(n_seen) is int and n_seen > 0, "n_seen", "an integer of at least 1")
     n_columns = fitted["n_features_in_"]
