@@ -98,15 +98,16 @@ class KalmanEstimator(PublishedEstimator[Model], ABC):
         restart: bool = False,
         predict: bool = False,
         prepared: Callable[[Model], Model] | None = None,
+        beside: Callable[[Model, Chunk], Any] | None = None,
     ) -> Any:
         """Learn a chunk: all of it is published in one step, or nothing.
 
         ``restart`` discards what was learned before: the call is `fit`. ``prepared`` changes the
         model before it learns. With ``predict``, returns predictions of the rows, each made before
-        the row was learned.
+        the row was learned; and with them what ``beside`` makes of the model before and the rows.
         """
         settings = self._settings
-        plain = sample_weight is None and time is None and prepared is None
+        plain = all(each is None for each in (sample_weight, time, prepared, beside))
 
         def change(model: Model | None) -> tuple[Model, Any]:
             if model is not None and plain:
@@ -122,7 +123,9 @@ class KalmanEstimator(PublishedEstimator[Model], ABC):
             gaps = gaps_before(model, time, len(rows), settings.unit)
             if prepared is not None:
                 model = prepared(model)
-            return learn(model, Chunk(rows, targets, weight, *gaps), settings, predict)
+            chunk: Chunk = Chunk(rows, targets, weight, *gaps)
+            after, made = learn(model, chunk, settings, predict)
+            return after, made if beside is None else (made, beside(model, chunk))
 
         return self._publish(change, restart=restart)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kalstream.core import checks as check
 from kalstream.core.checks import Targets
-from kalstream.core.experts.expert import Expert, ExpertRows, ExpertState, advance
+from kalstream.core.experts.expert import Expert, ExpertRows, ExpertState, advance, begun
 from kalstream.core.judging import Index, LateRows, choose
 from kalstream.core.predictive import METHODS
 from kalstream.core.stacking import Stack
@@ -161,14 +161,38 @@ class Classification:
             return plain
         spoken = None
         if self.experts and ahead.columns is not None:
-            n = len(ahead.columns)
-            gap = np.broadcast_to(np.asarray(ahead.gap, np.float64), (n,))
-            number = np.full(n, model.came)
-            passing = ExpertRows(ahead.columns, np.full(n, -1), np.ones(n), gap, number)
+            passing = _passing(model, ahead.columns, ahead.gap)
             n_classes = step.logit_mean.shape[2]
             _, spoken = advance(self.experts, model.targets.experts, passing, n_classes)
             spoken = self._unordered(spoken)
         return stack.with_experts(self._names).predict(step, plain, ordered=False, spoken=spoken)
+
+    def new_class_proba(self, model: Model, rows: ExpertRows) -> Array:
+        """Probability (b,) of a class never seen, by the first expert that expects one."""
+        for expert in self.experts:
+            if expert.expects_new_classes:
+                n_classes = len(model.targets.labels.names)
+                return expert.new_class_proba(
+                    begun(expert, model.targets.experts, rows, n_classes), rows
+                )
+        raise InvalidInput(
+            f"no expert of {[expert.name for expert in self.experts]} knows how probable a class "
+            "never seen is; give experts=[..., kalstream.core.GaussianClasses()] and start again"
+        )
+
+    def new_class_ahead(self, model: Model, rows: Array, gap: Any) -> Array:
+        """As `new_class_proba`, of rows (b, d) of which any could be the next."""
+        columns = model.representation.seen(model.representation.columns(rows))
+        return self.new_class_proba(model, _passing(model, columns, gap))
+
+    def new_class_before(self, model: Model, chunk: Chunk, settings: Settings) -> Array:
+        """As `new_class_proba`, of each row of a chunk before it is learned."""
+        if settings.transition == "chunk":
+            return self.new_class_ahead(model, chunk.rows, 1.0 if chunk.gap is None else chunk.gap)
+        representation, columns = model.representation.scaled(chunk.rows)
+        model, chunk = self.read(model, chunk)
+        rows = _learning(representation.seen(columns), chunk, model.came)
+        return self.new_class_proba(model, rows)
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -183,9 +207,7 @@ class Classification:
         """
         if not self.experts or chunk.columns is None:
             return {}, None
-        gap = np.ones(len(chunk)) if chunk.gap is None else chunk.gap
-        number = np.arange(came, came + len(chunk))
-        rows = ExpertRows(chunk.columns, *_learned_labels(chunk), gap, number)
+        rows = _learning(chunk.columns, chunk, came)
         return advance(self.experts, known.experts, rows, step.logit_mean.shape[2])
 
     def _unordered(self, spoken: Array | None) -> Array | None:
@@ -347,6 +369,20 @@ def without_class(model: Model, label: Any, settings: Settings) -> Model:
     # What was predicted of rows that wait had a column for the class.
     store = None if model.store is None else model.store.without_predictions()
     return model.but(targets=targets, state=state, store=store)
+
+
+def _learning(columns: Array, chunk: Chunk, came: int) -> ExpertRows:
+    """Rows as experts learn them, ``came`` rows after the first."""
+    gap = np.ones(len(chunk)) if chunk.gap is None else chunk.gap
+    number = np.arange(came, came + len(chunk))
+    return ExpertRows(columns, *_learned_labels(chunk), gap, number)
+
+
+def _passing(model: Model, columns: Array, gap: Any) -> ExpertRows:
+    """Rows with columns (b, d) as experts predict them, where any could be the next."""
+    n = len(columns)
+    gap = np.broadcast_to(np.asarray(gap, np.float64), (n,))
+    return ExpertRows(columns, np.full(n, -1), np.ones(n), gap, np.full(n, model.came))
 
 
 def _learned_labels(chunk: Chunk) -> tuple[Array, Array]:

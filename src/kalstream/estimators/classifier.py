@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,6 +26,7 @@ from kalstream.estimators._model import Model
 from kalstream.estimators._row import predict_row
 from kalstream.estimators._settings import policy_of, store
 from kalstream.estimators._sharing import interruptible
+from kalstream.estimators._time import gaps_ahead
 from kalstream.estimators.inputs import read_weights
 from kalstream.estimators.labels import read_labels
 from kalstream.estimators.trees import Trees
@@ -388,7 +389,7 @@ class KalmanClassifier(ClassifierMixin, AskingEstimator[Array]):
         X : (b, d)
         abstain_below : float in [0, 1], optional
             Rows whose most probable label is less probable than this get None. The array then
-            holds objects.
+            holds objects. Where `expects_new_classes`, the class may also be a new one.
         time
             As in `predict_proba`.
 
@@ -404,7 +405,8 @@ class KalmanClassifier(ClassifierMixin, AskingEstimator[Array]):
             return labels
         threshold = check.unit_interval("abstain_below", abstain_below)
         labels = labels.astype(object)
-        labels[probabilities.max(axis=1) < threshold] = None
+        known = 1.0 - self.new_class_proba(X, time) if self.expects_new_classes else 1.0
+        labels[probabilities.max(axis=1) * known < threshold] = None
         return labels
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
@@ -436,6 +438,66 @@ class KalmanClassifier(ClassifierMixin, AskingEstimator[Array]):
                 "sample_weight is zero in every row; give at least one row a weight above 0"
             )
         return float(np.average(hits, weights=weight))
+
+    # ---- classes never seen ---------------------------------------------------------------
+
+    @property
+    def _classification(self) -> Classification:
+        return cast(Classification, self._settings.task)
+
+    @property
+    def expects_new_classes(self) -> bool:
+        """Whether an expert says how probable a class never seen is: `new_class_proba`."""
+        return any(expert.expects_new_classes for expert in self._classification.experts)
+
+    @interruptible
+    def new_class_proba(self, X: ArrayLike, time: Any = None) -> Array:
+        """Probability (b,) that the class of each row was never seen.
+
+        It is what the expert `kalstream.core.GaussianClasses` says, which needs to be one of
+        ``experts``.
+
+        Parameters
+        ----------
+        X, time
+            As in `predict_proba`.
+
+        Examples
+        --------
+        >>> from kalstream.core import GaussianClasses
+        >>> rng = np.random.default_rng(0)
+        >>> y = np.minimum(rng.integers(9, size=300), 2 + np.arange(300) // 30)
+        >>> X = 20.0 * rng.standard_normal((9, 2))[y] + rng.standard_normal((300, 2))
+        >>> model = KalmanClassifier(features="raw", experts=[GaussianClasses()])
+        >>> near, far = model.partial_fit(X, y).new_class_proba([X[0], [90.0, 90.0]])
+        >>> bool(near < 0.01), bool(far > 0.9)
+        (True, True)
+        """
+        model, settings = self._model, self._settings
+        self._state(model)
+        rows, _ = self._columns(X, model)
+        gap = gaps_ahead(model, time, len(rows), settings.unit)
+        return self._classification.new_class_ahead(model, rows, gap)
+
+    def predict_open_then_learn(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        time: Any = None,
+    ) -> tuple[Array, Array]:
+        """As `predict_then_learn`, and the probability (b,) that each row is of a new class.
+
+        Examples
+        --------
+        >>> from kalstream.core import GaussianClasses
+        >>> model = KalmanClassifier(features="raw", experts=[GaussianClasses()])
+        >>> model.predict_open_then_learn([[1.0], [-1.0]], ["up", "down"])[1].round(1).tolist()
+        [1.0, 0.6]
+        """
+        new = partial(self._classification.new_class_before, settings=self._settings)
+        given = X, read_labels(y), sample_weight, time
+        return self._learn(*given, predict=True, beside=new)
 
     # ---- classes --------------------------------------------------------------------------
 

@@ -102,12 +102,15 @@ class Expert(Tagged):
     reads_labels : bool
         Whether it predicts from the labels just before a row. It is then heard only where the
         stack uses these too.
+    expects_new_classes : bool
+        Whether `new_class_proba` says how probable a class is that was never seen.
     """
 
     __slots__ = ()
 
     name: ClassVar[str]
     reads_labels: ClassVar[bool] = False
+    expects_new_classes: ClassVar[bool] = False
     if TYPE_CHECKING:
 
         @property
@@ -130,6 +133,10 @@ class Expert(Tagged):
             seen are ignored.
         """
 
+    def new_class_proba(self, state: Any, rows: ExpertRows) -> Array:
+        """Probability (b,) of a class never seen, of each row before its label is learned."""
+        raise NotImplementedError
+
 
 States = Mapping[str, ExpertState]
 
@@ -149,12 +156,7 @@ def advance(
     after: dict[str, ExpertState] = {}
     spoken, shape = np.empty((len(rows), len(experts), n_classes)), (len(rows), n_classes)
     for x, expert in enumerate(experts):
-        known = states.get(expert.name)
-        state: Any = known
-        if known is None or type(known) is not expert.state_type:
-            state = expert.start(rows.columns.shape[1], n_classes)
-        elif state.n_classes < n_classes:
-            state = state.add_classes(n_classes)
+        state = begun(expert, states, rows, n_classes)
         after[expert.name], made = expert.advance(state, rows)
         if not check.is_block(made, shape):
             made = check.block(f"the log-probabilities of the expert {expert.name!r}", made, shape)
@@ -166,6 +168,14 @@ def advance(
             "log-probabilities, at most 0"
         )
     return after, np.maximum(spoken, _LEAST, out=spoken)
+
+
+def begun(expert: Expert, states: States, rows: ExpertRows, n_classes: int) -> Any:
+    """The state of an expert with room for the classes; one that has seen nothing, if need be."""
+    known = states.get(expert.name)
+    if known is None or type(known) is not expert.state_type:
+        return expert.start(rows.columns.shape[1], n_classes)
+    return known.add_classes(n_classes) if known.n_classes < n_classes else known
 
 
 def check_experts(experts: Any) -> tuple[Expert, ...]:

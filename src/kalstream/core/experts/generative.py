@@ -43,6 +43,7 @@ class GaussianClasses(Expert):
     tag: ClassVar[str] = "kalstream.GaussianClasses"
     name: ClassVar[str] = "gaussian_classes"
     state_type: ClassVar[type] = GenerativeState
+    expects_new_classes: ClassVar[bool] = True
 
     half_life: float | None = None
     most_columns: int = 64
@@ -59,10 +60,17 @@ class GaussianClasses(Expert):
 
     def advance(self, state: GenerativeState, rows: ExpertRows) -> tuple[GenerativeState, Array]:
         """Predict each row, then learn its label if it has one."""
-        given = rows.columns, rows.labels, rows.weight, rows.gap
-        after, out = self._settings().advance(state, *given)
+        after, out = self._passed(state, rows)
         p = out[:, :-1]
         total = p.sum(axis=1, keepdims=True)
         p = np.divide(p, total, out=np.ones_like(p), where=total > 0.0)
         with np.errstate(divide="ignore"):  # classes that have not been seen
             return (after if (rows.labels >= 0).any() else state), np.log(p)
+
+    def new_class_proba(self, state: GenerativeState, rows: ExpertRows) -> Array:
+        """Probability (b,) of a class never seen, of each row before its label is learned."""
+        return self._passed(state, rows)[1][:, -1].copy()
+
+    def _passed(self, state: GenerativeState, rows: ExpertRows) -> tuple[GenerativeState, Array]:
+        given = rows.columns, rows.labels, rows.weight, rows.gap
+        return self._settings().advance(state, *given)
