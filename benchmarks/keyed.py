@@ -1,7 +1,8 @@
-"""Small models by key: python benchmarks/keyed.py [--keys 1000000]. Needs river.
+"""Small models by key: python benchmarks/keyed.py [--keys 1000000] [--disk]. Needs river.
 
 Size and speed of the keyed part and of `KeyedClassifier`, and log-loss by the row of a key against
-the base alone and against dicts of models. Writes its section.
+the base alone and against dicts of models. Writes its section. With --disk instead: speed with a
+tenth of the keys in memory.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import pickle
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from time import process_time
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from sklearn.base import clone
 
 from kalstream import KalmanClassifier, KeyedClassifier
 from kalstream.core.keyed import Keyed
+from kalstream.core.spilled import Spilled
 from kalstream.streams.packaged import path_of
 
 Array = NDArray[Any]
@@ -75,6 +77,34 @@ def keyed_part(n_keys: int) -> list[str]:
     numbers = keyed.size(CLASSES)
     speed = f"{SPEED_ROWS / min(times):,.0f}"
     return [f"{n_keys:,}", f"{made:.1f}", f"{size / 2**30:.2f}", f"{numbers:,}", speed]
+
+
+@alone
+def on_disk(n_keys: int, law: float) -> list[str]:
+    """Rows a second with all keys in memory, and with a tenth, in turns; keys by a Zipf law."""
+    keyed, rng = Keyed(1 + COLUMNS), np.random.default_rng(0)
+    often = np.arange(1, n_keys + 1) ** -law
+    often /= often.sum()
+    most = n_keys // 10
+    states = [keyed.start(), keyed.start(Spilled(most=most))]
+    for first in range(0, n_keys, CALL):
+        rows = batch(rng, np.arange(first, min(first + CALL, n_keys)))
+        states = [keyed.advance(state, *rows)[0] for state in states]
+    times: list[list[tuple[float, float]]] = [[], []]
+    for _ in range(8):  # the first ones bring the often used keys into memory
+        drawn = [rng.choice(n_keys, size=CALL, p=often) for _ in range(SPEED_ROWS // CALL)]
+        batches = [batch(rng, keys) for keys in drawn]
+        for which, state in enumerate(states):
+            start = process_time(), perf_counter()
+            for each in batches:
+                state = keyed.advance(state, *each)[0]
+            times[which].append((process_time() - start[0], perf_counter() - start[1]))
+            states[which] = state
+    cells = [f"{n_keys:,}", f"{law:g}"]
+    for clock in (0, 1):
+        rates = [SPEED_ROWS / min(each[clock] for each in of[4:]) for of in times]
+        cells += [*(f"{rate:,.0f}" for rate in rates), f"{rates[1] / rates[0]:.2f}"]
+    return cells
 
 
 @alone
@@ -211,12 +241,36 @@ def quality(name: str, data: Rows) -> list[list[str]]:
     return lines
 
 
+def write_disk(n_keys: int, *, dry: bool) -> None:
+    """Measure with keys on disk, and write the section."""
+    cases = [(n_keys // 10, 1.2), (n_keys // 10, 1.0), (n_keys // 10, 0.8), (n_keys, 1.0)]
+    lines = [on_disk(*case) for case in cases]
+    print(*lines, sep="\n", flush=True)
+    if dry:
+        return
+    heads = ["keys", "law", *2 * ["all in memory", "a tenth", "ratio"]]
+    body = [
+        "## Keys on disk",
+        f"`python benchmarks/keyed.py --disk --keys {n_keys}` on {machine()}.",
+        table(heads, lines),
+        "Rows a second of the keyed part as above, all keys in memory and a tenth of them, the "
+        f"others in the temporary file (`max_keys`); batches of {CALL:,} rows, whose keys follow a "
+        "Zipf law with this exponent. First by processor time, then by the clock; the best of four "
+        f"turns of {SPEED_ROWS:,} rows after four that do not count.",
+    ]
+    write_section("keyed-disk", "\n\n".join(body))
+
+
 def main() -> None:
     """Measure, and write the section."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--dry", action="store_true", help="print the lines only")
+    parser.add_argument("--disk", action="store_true", help="speed with keys on disk, only")
     given = parser.parse_args()
+    if given.disk:
+        write_disk(given.keys, dry=given.dry)
+        return
     sizes = [keyed_part(n) for n in (1000, 100_000, given.keys)]
     print(*sizes, sep="\n", flush=True)
     rates = [whole("fast", "scaled"), whole("default", "scaled"), whole("default", "fourier")]
