@@ -17,7 +17,7 @@ from river import checks, compose, datasets, evaluate, metrics, preprocessing
 from sklearn.preprocessing import StandardScaler
 
 from kalstream import estimators
-from kalstream.compat.river import KalmanClassifier, KalmanRegressor
+from kalstream.compat.river import KalmanClassifier, KalmanRegressor, KeyedClassifier
 from kalstream.errors import InvalidInput, OutOfMemory
 from kalstream.estimators import inputs
 from kalstream.features import OnlineScaler, RandomFourierFeatures
@@ -625,3 +625,85 @@ def test_memory_of_rows_that_are_never_learned_is_bounded(monkeypatch: Any) -> N
     before = model.estimator.n_seen_
     model.learn_one({"a": 101.0}, "a")  # no longer kept: learned all the same
     assert model.estimator.n_seen_ == before + 1
+
+
+# ---- keys ---------------------------------------------------------------------------------------
+
+
+def keyed_rows(n: int = 120, seed: int = 0) -> tuple[list[dict[Any, Any]], list[Any]]:
+    """Rows of three shops, one of which is the opposite of the others; values go missing."""
+    rng = np.random.default_rng(seed)
+    rows, labels = [], []
+    for i in range(n):
+        shop, size = "abc"[rng.integers(3)], float(rng.standard_normal())
+        row = {"size": size, "shop": shop, "price": float(rng.standard_normal())}
+        if i and rng.random() < 0.2:
+            del row["price"]
+        rows.append(row)
+        labels.append("buys" if (size > 0) == (shop != "c") else "leaves")
+    return rows, labels
+
+
+BASE = estimators.KalmanClassifier(features="scaled", preset="fast")
+
+
+@pytest.mark.parametrize("max_keys", [None, 1])
+def test_keyed_rows_are_those_of_the_estimator(max_keys: int | None) -> None:
+    rows, labels = keyed_rows()
+    model = KeyedClassifier("shop", BASE, max_keys)
+    own = estimators.KeyedClassifier(BASE)
+    for i, (row, label) in enumerate(zip(rows, labels, strict=True)):
+        x = [[row.get("price", np.nan), row["size"]]]
+        predicted = list(model.predict_proba_one(row).values())
+        model.learn_one(row, label, 1.0 + i % 2)
+        learned = own.predict_then_learn(x, [label], [row["shop"]], [1.0 + i % 2])[0].tolist()
+        assert predicted == pytest.approx([p for p in learned if p > 0.0], rel=1e-9)
+    assert model.feature_names_ == ("price", "size")
+    assert model.estimator.n_keys_ == 3
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other.predict_proba_one(rows[0]) == model.predict_proba_one(rows[0])
+    clone = model.clone()
+    assert (clone.key, clone.max_keys, clone.predict_one(rows[0])) == ("shop", max_keys, None)
+
+
+def test_keyed_frames_equal_keyed_rows() -> None:
+    rows, labels = keyed_rows()
+    one, many, frame = *(KeyedClassifier("shop", BASE) for _ in range(2)), pd.DataFrame(rows)
+    assert many.predict_many(frame).tolist() == [None] * len(rows)
+    assert many.predict_proba_many(frame).shape == (len(rows), 0)
+    for row, label in zip(rows, labels, strict=True):
+        one.learn_one(row, label)
+    many.learn_many(frame[:50], pd.Series(labels[:50]))
+    many.learn_many(frame[50:], pd.Series(labels[50:]))
+    expected = one.predict_proba_many(frame)
+    assert set(expected.columns) == {"buys", "leaves"}
+    np.testing.assert_allclose(many.predict_proba_many(frame), expected, rtol=1e-9)
+    assert many.predict_many(frame).tolist() == expected.idxmax(axis=1).tolist()
+
+
+def test_keyed_rows_that_do_not_fit_are_refused() -> None:
+    rows, labels = keyed_rows(40)
+    model = KeyedClassifier("shop", BASE)
+    with pytest.raises(InvalidInput, match="x has no 'shop', which is the key"):
+        model.learn_one({"size": 1.0}, "buys")
+    for row, label in zip(rows, labels, strict=True):
+        model.learn_one(row, label)
+    before = model.predict_proba_one(rows[0])
+    with pytest.raises(InvalidInput, match="feature 'age' came after the first row; give all"):
+        model.learn_one({**rows[0], "age": 3.0}, "buys")
+    with pytest.raises(InvalidInput, match="feature 'age' came after the first row"):
+        model.learn_many(pd.DataFrame([{**rows[0], "age": 3.0}]), pd.Series(["buys"]))
+    with pytest.raises(InvalidInput, match="X has no column 'shop'"):
+        model.predict_many(pd.DataFrame([{"size": 1.0}]))
+    with pytest.raises(InvalidInput, match="key is None"):
+        model.learn_one({**rows[0], "shop": None}, "buys")
+    with pytest.raises(InvalidInput, match="cannot be a label"):
+        model.learn_one(rows[0], ["buys"])
+    assert model.predict_proba_one({**rows[0], "age": 3.0}) == before
+
+
+def test_keyed_models_stand_in_pipelines_of_river() -> None:
+    rows, labels = keyed_rows(300)
+    model = compose.Discard("price") | KeyedClassifier("shop", BASE)
+    stream = zip(rows, labels, strict=True)
+    assert evaluate.progressive_val_score(stream, model, metrics.Accuracy()).get() > 0.75

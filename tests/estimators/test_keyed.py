@@ -79,6 +79,22 @@ def test_batches_of_any_mix_equal_rows_one_by_one(size: int) -> None:
     assert parts.n_seen_ == whole.n_seen_ == 150
 
 
+def test_the_next_row_is_predicted_as_it_will_be_when_it_is_learned() -> None:
+    X, _, keys = stream(120)
+    y = np.array(["a", "b"])[np.arange(120) // 10 % 2]  # labels that stay for a while
+    model = KeyedClassifier(KalmanClassifier(features="scaled"))
+    model.partial_fit(X[:20], y[:20], keys[:20])
+    differ = 0
+    for i in range(20, 120):
+        row = X[i : i + 1], [keys[i]]
+        next_one, classes = model.probabilities_and_classes(*row, is_next=True)
+        differ += np.abs(next_one - model.predict_proba(*row)).max() > 1e-6
+        assert classes.tolist() == model.classes_.tolist()
+        learned = model.predict_then_learn(row[0], y[i : i + 1], row[1])
+        np.testing.assert_allclose(next_one, learned, rtol=1e-9)
+    assert differ > 50
+
+
 def test_the_first_row_of_a_key_is_predicted_as_by_the_base() -> None:
     X, y, keys = stream(300)
     model, base = KeyedClassifier(BASE).partial_fit(X, y, keys), clone(BASE).partial_fit(X, y)

@@ -28,7 +28,7 @@ from kalstream.estimators.labels import read_labels
 require("river", "river")
 base: Any = require("river.base", "river")
 
-__all__ = ["KalmanClassifier", "KalmanRegressor"]
+__all__ = ["KalmanClassifier", "KalmanRegressor", "KeyedClassifier"]
 
 Columns = dict[Hashable, int]
 
@@ -574,6 +574,171 @@ class KalmanRegressor(_Adapter, base.MiniBatchRegressor):
         return estimator.predict(rows)
 
 
+class KeyedClassifier(base.MiniBatchClassifier):
+    """One model for all keys, and a small one for each, for river: per customer or machine.
+
+    `kalstream.KeyedClassifier` on rows that are dicts, of which one entry is the key.
+
+    Parameters
+    ----------
+    key : str or any other name
+        The entry of a row that is its key. It is no feature.
+    base : kalstream.KalmanClassifier, optional
+        The model of all keys, with any settings.
+    max_keys, folder
+        As in `kalstream.KeyedClassifier`.
+
+    Attributes
+    ----------
+    estimator : kalstream.KeyedClassifier
+        Has all other attributes, such as `n_keys_` and `spread_`.
+    feature_names_ : tuple
+        The features, in the order of the estimator's columns.
+
+    Notes
+    -----
+    Features are those of the first row learned, or of the first frame. Later a feature may be
+    missing, but none may be new. `predict_proba_one` is what
+    `kalstream.KeyedClassifier.predict_then_learn` would give, and sees recent labels. A frame is
+    predicted without them.
+
+    Examples
+    --------
+    >>> model = KeyedClassifier("shop")
+    >>> for step in range(100):
+    ...     size, shop = step % 5 - 2, ["north", "south"][step % 7 % 2]
+    ...     buys = (size > 0) == (shop == "north")
+    ...     model.learn_one({"shop": shop, "size": size}, "buys" if buys else "leaves")
+    >>> [model.predict_one({"shop": shop, "size": 2}) for shop in ("north", "south")]
+    ['buys', 'leaves']
+    """
+
+    def __init__(
+        self,
+        key: Hashable,
+        base: Any = None,
+        max_keys: int | None = None,
+        folder: str | None = None,
+    ) -> None:
+        self.key, self.base, self.max_keys, self.folder = key, base, max_keys, folder
+        # Replaced in one assignment, so that other threads can predict meanwhile.
+        self._known: tuple[Columns, Any] = {}, estimators.KeyedClassifier(base, max_keys, folder)
+
+    @classmethod
+    def _unit_test_params(cls) -> Iterator[dict[str, Any]]:
+        yield {"key": "key"}
+
+    @property
+    def _multiclass(self) -> bool:
+        return True
+
+    @property
+    def estimator(self) -> Any:
+        """The scikit-learn estimator that learns."""
+        return self._known[1]
+
+    @property
+    def feature_names_(self) -> tuple[Hashable, ...]:
+        """The features, in the order of the estimator's columns."""
+        return tuple(self._known[0])
+
+    def learn_one(self, x: Mapping[Hashable, Any], y: Any, w: float = 1.0) -> None:
+        """Learn a row.
+
+        Parameters
+        ----------
+        x : dict
+            Features and the key.
+        y, w
+            As in `KalmanClassifier.learn_one`.
+        """
+        if not isinstance(y, Hashable):
+            raise InvalidInput(
+                f"y is {check.shown(y)}, which cannot be a label; use a number or a string"
+            )
+        columns, estimator = self._known
+        key, features = self._parted(x)
+        fresh: list[Hashable] = []
+        _row(features, columns, fresh)
+        columns = self._with(fresh)
+        weight = read_weights(check.scalar("w", w), 1, "w")
+        estimator.partial_fit(_row(features, columns), [y], [key], weight)
+        self._known = columns, estimator
+
+    def predict_proba_one(self, x: Mapping[Hashable, Any]) -> dict[Any, float]:
+        """Probability of each label seen so far; empty before the first label.
+
+        Parameters
+        ----------
+        x : dict
+            Features and the key, which may be new.
+        """
+        columns, estimator = self._known
+        key, features = self._parted(x)
+        row = _row(features, columns)
+        if not estimator.__sklearn_is_fitted__():
+            return {}
+        made, classes = estimator.probabilities_and_classes(row, [key], is_next=True)
+        return dict(zip(classes.tolist(), made[0].tolist(), strict=True))
+
+    def predict_one(self, x: Mapping[Hashable, Any]) -> Any:
+        """Most probable label; None before the first label."""
+        probabilities = self.predict_proba_one(x)
+        return max(probabilities, key=probabilities.__getitem__) if probabilities else None
+
+    def learn_many(self, X: Any, y: Any, w: Any = 1.0) -> None:
+        """Learn the rows of a DataFrame in their order; see `KalmanClassifier.learn_many`."""
+        names, frame, keys = read_labels(y), _frame(X, without=self.key), self._keys(X)
+        new = [name for name in frame if name not in self._known[0]]
+        columns = self._with([name for name in new if not np.isnan(frame[name]).all()])
+        rows = _rows(frame, columns, slice(0, len(X)))
+        estimator = self._known[1]
+        estimator.partial_fit(rows, names, keys, read_weights(w, len(X), "w"))
+        self._known = columns, estimator
+
+    def predict_proba_many(self, X: Any) -> Any:
+        """Probabilities of the labels seen so far (columns) for each row of a DataFrame."""
+        columns, estimator = self._known
+        frame, keys = _frame(X, only=columns), self._keys(X)
+        pandas = sys.modules["pandas"]
+        if not estimator.__sklearn_is_fitted__() or not len(X):
+            return pandas.DataFrame(index=X.index)
+        rows = _rows(frame, columns, slice(0, len(X)))
+        made, classes = estimator.probabilities_and_classes(rows, keys)
+        return pandas.DataFrame(made, index=X.index, columns=classes.tolist())
+
+    def predict_many(self, X: Any) -> Any:
+        """Most probable label of each row of a DataFrame; None before the first label."""
+        made = self.predict_proba_many(X)
+        if made.shape[1]:
+            return made.idxmax(axis=1)
+        return sys.modules["pandas"].Series([None] * len(X), index=X.index, dtype=object)
+
+    def _parted(self, x: Any) -> tuple[Any, dict[Hashable, Any]]:
+        """The key of a row, and its features."""
+        features = dict(_items(x))
+        if self.key not in features:
+            raise InvalidInput(
+                f"x has no {check.shown(self.key)}, which is the key; give it in each row"
+            )
+        return features.pop(self.key), features
+
+    def _keys(self, X: Any) -> list[Any]:
+        if self.key not in X.columns:
+            raise InvalidInput(f"X has no column {check.shown(self.key)}, which is the key")
+        return list(X[self.key].tolist())
+
+    def _with(self, fresh: list[Hashable]) -> Columns:
+        """The columns with features that have come, which is too late after the first row."""
+        columns, estimator = self._known
+        if fresh and "_published" in vars(estimator):
+            raise InvalidInput(
+                f"feature {check.shown(fresh[0])} came after the first row; give all features in "
+                "the first row, 0 where they have no value yet, or leave it out"
+            )
+        return _grown(columns, estimator, fresh)[0]
+
+
 def _learned(estimator: Any) -> Any:
     """All that an estimator has learned: a value that is replaced and never changes."""
     shared = vars(estimator).get("_published")
@@ -669,7 +834,7 @@ def _number(name: Hashable, value: Any, remedy: str = "") -> float:
     )
 
 
-def _frame(X: Any, only: Columns | None = None) -> dict[Hashable, Array]:
+def _frame(X: Any, only: Columns | None = None, without: Hashable = _NAN) -> dict[Hashable, Array]:
     """Columns of a DataFrame as float64, NaN where missing; all, or those in `only`."""
     pandas = sys.modules.get("pandas")
     if pandas is None or not isinstance(X, pandas.DataFrame):
@@ -681,7 +846,7 @@ def _frame(X: Any, only: Columns | None = None) -> dict[Hashable, Array]:
         raise InvalidInput(f"X has more than one column {name!r}; rename or drop one")
     frame = {}
     for k, name in enumerate(X.columns):
-        if only is not None and name not in only:
+        if name == without or (only is not None and name not in only):
             continue
         _check_name(name)
         values = X.iloc[:, k]

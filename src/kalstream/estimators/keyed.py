@@ -256,13 +256,28 @@ class KeyedClassifier(ClassifierMixin, PublishedEstimator[Known]):
     # ---- predicting -----------------------------------------------------------------------
 
     @interruptible
-    def _predicted(self, X: Any, key: Any) -> tuple[Array, Array]:
-        """Probabilities (b, K), and the classes (K,) they are of."""
+    def probabilities_and_classes(
+        self, X: ArrayLike, key: Any, *, is_next: bool = False
+    ) -> tuple[Array, Array]:
+        """Probabilities (b, K), and the classes (K,) they are of, from one and the same model.
+
+        With ``is_next``, X is the next row alone, and its probabilities are those that
+        `predict_then_learn` would give: the model of all keys sees recent labels.
+
+        Examples
+        --------
+        >>> model = KeyedClassifier().partial_fit([[1.0], [-1.0]], ["up", "down"], ["a", "b"])
+        >>> probabilities, classes = model.probabilities_and_classes([[2.0]], ["a"], is_next=True)
+        >>> str(classes[probabilities.argmax()])
+        'up'
+        """
         known = self._seen()
         rows, _ = read_columns(X, known.fitted, type(self).__name__)
-        keys, offsets = read_keys(key, len(rows)), known.offsets(known.base.predict_proba(rows))
-        features = known.features(known.scaler.columns(rows))
-        out = known.keyed.predict(known.state, keys, features, offsets)
+        keys = read_keys(key, len(rows))
+        p, _ = known.base.probabilities_and_classes(rows, is_next=is_next)
+        columns = known.scaler.passed(rows)[1] if is_next else known.scaler.columns(rows)
+        seen = known.features(columns), known.offsets(p)
+        out = known.keyed.predict(known.state, keys, *seen)
         return out[:, known.labels.order], known.labels.classes
 
     def _seen(self) -> Known:
@@ -283,7 +298,7 @@ class KeyedClassifier(ClassifierMixin, PublishedEstimator[Known]):
         >>> bool(model.predict_proba([[1.0]], ["new"])[0, 1] > 0.5)
         True
         """
-        return self._predicted(X, key)[0]
+        return self.probabilities_and_classes(X, key)[0]
 
     def predict_log_proba(self, X: ArrayLike, key: Any) -> Array:
         """Logarithms of `predict_proba` (b, K).
@@ -306,7 +321,7 @@ class KeyedClassifier(ClassifierMixin, PublishedEstimator[Known]):
         >>> model.predict([[2.0]], ["a"]).tolist()
         ['up']
         """
-        probabilities, classes = self._predicted(X, key)
+        probabilities, classes = self.probabilities_and_classes(X, key)
         return classes[probabilities.argmax(axis=1)]
 
     def score(
