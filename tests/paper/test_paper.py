@@ -14,7 +14,7 @@ import torch
 
 from kalstream import paper
 from kalstream.errors import InvalidInput, MissingFile
-from kalstream.paper import Plan, images, learners, tables
+from kalstream.paper import Plan, images, learners, openclass, tables
 from kalstream.paper.plan import Method
 from kalstream.paper.race import Race
 from kalstream.paper.results import ResultsFile
@@ -447,11 +447,37 @@ def test_the_page_agrees_with_the_result_files() -> None:
     docs = Path(__file__).parents[2] / "docs"
     page = (docs / "paper.md").read_text(encoding="utf-8")
     tables = ("table1", "figure3", "figure5", "figure6", "figure7", "ablations", "initialisation")
+    tables = (*tables, "openclass")
     for name in ("beyond", "frozen"):  # pages of their own
         table = paper.shown(name, docs / "paper").strip()
         assert table in (docs / f"paper/{name}.md").read_text(encoding="utf-8")
     for name in tables:
         assert paper.shown(name, docs / "paper").strip() in page
-    for name in (f"figure{number}" for number in range(1, 8)):
+    for name in (*(f"figure{number}" for number in range(1, 8)), "openclass"):
         paper.shown(name, docs / "paper")
         assert f"paper/{name}.png" in page
+
+
+def test_new_classes_are_measured_as_scikit_learn_does(tmp_path: Path) -> None:
+    from sklearn.metrics import log_loss, roc_auc_score
+
+    rng = np.random.default_rng(0)
+    y, X = np.minimum(rng.integers(8, size=200), np.arange(200) // 15), rng.random((200, 2))
+    first = np.zeros(200, bool)
+    first[np.unique(y, return_index=True)[1]] = True
+    for score in ("own", "doubt", "novel", "frequency"):
+        options = {"learner": "kalman", "gaussian": score == "own", "score": score}
+        made = openclass._measured(options, X, y, first, 0)
+        new = openclass._scores(options, X, y, 0)[0]
+        area = roc_auc_score(first[1:], new[1:])
+        assert 1.0 - np.mean(made["above"]) == pytest.approx(area, abs=1e-4)
+        p = np.clip(new[1:], 1e-15, 1.0 - 1e-15)
+        if made["event"] is not None:
+            assert made["event"] == pytest.approx(log_loss(first[1:], p), abs=1e-4)
+    rows = rng.random((60, 3))
+    np.savez(tmp_path / "mine.npz", features=rows, labels=np.arange(60) % 12)
+    X, labels = openclass._rows({"table": "embeddings"}, 40, 0, tmp_path / "mine.npz")
+    assert len(X) == len(labels) == 40
+    assert {tuple(row) for row in X} < {tuple(row) for row in rows}
+    with pytest.raises(InvalidInput, match="is not a file; give --data a file"):
+        openclass._rows({"table": "embeddings"}, 40, 0, tmp_path)

@@ -31,7 +31,8 @@ Examples
 def paper(  # noqa: D103
     name: Annotated[str, typer.Argument(help="An experiment, or list.", metavar="NAME")],
     data: Annotated[
-        Path | None, typer.Option(help="CIFAR-100 (cifar-100-python, or its archive), or CLOC.")
+        Path | None,
+        typer.Option(help="CIFAR-100 (cifar-100-python, or its archive), CLOC, or embeddings."),
     ] = None,
     weights: Annotated[
         Path | None, typer.Option(help="torchvision's MobileNetV2 for figure3, ResNet-50 for cloc.")

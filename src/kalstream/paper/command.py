@@ -7,14 +7,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, Final
 
 from kalstream._files import write_whole
 from kalstream._optional import require
 from kalstream.errors import InvalidInput, MissingExtra, MissingFile
-from kalstream.paper import figures, series, tables
+from kalstream.paper import figures, openclass, series, tables
 from kalstream.paper.plan import Method, Plan
 from kalstream.paper.results import ResultsFile, check
 
+# Kinds whose runs, table and figure are a module of their own.
+_OWN: Final[dict[str, Any]] = {"series": series, "open": openclass}
 _DATA_NAMES = {"cifar100": "CIFAR-100", "cloc": "CLOC"}
 
 
@@ -41,7 +44,7 @@ def reproduce(
         Where ``NAME.json``, ``NAME.md`` and ``NAME.png`` are written. Result files of other
         experiments that this one uses are read from there.
     data : Path, optional
-        CIFAR-100. Without it a quick run uses synthetic images.
+        CIFAR-100; without it a quick run uses synthetic images. Of openclass a file of embeddings.
     weights : Path, optional
         torchvision's MobileNetV2, for methods that start from pretrained weights.
     quick : bool
@@ -62,13 +65,14 @@ def reproduce(
     folder.mkdir(parents=True, exist_ok=True)
     for needed in sorted(plan.needs()):
         if not (folder / f"{needed}.json").exists():
-            if not quick and plan.kind != "series":
+            if not quick and plan.kind not in _OWN:
                 raise MissingFile(
                     f"{name} needs {needed}.json in {folder}; run: kalstream paper {needed}"
                 )
             reproduce(needed, folder, data=data, quick=quick, device=device, jobs=jobs, say=say)
-    if plan.kind == "series" and not plan.of:
-        write_whole(folder / f"{name}.json", json.dumps(series.run(plan)) + "\n")
+    if plan.kind in _OWN and not plan.of:
+        made = _OWN[plan.kind].run(plan, data)
+        write_whole(folder / f"{name}.json", json.dumps(made) + "\n")
     elif plan.kind == "images":
         _run_images(plan, folder, data, weights, device, only, jobs, say)
     return _write(plan, folder, draws)
@@ -80,7 +84,7 @@ def shown(name: str, folder: Path) -> str:
     path = folder / f"{plan.of or name}.json"
     if not path.exists():
         raise MissingFile(f"no result file {path}; run: kalstream paper {name}")
-    if plan.kind != "series":
+    if plan.kind not in _OWN:
         check(Plan.read(plan.of or name), ResultsFile(path))
     table, _ = _read_results(plan, folder)
     page = folder / f"{name}.md"
@@ -166,10 +170,10 @@ def _with_weights(method: Method, weights: Path | None) -> Method:
 def _read_results(plan: Plan, folder: Path) -> tuple[str, Callable[[Path], None]]:
     """The table of a result file, and a function that draws its figure into a file."""
     path = folder / f"{plan.of or plan.name}.json"
-    if plan.kind == "series":
+    if own := _OWN.get(plan.kind):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            return series.table(content), partial(series.draw, plan, content)
+            return own.table(content), partial(own.draw, plan, content)
         except (ValueError, KeyError) as error:
             raise InvalidInput(f"{path} is damaged ({error}); move it away") from error
     results = ResultsFile(path)

@@ -99,7 +99,7 @@ class Plan:
     Attributes
     ----------
     name, title : str
-    kind : "images", "series" or "view"
+    kind : "images", "series", "open" or "view"
         A view has no runs of its own: it shows results of the experiment ``of``.
     chunk, rows : int
         Rows of a chunk, and of a pass (0 for all).

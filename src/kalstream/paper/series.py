@@ -20,7 +20,7 @@ NOISE_VAR, PRIOR_VAR = 0.05, 0.01  # of the filter, appendix C
 _POLICIES: Final = {"learned": Learned, "fixed": Fixed, "mixture": Mixture}
 
 
-def run(plan: Plan) -> dict[str, Any]:
+def run(plan: Plan, data: Path | None = None) -> dict[str, Any]:
     """Run each method over the series: predictions, gamma and running log density (n,)."""
     seed = plan.seeds[0]
     y = time_series(seed).targets
