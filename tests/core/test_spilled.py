@@ -4,6 +4,9 @@ import errno
 import gc
 import os
 import pickle
+import random
+import signal
+import sys
 from threading import Thread
 from typing import Any
 
@@ -102,6 +105,40 @@ def test_an_update_that_fails_changes_no_version(monkeypatch: pytest.MonkeyPatch
         assert (first.to_dict(), second.to_dict()) == expected
     third = second.updated({8: record(8)})
     assert third.to_dict() == {**expected[1], 8: record(8)}
+
+
+def test_interrupts_at_any_time_are_raised_and_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    lost: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    rng, records, expected, raised = random.Random(0), Spilled(most=5), dict[int, bytes](), 0
+    gc.disable()  # hypothesis has a callback of its own in it
+    try:
+        for i in range(600):
+            changes = {key: record(i) for key in rng.sample(range(300), 60)}
+            after: Any = None
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 4e-4))
+            try:
+                after = records.updated(changes)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                records = after
+            except KeyboardInterrupt:
+                raised += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            if records is after:
+                expected |= changes
+            assert records.to_dict() == expected
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        gc.enable()
+    assert records.to_dict() == expected
+    assert raised > 100
+    assert not lost
 
 
 def test_what_a_full_disk_took_in_part_is_written_to_its_end(

@@ -7,7 +7,7 @@ import tempfile
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from mmap import ACCESS_READ, mmap
 from threading import Lock
 from typing import Any, Final, Self
@@ -145,40 +145,56 @@ class _File:
         # It is closed with this object. At exit other threads may still read.
         weakref.finalize(self, self._opened.close).atexit = False
         self.number, self.process = self._opened.fileno(), os.getpid()
-        self.free: dict[int, list[int]] = defaultdict(list)
+        self._free: dict[int, list[_Freed]] = defaultdict(list)
         self._end, self._lock = 0, Lock()
 
     def write(self, record: bytes) -> Place:
+        """Where a record is."""
         room = max(_LEAST, 1 << (len(record) - 1).bit_length())
-        era = _era[0]
-        try:
-            start = self.free[room].pop()
-        except IndexError:
-            with self._lock:
-                start, self._end = self._end, self._end + room
-        place = Place(self, start, len(record), room, era)
-        done = os.pwrite(self.number, record, start)
+        place = Place(self, self._place(room), len(record), self._free[room])
+        done = os.pwrite(self.number, record, place.start)
         while done < len(record):  # the second time, a full disk raises an error
-            done += os.pwrite(self.number, record[done:], start + done)
+            done += os.pwrite(self.number, record[done:], place.start + done)
         return place
+
+    def _place(self, room: int) -> int:
+        free = self._free[room]
+        with suppress(IndexError):
+            while True:
+                freed = free.pop()
+                if freed.era is _era[0] is not None:  # otherwise a child may read it
+                    return freed.start
+        with self._lock:
+            start, self._end = self._end, self._end + room
+        return start
+
+
+class _Freed(weakref.ref["Place"]):
+    """A place that nobody refers to any more."""
+
+    __slots__ = ("era", "start")
+
+    era: object | None
+    start: int
 
 
 class Place:
-    """Where a record is. Its bytes stay as they are while this object exists."""
+    """Where a record is. Its bytes stay as they are while this object exists.
 
-    __slots__ = ("_era", "_file", "_room", "_size", "_start")
+    Its end is noted by a weak reference that calls ``append``, and not by ``__del__``: there, a
+    KeyboardInterrupt would be lost.
+    """
 
-    def __init__(self, file: _File, start: int, size: int, room: int, era: object) -> None:
-        self._file, self._start, self._size = file, start, size
-        self._room, self._era = room, era
+    __slots__ = ("__weakref__", "_file", "_freed", "_size", "start")
+
+    def __init__(self, file: _File, start: int, size: int, free: list[_Freed]) -> None:
+        self._file, self.start, self._size = file, start, size
+        self._freed = freed = _Freed(self, free.append)
+        freed.start, freed.era = start, _era[0]
 
     def read(self) -> bytes:
         """The record."""
-        record = os.pread(self._file.number, self._size, self._start)
+        record = os.pread(self._file.number, self._size, self.start)
         if len(record) != self._size:
             raise OSError("the temporary file of keys was cut short; load the model again")
         return record
-
-    def __del__(self, era: list[object | None] = _era) -> None:  # at exit no global is sure
-        if self._era is era[0] is not None:
-            self._file.free[self._room].append(self._start)
