@@ -10,7 +10,7 @@ from river import stream as river_stream
 
 from kalstream import KalmanClassifier
 from kalstream.compat.river import KalmanClassifier as RiverClassifier
-from kalstream.core import LabelChain, Linear, Neighbours
+from kalstream.core import GaussianClasses, LabelChain, Linear, Neighbours
 from kalstream.errors import InvalidInput
 from kalstream.estimators import Trees
 from kalstream.estimators.classifier import PRESETS
@@ -21,7 +21,7 @@ every = pytest.mark.parametrize("preset", PRESETS)
 SAME: dict[str, dict[str, Any]] = {
     "fast": {"stacking": False},
     "default": {"experts": [Neighbours(), LabelChain(), Linear()]},
-    "accurate": {"experts": [Neighbours(), LabelChain(), Linear(), Trees()]},
+    "accurate": {"experts": [Neighbours(), LabelChain(), Linear(), GaussianClasses(), Trees()]},
 }
 
 

@@ -13,7 +13,7 @@ from sklearn.base import ClassifierMixin
 
 from kalstream._arrays import Array
 from kalstream.core import checks as check
-from kalstream.core.experts import Expert, LabelChain, Linear, Neighbours
+from kalstream.core.experts import Expert, GaussianClasses, LabelChain, Linear, Neighbours
 from kalstream.core.experts.expert import check_experts
 from kalstream.core.guard import Health
 from kalstream.core.likelihoods import LIKELIHOODS
@@ -36,7 +36,7 @@ _USUAL: Final = Neighbours(), LabelChain(), Linear()
 PRESETS: Final[Mapping[str, tuple[bool, tuple[Expert, ...]]]] = {
     "fast": (False, ()),
     "default": (True, _USUAL),
-    "accurate": (True, (*_USUAL, Trees())),
+    "accurate": (True, (*_USUAL, GaussianClasses(), Trees())),
 }
 
 
@@ -95,8 +95,8 @@ class KalmanClassifier(ClassifierMixin, AskingEstimator[Array]):
     preset : "fast", "default" or "accurate"
         Who predicts. "fast": the filters of the mixture alone, without a stack. "default": the
         stack combines them with `kalstream.core.Neighbours`, `kalstream.core.LabelChain` and
-        `kalstream.core.Linear`. "accurate": it also hears `kalstream.estimators.Trees`, which see
-        thresholds and cost more.
+        `kalstream.core.Linear`. "accurate": it also hears `kalstream.core.GaussianClasses` and
+        `kalstream.estimators.Trees`, which see curved boundaries and thresholds, and cost more.
     intercept : bool
         Whether a constant is one of the features.
     time_unit : float or timedelta

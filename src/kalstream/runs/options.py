@@ -335,7 +335,7 @@ class Options(BaseModel):
     preset: Literal["fast", "default", "accurate"] = option(
         "default",
         "fast: the filters of a mixture alone. default: nearest rows, label transitions and a "
-        "linear rule stand beside them. accurate: boosted trees, too.",
+        "linear rule stand beside them. accurate: classes as Gaussians and boosted trees, too.",
     )
     intercept: bool = option(
         True, "Without this, a constant is one of the features.", typed_as="--no-intercept"
