@@ -61,7 +61,7 @@ def theirs(name: str, X: Array, y: Array) -> tuple[Array, float]:
         instance = stream.next_instance()
         votes = learner.predict_proba(instance)
         if votes is not None and len(votes):
-            row[: len(votes)] = votes
+            row[: len(votes)] = np.isinf(votes) if np.isinf(votes).any() else votes
         learner.train(instance)
     whole = out.sum(axis=1, keepdims=True)
     out = np.where(whole > 0.0, out / np.maximum(whole, 1e-300), 1.0 / out.shape[1])
