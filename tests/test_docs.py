@@ -86,7 +86,7 @@ def test_time_series_example(
     assert picture.stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("name", ["first-steps", "coming-from"])
+@pytest.mark.parametrize("name", ["first-steps", "coming-from", "faq"])
 def test_pages_print_what_they_say(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
     if "from river" in text:
