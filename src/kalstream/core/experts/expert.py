@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, cast
 
 import numpy as np
 
@@ -86,6 +86,20 @@ class ExpertState(Tagged):
     @abstractmethod
     def add_columns(self, n_columns: int) -> Self:
         """The state with columns that were missing in all rows so far, behind the others."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts = {each.name: getattr(self, each.name) for each in fields(cast(Any, self))}
+        return _restored, (type(self), parts)
+
+
+def _restored(cls: type, parts: Mapping[str, Any]) -> Any:
+    """A state from its parts. An array of a file that is mapped into memory cannot be written."""
+    state: Any = object.__new__(cls)
+    for name, part in parts.items():
+        if isinstance(part, np.ndarray) and not part.flags.writeable:
+            part = np.array(part)
+        object.__setattr__(state, name, part)
+    return state
 
 
 class Expert(Tagged):
