@@ -3,6 +3,7 @@
 docs/evaluate.md is its guide.
 """
 
+from kalstream.evaluate._retention import Retained, iter_retention, retention
 from kalstream.evaluate.adapters import Adapter, Answer, adapt
 from kalstream.evaluate.compare import Paired, paired_test
 from kalstream.evaluate.metrics import METRICS, Errors, Metric, Scored, Show, register
@@ -25,13 +26,16 @@ __all__ = [
     "Paired",
     "Record",
     "Result",
+    "Retained",
     "Scored",
     "Selection",
     "Show",
     "adapt",
     "iter_prequential",
+    "iter_retention",
     "paired_test",
     "prequential",
     "register",
+    "retention",
     "select",
 ]

@@ -81,6 +81,11 @@ class Evaluation:
         `ask_and_tell` keeps the rows until then; others learn rows that wait here. A stream may
         also say when each label comes (``label_timed``), or have rows that bring the labels of
         earlier ones (``named``).
+    ahead : int
+        Near-future accuracy: so many rows lie between the row that was learned last and the row
+        that is predicted (S of Ghunaim et al., 2023). The learner is not told, and learns as it
+        would with ``ahead=0``: the same as a delay, except for a learner that keeps rows, which
+        under a delay is judged by late predictions and adapts to them.
     cost : float
         Relative cost of the learner. Every chunk is predicted, and only every cost-th chunk is
         learned, as if the stream did not wait for the learner (Ghunaim et al., 2023).
@@ -118,6 +123,7 @@ class Evaluation:
         *,
         chunk: int = 1,
         delay: int | timedelta = 0,
+        ahead: int = 0,
         cost: float = 1.0,
         window: int = 1000,
         limit: int | None = None,
@@ -125,10 +131,11 @@ class Evaluation:
         together: int = 1,
     ) -> None:
         whole: dict[str, Any] = {"chunk": chunk, "window": window, "together": together}
+        whole["ahead"] = ahead
         if not isinstance(delay, timedelta):
             whole["delay"] = delay
         for name, value in {**whole, "limit": 1 if limit is None else limit}.items():
-            least = 0 if name == "delay" else 1
+            least = 0 if name in ("delay", "ahead") else 1
             if not isinstance(value, int | np.integer) or value < least:
                 also = " or a timedelta" if name == "delay" else ""
                 raise InvalidInput(f"{name} must be a whole number >= {least}{also}, got {value!r}")
@@ -136,14 +143,14 @@ class Evaluation:
             raise InvalidInput(f"cost must be a number >= 1, got {cost!r}")
         stream = as_stream(stream, learner)
         self.adapter, self.stream = adapt(learner, stream, classes), stream
-        self.chunk, self.delay, self.cost = chunk, delay, cost
+        self.chunk, self.delay, self.ahead, self.cost = chunk, delay, ahead, cost
         self.window = -(-window // chunk) * chunk
         self.late = self._late()
         self.limit, self.together = limit, together
         if self.late is not None and together > 1:
             self.together = _LATE_TOGETHER * together
         self.tracker: Tracker = ValueTracker() if stream.task == REGRESSION else LabelTracker()
-        self.tracker.late = bool(self.delay) and not isinstance(self.late, NamedRows)
+        self.tracker.late = bool(self.delay or ahead) and not isinstance(self.late, NamedRows)
         self.tracker.late |= isinstance(self.late, LateTargets)
         self.forgetting = ForgettingTracker()
         self.n_rows = self.n_learned = 0
@@ -453,12 +460,16 @@ class Evaluation:
         return parts
 
     def _in_one_call(self) -> bool:
-        alone = self.chunk == 1 and self.delay == 0 and self.cost == 1.0
+        alone = self.chunk == 1 and self.delay == self.ahead == 0 and self.cost == 1.0
         return alone and self.adapter.in_one_call
 
     def _late(self) -> LateTargets | NamedRows | None:
         """What keeps track of targets that come late, if the learner keeps the rows."""
         stream, delay = self.stream, self.delay
+        if self.ahead and (delay != 0 or stream.label_timed or stream.named):
+            raise InvalidInput(
+                f"ahead is {self.ahead}, and labels come late; give either ahead or late labels"
+            )
         in_time = isinstance(delay, timedelta)
         if in_time or stream.label_timed or stream.named:
             self._check_late(in_time)
@@ -505,7 +516,7 @@ class Evaluation:
         """
         answer = self._timed(self.adapter.predict, chunk)
         assert isinstance(self.delay, int | np.integer)
-        due = self._due(chunk.stop - int(self.delay), chunk)
+        due = self._due(chunk.stop - int(self.delay) - self.ahead, chunk)
         for each in due:
             self._learn(each)
         scored: Scored | None = self.tracker.score(chunk, answer)
@@ -673,7 +684,7 @@ def iter_prequential(learner: Any, stream: Stream, **protocol: Any) -> Iterator[
         (river).
     stream : Stream, or (X, y)
     **protocol
-        chunk, delay, cost, window, limit, classes, together: as for `Evaluation`.
+        chunk, delay, ahead, cost, window, limit, classes, together: as for `Evaluation`.
 
     Examples
     --------
