@@ -32,6 +32,7 @@ PROTOCOLS = [
     ("--forgetting", "mixture", "--delay", "40"),
     ("--forgetting", "0.99", "--time", "when", "--delay", "30m"),
     ("--forgetting", "0.99", "--id", "when"),
+    ("--forgetting", "0.99", "--key", "color"),
 ]
 EVENTS, SECONDS = 150, 0.8  # of a whole run, roughly
 
@@ -88,7 +89,7 @@ def kill_and_resume(runs: Runs, folder: Path, protocol: Any, seed: int, kills: i
     return killed
 
 
-@pytest.mark.parametrize("seed", [0, 2, 6, 7, 17])
+@pytest.mark.parametrize("seed", [0, 2, 6, 7, 8, 9])
 def test_kills(runs: Runs, folder: Path, seed: int) -> None:
     protocol = PROTOCOLS[seed % len(PROTOCOLS)]
     finished(runs, folder, *BASE, *protocol, "-o", "whole")

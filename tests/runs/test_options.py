@@ -75,6 +75,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "time_unit": ("7", TIMED),
     "label_time": ("came", {**TIMED, "ignore": without("when", "came")}),
     "id": ("order", WITH_IDS | CLASSIFICATION),
+    "key": ("order", {"ignore": without("order")}),
     "ignore": ([*PLAIN, "x"], {}),
     "categorical": (["code"], {}),
     "missing": (["n/v"], {"ignore": without("mixed")}),

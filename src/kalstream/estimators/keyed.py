@@ -16,6 +16,7 @@ from sklearn.exceptions import NotFittedError
 
 from kalstream._arrays import Array
 from kalstream.core import checks as check
+from kalstream.core.alarm import Drift
 from kalstream.core.keyed import Keyed, KeyedState
 from kalstream.core.spilled import Spilled
 from kalstream.errors import CheckpointError, InvalidInput
@@ -108,6 +109,8 @@ class KeyedClassifier(ClassifierMixin, PublishedEstimator[Known]):
         of the intercept and of the columns' part, and a half-life in rows of the key: weight.
     base_ : KalmanClassifier
         A copy of the model of all keys.
+    half_life_weights_ : dict
+        Weights of the half-lives of the model of all keys.
     n_seen_ : int
         Number of rows seen, with a label or without.
     nbytes_ : int
@@ -361,6 +364,22 @@ class KeyedClassifier(ClassifierMixin, PublishedEstimator[Known]):
     def base_(self) -> KalmanClassifier:
         """A copy of the model of all keys."""
         return self._model.base.snapshot()
+
+    @property
+    def half_life_weights_(self) -> dict[float, float]:
+        """Weights of the half-lives of the model of all keys."""
+        return self._seen().base.half_life_weights_
+
+    def drift(self) -> Drift:
+        """Drift of the model of all keys; see `KalmanClassifier.drift`.
+
+        Examples
+        --------
+        >>> model = KeyedClassifier().partial_fit([[1.0], [-1.0]], ["up", "down"], ["a", "b"])
+        >>> model.drift().alarms
+        0
+        """
+        return self._model.base.drift()
 
     @property
     def spread_(self) -> float:

@@ -118,6 +118,7 @@ def to_json(batch: Batch) -> dict[str, Any]:
         "rows": _without_nan(batch.rows),
         "targets": _without_nan(batch.targets),
         "times": None if batch.times is None else batch.times.tolist(),
+        **({} if batch.keys is None else {"keys": batch.keys.tolist()}),
     }
 
 
@@ -126,10 +127,11 @@ def from_json(content: dict[str, Any], task: str) -> Batch:
     rows, targets = np.array(content["rows"], np.float64), content["targets"]
     labels = np.array(targets, np.float64) if task == REGRESSION else _labels(targets)
     times = None if content["times"] is None else np.array(content["times"], np.float64)
-    lengths = {len(rows), len(labels), len(rows if times is None else times)}
+    keys = _labels(content["keys"]) if "keys" in content else None
+    lengths = {len(rows if part is None else part) for part in (rows, labels, times, keys)}
     if rows.ndim < 2 or len(lengths) > 1:
-        raise ValueError("rows, targets and times must be as many")
-    return Batch(content["start"], rows, labels, times)
+        raise ValueError("rows, targets, times and keys must be as many")
+    return Batch(content["start"], rows, labels, times, keys=keys)
 
 
 def _without_nan(values: Array) -> list[Any]:

@@ -8,6 +8,7 @@ A learner needs one of the first two lines. The others are used where a learner 
 ``predict_proba`` and ``classes_``    probabilities of labels; of river ``predict_proba_one``
 ``predict(X, return_std=True)``       standard deviations of regression
 ``time=`` of ``partial_fit``          times of the rows, if the stream has them
+``key=`` of ``partial_fit``           keys of the rows, which the stream must have
 ``classes=`` of ``partial_fit``       all labels, at the first call
 ``predict_then_learn``                predict and learn rows one by one in one call; ``partial_fit``
                                       then takes rows without a target, and new labels
@@ -130,6 +131,14 @@ def adapt(learner: Any, stream: Stream, classes: list[Any] | None = None) -> Ada
             f"{type(learner).__name__} is a {kind}, and {stream.name} is {stream.task}; give a "
             f"{wanted}, or another task"
         )
+    if takes_keys(learner) != stream.keyed:
+        raise InvalidInput(
+            f"{type(learner).__name__} learns a model by key, and {stream.name} has no keys; name "
+            "their column with key="
+            if takes_keys(learner)
+            else f"{stream.name} has keys, and {type(learner).__name__} takes none; use "
+            "KeyedClassifier, or leave key= out"
+        )
     if hasattr(learner, "learn_one") and hasattr(learner, "predict_one"):
         return _River(learner, stream)
     if hasattr(learner, "partial_fit") and hasattr(learner, "predict"):
@@ -138,6 +147,12 @@ def adapt(learner: Any, stream: Stream, classes: list[Any] | None = None) -> Ada
         f"{type(learner).__name__} has neither partial_fit and predict nor learn_one and "
         "predict_one; give it one of the two pairs"
     )
+
+
+def takes_keys(learner: Any) -> bool:
+    """Whether a learner has a model for each key: its ``partial_fit`` takes the keys of rows."""
+    learn = getattr(learner, "partial_fit", None)
+    return learn is not None and "key" in inspect.signature(learn).parameters
 
 
 class Adapter(ABC):
@@ -243,21 +258,23 @@ class _PartialFit(Adapter):
         of_predicting = inspect.signature(learner.predict).parameters
         self.gives_std = self.task == REGRESSION and "return_std" in of_predicting
 
-    def _times(self, batch: Batch) -> dict[str, Any]:
-        return {"time": batch.times} if self.takes_time and batch.times is not None else {}
+    def _beside(self, batch: Batch) -> dict[str, Any]:
+        """Times and keys of rows, if the stream has them and the learner takes them."""
+        times = {"time": batch.times} if self.takes_time and batch.times is not None else {}
+        return times if batch.keys is None else {**times, "key": batch.keys}
 
     def _predict(self, batch: Batch) -> Answer:
-        rows, times = batch.rows, self._times(batch)
+        rows, beside = batch.rows, self._beside(batch)
         if self.task == REGRESSION:
             if self.gives_std:
-                mean, std = self.learner.predict(rows, return_std=True, **times)
+                mean, std = self.learner.predict(rows, return_std=True, **beside)
                 return Answer(predictions=np.asarray(mean), std=np.asarray(std))
-            return Answer(predictions=np.asarray(self.learner.predict(rows, **times), np.float64))
+            return Answer(predictions=np.asarray(self.learner.predict(rows, **beside), np.float64))
         if hasattr(self.learner, "predict_proba"):
-            p = np.asarray(self.learner.predict_proba(rows, **times))
-            new = self.learner.new_class_proba(rows, **times) if self._expects_new() else None
+            p = np.asarray(self.learner.predict_proba(rows, **beside))
+            new = self.learner.new_class_proba(rows, **beside) if self._expects_new() else None
             return Answer(labels=self._labels(), probabilities=p, new=new)
-        return Answer(predictions=_objects(self.learner.predict(rows, **times)))
+        return Answer(predictions=_objects(self.learner.predict(rows, **beside)))
 
     def _expects_new(self) -> bool:
         return bool(getattr(self.learner, "expects_new_classes", False))
@@ -266,7 +283,7 @@ class _PartialFit(Adapter):
         return np.asarray(self.learner.classes_).tolist()
 
     def _learn(self, batch: Batch) -> None:
-        options: dict[str, Any] = self._times(batch)
+        options: dict[str, Any] = self._beside(batch)
         if self.is_kalstream:
             self.learner.partial_fit(batch.rows, batch.targets, **options)
             return
@@ -287,15 +304,15 @@ class _PartialFit(Adapter):
 
     def predict_then_learn(self, batch: Batch) -> Answer:
         """`predict` and `learn` each row before the next one."""
-        given, times = (batch.rows, batch.targets), self._times(batch)
+        given, beside = (batch.rows, batch.targets), self._beside(batch)
         if self._expects_new():
-            made, new = self.learner.predict_open_then_learn(*given, **times)
+            made, new = self.learner.predict_open_then_learn(*given, **beside)
             return replace(self._answer(made), new=new)
-        return self._answer(self.learner.predict_then_learn(*given, **times))
+        return self._answer(self.learner.predict_then_learn(*given, **beside))
 
     def ask_and_tell(self, batch: Batch, due: Any, ids: list[Any] | None = None) -> Answer:
         """Predict rows, and learn targets in between."""
-        keys, more = due.ids, {"ids": ids, "unknown": "skip", **self._times(batch)}
+        keys, more = due.ids, {"ids": ids, "unknown": "skip", **self._beside(batch)}
         if ids is None:
             keys = self._numbers(keys, batch.start)
         elif not len(batch):

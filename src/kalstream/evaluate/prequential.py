@@ -19,6 +19,7 @@ from kalstream.evaluate._forgetting import ForgettingTracker, Place
 from kalstream.evaluate._late import LateTargets, NamedRows
 from kalstream.evaluate._rebatch import Pieces, from_json, joined, to_json
 from kalstream.evaluate.adapters import Answer, adapt, as_stream, known
+from kalstream.evaluate.keys import KeyTracker
 from kalstream.evaluate.metrics import Scored, Values
 from kalstream.evaluate.trackers import LabelTracker, Tracker, ValueTracker
 from kalstream.streams import REGRESSION, Batch, Stream
@@ -105,6 +106,8 @@ class Evaluation:
         Scores so far.
     forgetting : ForgettingTracker
         Half-lives and drift alarms.
+    keys : KeyTracker or None
+        Scores by key, if rows have keys.
     n_rows, n_learned : int
         Rows predicted, and rows learned or skipped because of ``cost``.
     clock : function
@@ -153,6 +156,7 @@ class Evaluation:
         self.tracker.late = bool(self.delay or ahead) and not isinstance(self.late, NamedRows)
         self.tracker.late |= isinstance(self.late, LateTargets)
         self.forgetting = ForgettingTracker()
+        self.keys = KeyTracker() if stream.keyed else None
         self.n_rows = self.n_learned = 0
         self.date: str | None = None  # of the last row, if times are dates
         self.pending: deque[Batch] = deque()
@@ -245,6 +249,7 @@ class Evaluation:
             )
         stream = self.stream
         parts = {"times": stream.timed, "label_times": stream.label_timed, "ids": stream.named}
+        parts["keys"] = stream.keyed
         for name, is_needed in parts.items():
             if is_needed != (getattr(batch, name) is not None):
                 state = "lacks" if is_needed else "has"
@@ -342,6 +347,8 @@ class Evaluation:
         if self.n_rows < batch.stop:  # the learner failed at a later chunk
             batch, n_infinite = as_read[: self.n_rows - as_read.start].without_infinities()
         self.n_infinite += n_infinite
+        if self.keys is not None:
+            self.keys.update(batch, scored)
         if self.stream.dated and batch.times is not None and len(batch):
             self.date = str(np.datetime64(round(batch.times[-1]), "s"))
         self.forgetting.update(self.adapter, place)
@@ -587,6 +594,7 @@ class Evaluation:
             "classes": list(self.tracker.codes),
             "infinite": self.n_infinite,
             **({} if self.late is None else {"waiting": self.waiting_counts()}),
+            **({} if self.keys is None else {"keys": self.keys.line(self.learner)}),
             "clock": self._clock(self.n_rows, self.seconds),
         }
 
@@ -650,6 +658,7 @@ class Evaluation:
             **({} if self.late is None else {"late": self.late.state()}),
             "tracker": self.tracker.state(),
             "forgetting": self.forgetting.state(),
+            **({} if self.keys is None else {"keys": self.keys.state()}),
             "clock": {"seconds": self.seconds, "before": self.seconds_before},
         }
 
@@ -671,6 +680,8 @@ class Evaluation:
         elif self.late is not None:
             self.late.restore(state["late"], float if self.stream.task == REGRESSION else object)
         self.forgetting.restore(state["forgetting"])
+        if self.keys is not None:
+            self.keys.restore(state["keys"])
         self.seconds, self.seconds_before = state["clock"]["seconds"], state["clock"]["before"]
 
 

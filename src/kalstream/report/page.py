@@ -26,6 +26,7 @@ from kalstream.report.sections.code_length import code_length
 from kalstream.report.sections.cost import cost
 from kalstream.report.sections.forgetting import forgetting
 from kalstream.report.sections.headline import headline, state
+from kalstream.report.sections.keys import keys
 from kalstream.report.sections.scores import scores
 from kalstream.report.sections.settings import settings
 from kalstream.streams import CLASSIFICATION
@@ -42,12 +43,19 @@ class Section:
         Its paragraphs, figures and tables.
     task : str, optional
         Only runs of this task have the section.
+    keyed : bool
+        Whether only runs with ``--key`` have the section.
     """
 
     anchor: str
     title: str
     content: Callable[[RunRecord], Children]
     task: str | None = None
+    keyed: bool = False
+
+    def is_of(self, run: RunRecord) -> bool:
+        """Whether the report on a run has the section."""
+        return self.task in (None, run.task) and (not self.keyed or bool(run.stream.get("key")))
 
 
 #: the sections of a report, after the first screen, in their order
@@ -56,6 +64,7 @@ _SECTIONS = (
     Section("forgetting", "Forgetting and drift", forgetting),
     Section("calibration", "Calibration", calibration),
     Section("classes", "Classes", classes, task=CLASSIFICATION),
+    Section("keys", "Keys", keys, keyed=True),
     Section("bits", "Code length", code_length),
     Section("cost", "Time and memory", cost),
     Section("settings", "Settings", settings),
@@ -81,7 +90,7 @@ def make_report(run: Path) -> str:
         If the files are missing or damaged; the message names the file and the line.
     """
     read = read_run(run)
-    sections = [each for each in _SECTIONS if each.task in (None, read.task)]
+    sections = [each for each in _SECTIONS if each.is_of(read)]
     body = [section(each.anchor, each.title, *each.content(read)) for each in sections]
     top = join([_header(read), _links(sections)])
     return page(f"{read.name}: {read.learner}", top, join([headline(read), *body]))
@@ -176,6 +185,8 @@ def _protocol(protocol: Mapping[str, Any], stream: Mapping[str, Any]) -> list[st
         facts.append(f"labels come at the times in the column “{column}”")
     if stream.get("id"):
         facts.append(f"labels come with later rows (“{fmt.shortened(stream['id'], 40)}”)")
+    if stream.get("key"):
+        facts.append(f"a model for each “{fmt.shortened(stream['key'], 40)}”")
     if cost and cost != 1:
         facts.append(f"one of {cost:g} chunks is learned")
     return facts

@@ -209,10 +209,10 @@ def open_checkpoint(path: str | Path) -> tuple[Any, Columns | None, dict[str, An
     path : path
         A run, its checkpoint folder, or a file that `save` wrote (then only the model is known).
     """
-    from kalstream.estimators import KalmanClassifier, KalmanRegressor
+    from kalstream.estimators import KalmanClassifier, KalmanRegressor, KeyedClassifier
 
     path = Path(path)
-    kinds = {cls.__name__: cls for cls in (KalmanClassifier, KalmanRegressor)}
+    kinds = {cls.__name__: cls for cls in (KalmanClassifier, KalmanRegressor, KeyedClassifier)}
     if path.is_file():
         from kalstream.estimators.checkpoint import kind_of
 

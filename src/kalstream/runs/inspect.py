@@ -15,7 +15,7 @@ from kalstream._arrays import Array
 from kalstream._json import from_number
 from kalstream._printable import printable
 from kalstream.errors import InvalidInput, InvalidOption
-from kalstream.evaluate.adapters import known
+from kalstream.evaluate.adapters import known, takes_keys
 from kalstream.features.encoding import is_of_dates
 from kalstream.runs.checkpoint import open_checkpoint
 from kalstream.streams import Batch, Columns, Stream, TableStream, format_of
@@ -34,9 +34,9 @@ def predicted_rows(
 
     For regression, mean and std replace prediction and probabilities. Where rows have ids, in the
     column ``id`` or in that of the run, they come second, and rows that only bring the target of an
-    earlier one are left out; ``left_out`` is called with their number. Rows that cannot be read end
-    with an error or, with ``bad_rows="skip"``, are left out: they have no number. The model does
-    not change.
+    earlier one are left out; ``left_out`` is called with their number. Models by key give no
+    uncertainty. Rows that cannot be read end with an error or, with ``bad_rows="skip"``, are left
+    out: they have no number. The model does not change.
     """
     model, columns, _ = open_checkpoint(checkpoint)
     stream = _rows_of(source, model, columns, id, bad_rows)
@@ -45,10 +45,10 @@ def predicted_rows(
     batches = stream.batches()
     first = next(batches, None)
     named = ["id"] if first is not None and first.ids is not None else []
-    if classes is None:
-        yield ["row", *named, "mean", "std", "uncertainty"]
-    else:
-        yield ["row", *named, "prediction", *(f"p_{label}" for label in classes), "uncertainty"]
+    about = ["mean", "std"]
+    if classes is not None:
+        about = ["prediction", *(f"p_{label}" for label in classes)]
+    yield ["row", *named, *about, *([] if takes_keys(model) else ["uncertainty"])]
     for batch in chain([] if first is None else [first], batches):
         for start in range(0, len(batch), _ROWS):
             rows, _ = batch[start : start + _ROWS].without_infinities()
@@ -72,19 +72,21 @@ def _to_predict(batch: Batch) -> list[int]:
 def _predicted(
     model: Any, batch: Batch, numbers: list[int], classes: Any, has_dates: bool
 ) -> Iterator[list[Any]]:
-    times: dict[str, Any] = {}
+    beside: dict[str, Any] = {}
     if batch.times is not None:  # dates, so that errors show dates
-        times["time"] = _as_dates(batch.times) if has_dates else batch.times
-    uncertainty = model.uncertainty(batch.rows, **times).tolist()
+        beside["time"] = _as_dates(batch.times) if has_dates else batch.times
+    if batch.keys is not None:
+        beside["key"] = batch.keys
+    uncertainty = [] if batch.keys is not None else [model.uncertainty(batch.rows, **beside)]
     if classes is None:
-        moments = zip(*model.predict(batch.rows, return_std=True, **times), strict=True)
+        moments = zip(*model.predict(batch.rows, return_std=True, **beside), strict=True)
         predictions = [[float(mean), float(std)] for mean, std in moments]
     else:
-        p = model.predict_proba(batch.rows, **times)
+        p = model.predict_proba(batch.rows, **beside)
         predictions = [[classes[row.argmax()], *row.tolist()] for row in p]
     for i, prediction in enumerate(predictions):
         named = [] if batch.ids is None else [batch.ids[i]]
-        yield [numbers[i], *named, *prediction, uncertainty[i]]
+        yield [numbers[i], *named, *prediction, *(float(each[i]) for each in uncertainty)]
 
 
 def _as_dates(seconds: Array) -> Array:
@@ -99,6 +101,11 @@ def _rows_of(
         frozen = columns.frozen()
         encoder = frozen if id is None else frozen.with_late(None, id)
         return TableStream(source, columns=encoder, id=id, bad_rows=bad_rows)
+    if takes_keys(model):
+        raise InvalidInput(
+            f"rows of {printable(source, 300)} have no keys, which the model needs; give the "
+            "folder of a run with --key, or load the model in Python"
+        )
     if id is not None:
         raise InvalidInput(
             f"id={id!r} names a column, and the model has no names of columns; leave it out"
@@ -123,18 +130,22 @@ def described(checkpoint: str | Path) -> dict[str, Any]:
 
     ``rows_seen`` are the rows that were learned. Where labels come late, ``rows_asked`` are those
     that were predicted, and ``rows_waiting`` those of them that wait; a row that only brings the
-    label of another one is not counted.
+    label of another one is not counted. Of a model by key, what follows the keys is of the model of
+    all keys.
     """
-    model, columns, progress = open_checkpoint(checkpoint)
+    learner, columns, progress = open_checkpoint(checkpoint)
+    model = learner.base_ if takes_keys(learner) else learner
     late = ((progress or {}).get("evaluation") or {}).get("late") or {}
     again = late.get("again", 0)  # rows that came again without a label: predicted, not learned
     about: dict[str, Any] = {
-        "model": type(model).__name__,
+        "model": type(learner).__name__,
         "rows_seen": model.n_seen_ - again,
         **_late_rows(model.waiting_, again),
         "columns": model.n_features_in_,
-        "state_bytes": model.nbytes_,
+        "state_bytes": learner.nbytes_,
     }
+    if takes_keys(learner):
+        about |= {"keys": learner.n_keys_, "spread_of_keys": learner.spread_}
     if hasattr(model, "classes_"):
         about["classes"] = model.classes_.tolist()
     about["half_life"] = _plain(model.half_life_)

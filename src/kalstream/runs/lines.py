@@ -208,6 +208,43 @@ class Window(_Line):
         return None if self.pit is None else np.array(self.pit.count, float)
 
 
+class _Spread(_Line):
+    """How strongly keys may differ, as standard deviations, and how probable that is."""
+
+    intercepts: Number
+    columns: Number
+    half_life: _HalfLife
+    weight: Number
+
+
+class Ranked(_Line):
+    """A key, its rows that were scored, and their mean log-loss."""
+
+    key: Any
+    rows: Count
+    log_loss: Number
+
+
+class _Step(_Line):
+    """Rows that were at least the ``first`` one of their key, up to the next step."""
+
+    first: Count
+    rows: Count
+    log_loss: Number | None
+
+
+class Keys(_Line):
+    """Keys of rows, as `kalstream.evaluate.keys.KeyTracker` writes them."""
+
+    n: Count
+    spread: Annotated[float, Field(ge=0.0)] | None = None
+    spread_weights: list[_Spread] = []
+    best: list[Ranked] = []
+    worst: list[Ranked] = []
+    curve: list[_Step] = []
+    later_rows: Count = 0
+
+
 class End(_Line):
     """The last line of a run; docs/files.md lists its fields."""
 
@@ -224,6 +261,7 @@ class End(_Line):
     skipped_why: list[str] = []
     infinite: Count | None = None
     waiting: dict[str, Count] = {}
+    keys: Keys | None = None
 
 
 @dataclass(frozen=True)

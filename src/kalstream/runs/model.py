@@ -58,7 +58,7 @@ class RunModel:
 
     Parameters
     ----------
-    model : KalmanClassifier or KalmanRegressor
+    model : KalmanClassifier, KalmanRegressor or KeyedClassifier
     encoder : Columns or None
     stream : dict, optional
         Description of the data that the model has learned.
@@ -68,7 +68,7 @@ class RunModel:
 
     Attributes
     ----------
-    model : KalmanClassifier or KalmanRegressor
+    model : KalmanClassifier, KalmanRegressor or KeyedClassifier
         The current model. A call that learns replaces it.
     encoder : Columns or None
         Kinds of the columns and the categories learned so far.
@@ -123,17 +123,17 @@ class RunModel:
     def predict(self, rows: Any, **options: Any) -> Any:
         """Labels (n,) or means (n,); ``options`` are those of the model, as ``return_std=True``."""
         model, batch = self._to_predict(rows)
-        return model.predict(batch.rows, **_times(batch), **options)
+        return model.predict(batch.rows, **_beside(batch), **options)
 
     def predict_proba(self, rows: Any) -> Array:
         """Probabilities of the labels, (n, K)."""
         model, batch = self._to_predict(rows)
-        return model.predict_proba(batch.rows, **_times(batch))
+        return model.predict_proba(batch.rows, **_beside(batch))
 
     def uncertainty(self, rows: Any) -> Array:
         """Uncertainty of each row, (n,): 1 before anything is learned, 0 if all is known."""
         model, batch = self._to_predict(rows)
-        return model.uncertainty(batch.rows, **_times(batch))
+        return _offered(model, "uncertainty")(batch.rows, **_beside(batch))
 
     def partial_fit(self, rows: Any, y: Any = None) -> Self:
         """Learn rows; new categories and labels are learned as in a run.
@@ -149,7 +149,7 @@ class RunModel:
 
         def learn(model: Any, encoder: Columns | None) -> tuple[None, Columns | None]:
             batch, encoder = _encoded(rows, encoder, y, learns=True)
-            model.partial_fit(batch.rows, batch.targets, **_times(batch))
+            model.partial_fit(batch.rows, batch.targets, **_beside(batch))
             return None, encoder
 
         self._publish(learn)
@@ -177,7 +177,7 @@ class RunModel:
         def ask(model: Any, encoder: Columns | None) -> tuple[Any, Columns | None]:
             batch, encoder = _encoded(rows, encoder, asks=True)
             names = batch.ids if ids is None else ids
-            return model.ask(batch.rows, names, **_times(batch), keep=keep), encoder
+            return _offered(model, "ask")(batch.rows, names, **_beside(batch), keep=keep), encoder
 
         if keep:
             return self._publish(ask)
@@ -196,7 +196,7 @@ class RunModel:
                 table = as_table([{encoder.target.name: each} for each in y])
                 targets = encoder.encode_targets(table, bad)
                 _refuse(bad)
-            model.tell(ids, targets, unknown=unknown)
+            _offered(model, "tell")(ids, targets, unknown=unknown)
             return None, encoder
 
         self._publish(tell)
@@ -205,7 +205,7 @@ class RunModel:
     @property
     def waiting_(self) -> Any:
         """How many rows wait for their targets, and what became of the others: a `Waiting`."""
-        return self.model.waiting_
+        return _offered(self.model, "waiting_")
 
     def save(self, folder: str | Path) -> None:
         """Write model and encoder to a new folder, for `open_run` and ``kalstream run --from``."""
@@ -269,9 +269,19 @@ def _encoded(
     reader = reader.learn(table)
     numbers, targets, times, bad = reader.encode(table)
     ids = reader.encode_more(table, None, bad)[1] if asks else None
+    keys = reader.keys(table, bad)
     _refuse(bad)
-    batch = Batch(0, numbers, np.asarray(targets), times, ids=ids)
+    batch = Batch(0, numbers, np.asarray(targets), times, ids=ids, keys=keys)
     return batch.without_infinities()[0], replace(encoder, features=reader.features)
+
+
+def _offered(model: Any, name: str) -> Any:
+    """A method or attribute of the model; an error where there is none, as in models by key."""
+    if not hasattr(model, name):
+        raise InvalidInput(
+            f"{type(model).__name__} has no {name}; use predict_proba and partial_fit"
+        )
+    return getattr(model, name)
 
 
 def _refuse(bad: dict[int, tuple[str, Any, str]]) -> None:
@@ -282,5 +292,7 @@ def _refuse(bad: dict[int, tuple[str, Any, str]]) -> None:
         raise InvalidInput(f"row {row}, column {quoted(column)}: {quoted(value)} {why}; correct it")
 
 
-def _times(batch: Batch) -> dict[str, Any]:
-    return {} if batch.times is None else {"time": batch.times}
+def _beside(batch: Batch) -> dict[str, Any]:
+    """Times and keys of rows, as arguments of a model."""
+    parts = {"time": batch.times, "key": batch.keys}
+    return {name: part for name, part in parts.items() if part is not None}

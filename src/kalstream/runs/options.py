@@ -54,15 +54,15 @@ OF_CLASSIFIERS: Final = (
 )
 # Options that config.json has only if they were given.
 _LATER: Final = (
-    *("missing", "decimal", "date_format", "delimiter", "encoding"),
+    *("key", "missing", "decimal", "date_format", "delimiter", "encoding"),
     *OF_ESTIMATORS,
     *(name for name in OF_CLASSIFIERS if name != "likelihood"),
 )
 
 # Options that say where rows come from, or when labels come: clients of a service decide that.
 NOT_SERVED: Final = (
-    *("source", "target", "label_time", "id", "bad_rows", "order", "learner", "chunk", "delay"),
-    *("cost", "limit", "predictions"),
+    *("source", "target", "label_time", "id", "key", "bad_rows", "order", "learner", "chunk"),
+    *("delay", "cost", "limit", "predictions"),
 )
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -265,6 +265,10 @@ class Options(BaseModel):
     id: str | None = option(
         None,
         "Column of ids: a row without a label waits, and a later row with its id brings the label.",
+    )
+    key: str | None = option(
+        None,
+        "Column of keys, such as customers: one model of all rows, and a small one for each key.",
     )
     ignore: list[str] = option(
         [], "Columns to leave out, separated by commas; or repeat the option."

@@ -13,6 +13,7 @@ from sklearn.base import is_classifier
 from kalstream._files import sha256_of
 from kalstream._printable import quoted
 from kalstream.errors import InvalidInput, InvalidOption, KalstreamError, MissingFile
+from kalstream.evaluate.adapters import takes_keys
 from kalstream.runs.checkpoint import model_to_predict_with, open_checkpoint
 from kalstream.runs.files import holds_run, read_config
 from kalstream.runs.options import OF_CLASSIFIERS, OF_ESTIMATORS, Options, typed
@@ -20,7 +21,8 @@ from kalstream.streams import CLASSIFICATION, REGRESSION, Columns, Stream, forma
 
 # Options that a saved model has decided.
 _OF_MODEL: Final = (
-    *("forgetting", "motion", "features", "learner", "time_unit", *OF_ESTIMATORS, *OF_CLASSIFIERS),
+    *("forgetting", "motion", "features", "learner", "time_unit", "key"),
+    *(*OF_ESTIMATORS, *OF_CLASSIFIERS),
 )
 # Options that the encoder of a run has decided.
 _OF_COLUMNS: Final = (
@@ -58,6 +60,7 @@ class Origin:
                 "file that save wrote"
             )
         model, columns, progress = open_checkpoint(path)
+        refuse_keys(model, path)
         if not model.__sklearn_is_fitted__():
             raise InvalidInput(
                 f"--from {path}: its model has learned nothing yet; run without --from"
@@ -149,6 +152,15 @@ class Origin:
         check_fits(self.model, stream, source, self.path)
 
 
+def refuse_keys(model: Any, path: str) -> None:
+    """Refuse to begin with a model by key."""
+    if takes_keys(model):
+        raise InvalidInput(
+            f"--from {path}: its model is one by key, and only its own run continues it; add "
+            "the data to that run with --extend"
+        )
+
+
 def _config_of(path: Path, progress: dict[str, Any] | None) -> dict[str, Any] | None:
     """config.json of the run that a checkpoint belongs to."""
     if progress is None:
@@ -220,7 +232,9 @@ def check_fits(model: Any, stream: Stream, source: str, learned: str) -> None:
     if not hasattr(model, "predict_then_learn") or not stream.repeatable:
         return
     times = stream.first_times()
-    first = {} if times is None or not len(times) else {"time": times[:1]}
+    first: dict[str, Any] = {} if times is None or not len(times) else {"time": times[:1]}
+    if stream.keyed:
+        first["key"] = ["key"]
     target = np.full(1, np.nan) if stream.task == REGRESSION else np.full(1, None, object)
     try:
         copy.deepcopy(model).partial_fit(np.zeros((1, wanted)), target, **first)

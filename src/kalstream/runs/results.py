@@ -95,6 +95,8 @@ def prediction_lines(record: Record, task: str) -> list[dict[str, Any]]:
         line: dict[str, Any] = {"row": batch.start + i}
         if batch.ids is not None:
             line["id"] = batch.ids[i]
+        if batch.keys is not None:
+            line["key"] = batch.keys[i]
         target = batch.targets[i]
         line["target"] = _plain(target) if has_target[i] else None
         if task == REGRESSION:

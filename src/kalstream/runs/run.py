@@ -401,7 +401,8 @@ class Run:
         times = np.arange(n, dtype=np.float64) if self.stream.timed else None
         targets = rng.standard_normal(n) if self.stream.task == REGRESSION else np.arange(n) % 2
         rows = rng.standard_normal((n, len(columns)))
-        stream = ArrayStream(rows, targets, times, task=self.stream.task)
+        keys = ["key"] * n if self.stream.keyed else None
+        stream = ArrayStream(rows, targets, times, keys=keys, task=self.stream.task)
         protocol = {name: self.config["protocol"][name] for name in ("chunk", "cost")}
         # Few rows wait here; how long they do has no effect on what is compiled.
         late = self.evaluation.late is not None or self.evaluation.delay

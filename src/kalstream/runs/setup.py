@@ -36,7 +36,7 @@ from kalstream.runs.options import (
 from kalstream.streams import REGRESSION, Columns, Stream, format_of
 
 _STREAM_OPTIONS: Final = (
-    *("target", "task", "time", "label_time", "id", "ignore", "categorical", "bad_rows"),
+    *("target", "task", "time", "label_time", "id", "key", "ignore", "categorical", "bad_rows"),
     *("missing", "decimal", "date_format", "delimiter", "encoding", "order", "seed"),
 )
 # Most windows of a run whose length is known, the smallest window, and the window of other runs.
@@ -47,6 +47,7 @@ _USUAL_WINDOW: Final = 1000
 
 def open_stream(options: Options, columns: Columns | None = None) -> Stream:
     """The stream of a run; ``columns`` is the encoder of a checkpoint."""
+    _check_key(options)
     given = options.given(*_STREAM_OPTIONS)
     if columns is not None:  # new data say themselves when labels come
         if columns.id is not None and columns.id.name == options.id:
@@ -64,7 +65,29 @@ def open_stream(options: Options, columns: Columns | None = None) -> Stream:
             "column with --time, or leave --time-unit out"
         )
     _check_late(options, stream)
+    if stream.keyed and stream.task == REGRESSION:
+        raise InvalidOption(
+            f"--key is {quoted(options.key)}, but the target is a number, and models by key are "
+            "classifiers; leave --key out, or say --task classification"
+        )
     return stream
+
+
+def _check_key(options: Options) -> None:
+    """Refuse options that models by key do not have."""
+    if options.key is None:
+        return
+    late = "models by key have no late labels"
+    reasons = {
+        **dict.fromkeys(("delay", "label_time", "id", "max_age"), late),
+        "time": "models by key forget by rows",
+        "transition": "models by key forget before every row",
+    }
+    for name, value in options.given(*reasons).items():
+        raise InvalidOption(
+            f"{typed(name)} is {quoted(value)}, but {reasons[name]}; leave {typed(name)} or --key "
+            "out"
+        )
 
 
 def _check_late(options: Options, stream: Stream) -> None:
@@ -114,7 +137,7 @@ def make_learner(options: Options, stream: Stream) -> Any:
                 "set its parameters in the factory"
             )
         return _imported(options.learner, options.seed)
-    from kalstream.estimators import KalmanClassifier, KalmanRegressor
+    from kalstream.estimators import KalmanClassifier, KalmanRegressor, KeyedClassifier
 
     more: dict[str, Any] = {"time_unit": time_unit_of(options, stream)} if stream.timed else {}
     more["random_state"] = options.seed
@@ -125,7 +148,8 @@ def make_learner(options: Options, stream: Stream) -> Any:
     more |= _parameters(options, OF_ESTIMATORS, stream)
     if stream.task != REGRESSION:
         more |= _parameters(options, OF_CLASSIFIERS, stream)
-        return KalmanClassifier(forgetting, options.features, **more)
+        of_all = KalmanClassifier(forgetting, options.features, **more)
+        return KeyedClassifier(of_all) if stream.keyed else of_all
     for name in options.given(*OF_CLASSIFIERS):
         value = getattr(options, name)
         given = typed(name) if value is False else f"{typed(name)} is {_plain(value)}"

@@ -23,6 +23,7 @@ from kalstream.runs.checkpoint import (
 )
 from kalstream.runs.files import METRICS, PREDICTIONS, read_progress
 from kalstream.runs.options import NOT_SERVED, Options, typed
+from kalstream.runs.origin import refuse_keys
 from kalstream.runs.setup import make_learner, window_of
 from kalstream.serve.events import Event, Made
 from kalstream.streams import (
@@ -137,6 +138,7 @@ class Served:
             task = progress["stream"]["task"]
         elif options.origin is not None:
             learner, self._encoder, before = open_checkpoint(options.origin)
+            refuse_keys(learner, options.origin)
             task = CLASSIFICATION if hasattr(learner, "predict_proba") else REGRESSION
         else:
             task = options.task or CLASSIFICATION

@@ -94,6 +94,8 @@ class Columns:
     target, time : Role or None
     label_time, id : Role or None
         When the target came, and the id of a row.
+    key : Role or None
+        The key of a row, for models by key.
     seen : int
         Number of rows from which the categories are known.
     is_frozen : bool
@@ -123,6 +125,7 @@ class Columns:
     label_time: Role | None = None
     id: Role | None = None
     missing: tuple[str, ...] = ()
+    key: Role | None = None
 
     @classmethod
     def of_table(
@@ -134,6 +137,7 @@ class Columns:
         time: str | None = None,
         label_time: str | None = None,
         id: str | None = None,
+        key: str | None = None,
         categorical: Sequence[str] = (),
         missing: tuple[str, ...] = (),
         decimal: str | None = None,
@@ -148,7 +152,7 @@ class Columns:
         Parameters
         ----------
         table : pyarrow.RecordBatch
-        target, task, time, label_time, id, categorical, missing, decimal, date_format
+        target, task, time, label_time, id, key, categorical, missing, decimal, date_format
             As for `TableStream`.
         semicolons : bool
             Whether the file has them between values, so that a comma is a decimal one.
@@ -166,7 +170,7 @@ class Columns:
             Sentence that says which task was guessed and why; "" if it was given.
         """
         names = table.schema.names
-        features = [name for name in names if name not in (target, time, label_time, id)]
+        features = [name for name in names if name not in (target, time, label_time, id, key)]
         if not features and id is not None:
             raise InvalidInput(
                 f"no row has a column to predict {quoted(target)} from, only {listed(names)}; "
@@ -186,7 +190,7 @@ class Columns:
             name
             for name in names
             if decimal != "."
-            and name not in (id, *categorical)
+            and name not in (id, key, *categorical)
             and has_decimal_commas(arrays[name], sure=semicolons or decimal == ",")
         }
 
@@ -213,8 +217,9 @@ class Columns:
             )
             for name in features
         )
-        ids = None if id is None else Role(id, TEXT)
-        return cls(columns, target_role, clock, label_time=came, id=ids, missing=missing), guess
+        ids, keys = (None if name is None else Role(name, TEXT) for name in (id, key))
+        made = cls(columns, target_role, clock, label_time=came, id=ids, missing=missing, key=keys)
+        return made, guess
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -248,6 +253,8 @@ class Columns:
     def wanted(self, names: list[str], file: str) -> list[str]:
         """Those columns of a file that are used; an error if a needed one is missing."""
         needed = [column.name for column in self.features]
+        if self.key is not None:
+            needed.append(self.key.name)
         special = self.target, self.time, self.label_time, self.id
         others = [column.name for column in special if column is not None]
         check_known(needed if self.is_frozen else needed + others, names, file=file)
@@ -344,6 +351,17 @@ class Columns:
             ids, _ = self.id.reading.convert(table.column(self.id.name))
         return came, ids
 
+    def keys(self, table: pa.RecordBatch, bad: Bad) -> Array | None:
+        """Keys (n,) as texts, None without a column of keys; a row without a key is a bad row."""
+        if self.key is None:
+            return None
+        array = without_missing(table, self.missing).column(self.key.name)
+        keys, _ = self.key.reading.convert(array)
+        for row in [row for row, key in enumerate(keys.tolist()) if key is None]:
+            why = "is no key: give such rows one, such as 'none'"
+            bad.setdefault(row, (self.key.name, array[row].as_py(), why))
+        return keys
+
     def _is_empty(self, table: pa.RecordBatch) -> Array:
         """Which rows (n,) have an id and nothing but that and a target."""
         if self.id is None:
@@ -384,6 +402,7 @@ class Columns:
             "frozen": self.is_frozen,
             "label_time": self.label_time and [self.label_time.name, self.label_time.kind],
             "id": self.id and [self.id.name, self.id.kind],
+            **({"key": [self.key.name, self.key.kind]} if self.key else {}),
             **({"missing": list(self.missing)} if self.missing else {}),
         }
 
@@ -391,12 +410,13 @@ class Columns:
     def from_json(cls, state: dict[str, Any]) -> Columns:
         """Restore what `to_json` returned."""
         features = tuple(map(Column.from_json, state["features"]))
-        special = ("target", "time", "label_time", "id")  # files of before lack the last two
+        special = ("target", "time", "label_time", "id", "key")  # earlier files lack the last
         missing = tuple(state.get("missing", ()))
-        target, time, came, id = (
+        target, time, came, id, key = (
             None if state.get(key) is None else Role(*state[key]) for key in special
         )
-        return cls(features, target, time, state["seen"], state["frozen"], came, id, missing)
+        start = features, target, time, state["seen"], state["frozen"]
+        return cls(*start, came, id, missing, key)
 
 
 def without_missing(table: pa.RecordBatch, missing: tuple[str, ...]) -> pa.RecordBatch:

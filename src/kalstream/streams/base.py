@@ -49,6 +49,8 @@ class Batch:
     ids : (b,) or None
         Names of the rows (strings, None where a row has none), if a later row with the same id
         may bring the target. The rows of `times` may then be NaN.
+    keys : (b,) or None
+        Key of each row, such as its customer, for models by key.
     """
 
     start: int
@@ -57,6 +59,7 @@ class Batch:
     times: Array | None = None
     label_times: Array | None = None
     ids: Array | None = None
+    keys: Array | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -81,7 +84,7 @@ class Batch:
         return Batch(self.start, self.rows[chosen], self.targets[chosen], *more)
 
     def _optional(self) -> tuple[Array | None, ...]:
-        return self.times, self.label_times, self.ids
+        return self.times, self.label_times, self.ids, self.keys
 
     def joined(self, after: Batch) -> Batch:
         """One batch of these rows and those of the batch after it."""
@@ -137,6 +140,8 @@ class Stream(ABC):
         Whether batches have the times at which targets came.
     named : bool
         Whether batches have ids, and later rows bring targets.
+    keyed : bool
+        Whether batches have keys.
     guess : str
         Sentence that says which task was guessed and why; "" if nothing was guessed.
     notes : sequence of str
@@ -161,6 +166,7 @@ class Stream(ABC):
     dated: bool = False
     label_timed: bool = False
     named: bool = False
+    keyed: bool = False
     guess: str = ""
     notes: Sequence[str] = ()
     skipped: int = 0
@@ -208,6 +214,8 @@ class ArrayStream(Stream):
         When each target came, on the clock of ``times`` and not before; NaN, NaT or None: never.
     ids : (n,) strings, optional
         Names of the rows: a later row with the same id brings the target.
+    keys : (n,), optional
+        Key of each row, such as its customer.
     task : "classification" or "regression"
     name : str
     columns : d strings, optional
@@ -228,6 +236,7 @@ class ArrayStream(Stream):
         *,
         label_times: ArrayLike | None = None,
         ids: Sequence[str | None] | None = None,
+        keys: Sequence[Any] | None = None,
         task: str = CLASSIFICATION,
         name: str = "arrays",
         columns: tuple[str, ...] | None = None,
@@ -247,10 +256,11 @@ class ArrayStream(Stream):
         self.times = None if times is None else reading.times(times, len(self.rows))
         self.label_times = None if label_times is None else _label_times(label_times)
         self.ids = None if ids is None else np.fromiter(ids, object, len(ids))
+        self.keys = None if keys is None else np.fromiter(keys, object, len(keys))
         if label_times is not None and times is None:
             raise InvalidInput("label_times need times, on the same clock; give times too")
         lengths = {"targets": self.targets, "times": self.times}
-        lengths |= {"label_times": self.label_times, "ids": self.ids}
+        lengths |= {"label_times": self.label_times, "ids": self.ids, "keys": self.keys}
         for what, values in lengths.items():
             if values is not None and values.shape != (len(self.rows),):
                 raise InvalidInput(
@@ -267,12 +277,14 @@ class ArrayStream(Stream):
         self.columns = columns
         self.n_rows, self.timed = len(self.rows), self.times is not None
         self.label_timed, self.named = self.label_times is not None, self.ids is not None
+        self.keyed = self.keys is not None
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
         """The rows from number ``start`` on."""
         for first in range(start, len(self.rows), self.batch_size):
             cut = slice(first, first + self.batch_size)
-            more = (None if p is None else p[cut] for p in (self.times, self.label_times, self.ids))
+            parts = self.times, self.label_times, self.ids, self.keys
+            more = (None if part is None else part[cut] for part in parts)
             yield Batch(first, self.rows[cut], self.targets[cut], *more)
 
     def describe(self) -> dict[str, Any]:
@@ -282,7 +294,7 @@ class ArrayStream(Stream):
             "task": self.task,
             "n_rows": self.n_rows,
             "fingerprint": of_arrays(
-                self.rows, self.targets, self.times, self.label_times, self.ids
+                self.rows, self.targets, self.times, self.label_times, self.ids, self.keys
             ),
         }
 
@@ -294,8 +306,8 @@ class PushedRows(Stream):
     ----------
     task : "classification" or "regression"
     columns : d strings, optional
-    timed, label_timed, named : bool
-        Whether batches have times, times of labels, ids; as in `Stream`.
+    timed, label_timed, named, keyed : bool
+        Whether batches have times, times of labels, ids, keys; as in `Stream`.
     """
 
     repeatable = False
@@ -308,9 +320,10 @@ class PushedRows(Stream):
         timed: bool = False,
         label_timed: bool = False,
         named: bool = False,
+        keyed: bool = False,
     ) -> None:
         self.task, self.name, self.columns = check_task(task), "pushed", columns
-        self.timed, self.label_timed, self.named = timed, label_timed, named
+        self.timed, self.label_timed, self.named, self.keyed = timed, label_timed, named, keyed
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
         """No rows: they are pushed."""
@@ -348,7 +361,7 @@ class LaterRows(Stream):
         self.classes, self.attribution = stream.classes, stream.attribution
         self.repeatable, self.timed, self.guess = stream.repeatable, stream.timed, stream.guess
         self.label_timed, self.named = stream.label_timed, stream.named
-        self.dated = stream.dated
+        self.dated, self.keyed = stream.dated, stream.keyed
         self.files, self.notes = stream.files, stream.notes
         self._before = skipped, list(skipped_why)
         self._count()

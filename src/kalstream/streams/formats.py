@@ -25,7 +25,7 @@ from kalstream.streams.series import time_series
 from kalstream.streams.table import TableStream
 
 _TABLE_OPTIONS: Final = (
-    *("target", "task", "time", "label_time", "id", "ignore", "categorical", "bad_rows"),
+    *("target", "task", "time", "label_time", "id", "key", "ignore", "categorical", "bad_rows"),
     *("missing", "decimal", "date_format", "delimiter", "encoding", "columns"),
 )
 _TABLE_REMEDIES: Final = {

@@ -85,6 +85,8 @@ class TableStream(Stream):
     id : str, optional
         A column of ids, compared as text. A row without a target waits for it; a later row with
         the same id brings it, and its other columns may be empty.
+    key : str, optional
+        A column of keys, such as customers, for models by key; it is no feature. Keys are texts.
     ignore : names
         Columns to leave out.
     categorical : names
@@ -136,6 +138,7 @@ class TableStream(Stream):
         time: str | None = None,
         label_time: str | None = None,
         id: str | None = None,
+        key: str | None = None,
         ignore: Iterable[str] = (),
         categorical: Iterable[str] = (),
         missing: Iterable[str] = (),
@@ -178,15 +181,16 @@ class TableStream(Stream):
             if self._arriving is not None and id is not None and isinstance(first, TextPart):
                 first.expect_row({target, time, label_time, id, *self.ignore})  # labels before it
             self._expect(target, label_time if id is None else id)
-            columns = self._decide(target, task, time, label_time, id)
+            columns = self._decide(target, task, time, label_time, id, key)
         else:
             self._expect_known(columns)
-        _check_fit(columns, target, task, time, label_time, id)
+        _check_fit(columns, target, task, time, label_time, id, key)
         self.encoder: Columns = columns
         self.timed = self.encoder.time is not None
         self.dated = self.encoder.time is not None and is_of_dates(self.encoder.time.kind)
         self.label_timed = self.encoder.label_time is not None
         self.named = self.encoder.id is not None and not self.encoder.is_frozen
+        self.keyed = self.encoder.key is not None
         for part in self._parts:
             self.encoder.wanted(part.names, part.file)
         self.task, self.columns = self.encoder.task, self.encoder.names
@@ -231,6 +235,7 @@ class TableStream(Stream):
         time: str | None,
         label_time: str | None,
         id: str | None,
+        key: str | None,
     ) -> Columns:
         names, file = self._parts[0].names, self._parts[0].file
         if target is None:
@@ -239,7 +244,8 @@ class TableStream(Stream):
         check_known([target], names, option="target", file=file, more=header)
         check_known([] if time is None else [time], names, option="time", file=file)
         check_known(self.ignore, names, option="ignore", file=file)
-        special = {"target": target, "time": time, "label_time": label_time, "id": id}
+        check_known([] if key is None else [key], names, option="key", file=file)
+        special = {"target": target, "time": time, "label_time": label_time, "id": id, "key": key}
         check_known(
             [] if label_time is None else [label_time], names, option="label_time", file=file
         )
@@ -271,6 +277,7 @@ class TableStream(Stream):
             time=time,
             label_time=label_time,
             id=id,
+            key=key,
             categorical=self.categorical,
             missing=self._missing,
             decimal=self._decimal,
@@ -477,6 +484,7 @@ class TableStream(Stream):
             self.encoder = self.encoder.learn(table)
             numbers, targets, times, bad = self.encoder.encode(table)
             came, ids = self.encoder.encode_more(table, times, bad)
+            keys = self.encoder.keys(table, bad)
             self._check_order(table, times, bad, place)
             keep: Any = slice(None)
             if bad and self.bad_rows == STOP:
@@ -486,7 +494,7 @@ class TableStream(Stream):
                 for row in sorted(bad):
                     column, value, why = bad[row]
                     self._skip(part, block, block.record(at + row), why, column, value)
-            more = (None if part is None else part[keep] for part in (times, came, ids))
+            more = (None if part is None else part[keep] for part in (times, came, ids, keys))
             batch = Batch(place.row, numbers[keep], targets[keep], *more)
             place.row = batch.stop
             if batch.times is not None and len(batch):
@@ -529,7 +537,7 @@ class TableStream(Stream):
             "task": self.task,
             "target": columns.target and columns.target.name,
             "time": columns.time and columns.time.name,
-            **{k: v.name for k, v in _late_columns(columns).items()},
+            **{k: v.name for k, v in _more_columns(columns).items()},
             "ignore": list(self.ignore),
             "categorical": list(self.categorical),
             **({"missing": list(columns.missing)} if columns.missing else {}),
@@ -641,9 +649,9 @@ def _is_text(t: Any) -> bool:
     return is_string(t) or pa.types.is_null(t) or pa.types.is_dictionary(t)
 
 
-def _late_columns(columns: Columns) -> dict[str, Role]:
-    """Columns that say when targets come, by their options, if there are any."""
-    named = {"label_time": columns.label_time, "id": columns.id}
+def _more_columns(columns: Columns) -> dict[str, Role]:
+    """Columns of ids and keys, and those that say when targets come, by their options."""
+    named = {"label_time": columns.label_time, "id": columns.id, "key": columns.key}
     return {name: column for name, column in named.items() if column is not None}
 
 
@@ -653,8 +661,8 @@ def _name(column: Role | None) -> str | None:
 
 def _check_fit(columns: Columns, target: str | None, task: str | None, *more: str | None) -> None:
     """Refuse columns that do not fit the parameters."""
-    options = "target", "task", "time", "label_time", "id"
-    special = columns.time, columns.label_time, columns.id
+    options = "target", "task", "time", "label_time", "id", "key"
+    special = columns.time, columns.label_time, columns.id, columns.key
     known = (_name(columns.target), columns.task, *map(_name, special))
     for name, value, column in zip(options, (target, task, *more), known, strict=True):
         if value not in (None, column):
