@@ -15,7 +15,7 @@ import pytest
 
 from kalstream import KalmanClassifier, KeyedClassifier
 from kalstream.errors import InvalidInput, InvalidOption
-from kalstream.evaluate import Evaluation, prequential
+from kalstream.evaluate import Evaluation, prequential, retention
 from kalstream.evaluate import keys as keys_of_rows
 from kalstream.evaluate._rebatch import from_json, to_json
 from kalstream.report import make_report
@@ -297,3 +297,11 @@ def test_rows_with_keys_can_be_pushed_and_saved() -> None:
     again = from_json(json.loads(json.dumps(to_json(batch))), "classification")
     assert again.keys is not None
     assert again.keys.tolist() == ["k"]
+
+
+def test_ahead_and_retention_take_streams_with_keys(data: Path) -> None:
+    stream = TableStream(data, "y", key="customer")
+    learner = KeyedClassifier(KalmanClassifier(features="scaled"))
+    assert prequential(learner, stream, ahead=5).n_scored > ROWS - 10
+    kept = retention(KeyedClassifier(KalmanClassifier(features="scaled")), stream, window=100)
+    assert kept.row == ROWS

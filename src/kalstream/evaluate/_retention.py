@@ -90,6 +90,7 @@ class _HeldOut:
             np.concatenate([row.rows for row in rows]),
             np.concatenate([row.targets for row in rows]),
             None if now is None else np.full(len(rows), now),
+            keys=None if rows[0].keys is None else np.concatenate([row.keys for row in rows]),
         )
         # A tracker of its own, with the labels that are known by now: the same rule of scoring.
         tracker = type(evaluation.tracker)()
@@ -155,7 +156,8 @@ def iter_retention(
     held = _HeldOut(hold_out, most, random_state)
     protocol = {"together": TOGETHER, **protocol}
     protocol["classes"] = protocol.get("classes") or stream.classes
-    pushed = PushedRows(stream.task, columns=stream.columns, timed=stream.timed)
+    about = {"timed": stream.timed, "keyed": stream.keyed}
+    pushed = PushedRows(stream.task, columns=stream.columns, **about)
     pushed.first_row = stream.first_row
     evaluation = Evaluation(learner, pushed, **protocol)
     now = None
