@@ -260,7 +260,11 @@ class Classification:
         return Targets(labels, None, labels >= 0), weight
 
     def keep(self, before: Model, rows: LateRows, seen: Array) -> Any:
-        """Write the classes seen before each row that is asked for, and what experts say."""
+        """Write the classes seen before each row that is asked for, and what experts say.
+
+        Where labels are late an expert says what class frequencies say: judged by what it said long
+        ago, it would be heard for long after a change.
+        """
         events, kept, weight, targets = rows.events, rows.kept, rows.weight, rows.targets
         n_asked = len(events.slot[events.asks])
         experts, spoken = dict[str, ExpertState](), None
@@ -272,6 +276,8 @@ class Classification:
             kept.experts[:n_asked, 1:] = spoken[events.asks]
         if n_asked:
             kept.write_frequencies(events, targets, weight, seen, before.targets.counts)
+            late, said = events.lag[events.asks] > 0.0, kept.experts[:n_asked]
+            said[late, 1:] = said[late, :1]
         return experts, spoken
 
     def judge(
@@ -299,8 +305,10 @@ class Classification:
             unordered = self._unordered(spoken)
             stack, by_stack = stack.learn(step, codes, weight, plain=in_order, spoken=unordered)
             given = codes, weight, events, judged, kept
+            # Where labels are late, only those who are judged in order hear experts; see `keep`.
+            in_time = None if spoken is None else np.where(events.lag[:, None, None] > 0.0, 0.0, spoken)
             ordered, by_late_stack = ordered.judge(
-                by_late, *given, plain=late, ordered=self.recent_labels, spoken=spoken
+                by_late, *given, plain=late, ordered=self.recent_labels, spoken=in_time
             )
             made = [by_late_stack, late, by_stack, in_order]
         if stack is not known.stack:

@@ -65,7 +65,7 @@ def pass_event(
     phi, products
         As of `row.learn_row`; where a label comes, their values are not read.
     spoken : (2, X, K)
-        As of `row.learn_row`; where a label comes, only its shape has a meaning.
+        As of `row.learn_row`; where a label comes, only its shape has a meaning. It may change.
     seen : (K,)
         Classes that have been seen.
     since : int
@@ -108,6 +108,9 @@ def pass_event(
         counts = numbers[at[COUNTS] : at[COUNTS + 1]]
         keep_frequencies(flags, slot, labels, weight, seen, counts, active, experts)
         experts[0, 1:] = spoken[1]
+        if lag > 0.0:  # as in `Classification.keep` and `judge`
+            experts[0, 1:] = experts[0, :1]
+            spoken[1] = 0.0
     spread, none = np.zeros((1, n_filters, 2)), np.empty((0, 0, 0))
     predicted = means, variances, active, experts, spread, known_then, is_known
     weights, shares, _, _, _, rates = judge_rows(
