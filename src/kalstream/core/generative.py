@@ -159,6 +159,16 @@ class GenerativeState(ExpertState):
             own_log_dets=np.ascontiguousarray(self.own_log_dets[:, own]),
         )
 
+    def saved(self) -> Self:
+        """The state, with arrays that lie in memory as those of a file will."""
+        parts = {each.name: getattr(self, each.name) for each in fields(self)}
+        arrays: dict[str, Any] = {
+            name: np.array(part, order="C")
+            for name, part in parts.items()
+            if isinstance(part, np.ndarray)
+        }
+        return replace(self, **arrays)
+
     def add_columns(self, n_columns: int) -> Self:
         """The state with columns that were missing in all rows so far, behind the others."""
         more, square = (0, n_columns), ((0, n_columns), (0, n_columns))

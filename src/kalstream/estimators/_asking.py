@@ -117,6 +117,8 @@ class AskingEstimator(KalmanEstimator, Generic[Predicted]):
         >>> regressor.tell([0, 1], [2.0, 2.0]).ask([[1.0]])[0].round(2)
         array([2.])
         """
+        if X is None:
+            raise InvalidInput("X is None; give rows (b, d) to ask for")
         return self._exchange(X, ids, time, None, keep=keep)
 
     def tell(

@@ -306,7 +306,9 @@ class Classification:
             stack, by_stack = stack.learn(step, codes, weight, plain=in_order, spoken=unordered)
             given = codes, weight, events, judged, kept
             # Where labels are late, only those who are judged in order hear experts; see `keep`.
-            in_time = None if spoken is None else np.where(events.lag[:, None, None] > 0.0, 0.0, spoken)
+            in_time = (
+                None if spoken is None else np.where(events.lag[:, None, None] > 0.0, 0.0, spoken)
+            )
             ordered, by_late_stack = ordered.judge(
                 by_late, *given, plain=late, ordered=self.recent_labels, spoken=in_time
             )

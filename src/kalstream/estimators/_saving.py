@@ -184,8 +184,8 @@ def _check_late(model: Model, classifies: bool) -> None:
             raise ValueError("late must be None without the state of a mixture")
         need_array("late.log_weights", late.log_weights, state.log_weights.shape)
         need_array("late.spread", late.spread, state.spread.shape)
-        n_beside = 1 + len(model.targets.experts) if classifies else 0
-        need_array("late.beside", late.beside, (n_beside,))
+        # Experts may have been set to others since: it then begins again, see `_late`.
+        need_array("late.beside", late.beside, np.shape(late.beside)[:1] if classifies else (0,))
         need(len(late.beliefs) in ((2, 4) if classifies else (2,)), "late.beliefs", "two or four")
         need_array("late.beliefs", late.beliefs, (len(late.beliefs),))
         need((late.beliefs >= 0.0).all(), "late.beliefs", "at least 0")

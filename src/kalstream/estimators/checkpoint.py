@@ -52,6 +52,7 @@ from kalstream._files import write_whole
 from kalstream.core.alarm import Watch
 from kalstream.core.bank import Bank, BankArrays
 from kalstream.core.calibration import Alpha, Calibration
+from kalstream.core.experts.expert import ExpertState
 from kalstream.core.judging import Kept, LateJudge
 from kalstream.core.motion import MotionBank, Pending
 from kalstream.core.orders import MixedBank
@@ -545,6 +546,8 @@ def _parts(value: Any) -> dict[str, Any]:
             "state": value.state,
             "seeds": seeds.state if isinstance(seeds, SeedSequence) else None,
         }
+    if isinstance(value, ExpertState):
+        value = value.saved()
     if is_dataclass(value):
         names = [field.name for field in fields(value) if field.init]
         return {n: getattr(value, n) for n in names if (type(value), n) not in _LEFT_OUT}

@@ -162,6 +162,12 @@ class TreesState(ExpertState):
         kept = self.window, self.weights, self.labels, self.end, self.stop, self.learned
         return check.trusted(type(self), *kept, counts, fit)
 
+    def saved(self) -> Self:
+        """The state without room behind its window."""
+        kept = (each[: self.stop].copy() for each in (self.window, self.weights, self.labels))
+        own = *kept, np.array([self.stop]), self.stop, self.learned
+        return check.trusted(type(self), *own, self.counts, self.fit)
+
     def with_rows(self, rows: Array, labels: Array, weights: Array, limit: int) -> Self:
         """The state with rows (n, d) behind the others; they are written into free places."""
         stop = self.stop + len(rows)

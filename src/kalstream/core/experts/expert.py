@@ -87,9 +87,14 @@ class ExpertState(Tagged):
     def add_columns(self, n_columns: int) -> Self:
         """The state with columns that were missing in all rows so far, behind the others."""
 
+    def saved(self) -> Self:
+        """An equal state that a file may hold: nothing that other states share is in it."""
+        return self
+
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = {each.name: getattr(self, each.name) for each in fields(cast(Any, self))}
-        return _restored, (type(self), parts)
+        state = self.saved()
+        parts = {each.name: getattr(state, each.name) for each in fields(cast(Any, state))}
+        return _restored, (type(state), parts)
 
 
 def _restored(cls: type, parts: Mapping[str, Any]) -> Any:

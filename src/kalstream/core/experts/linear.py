@@ -19,6 +19,7 @@ from kalstream.core.guard import ROUNDING_LIMITS
 from kalstream.core.judging import runs
 from kalstream.core.mixture import Mixture, MixtureState
 from kalstream.core.mixture.grids import codes_of, gammas_of, grid_of, prior_vars_of
+from kalstream.core.state import Room, pending_capacity
 from kalstream.errors import InvalidInput
 
 FILTERS: Final = Mixture(
@@ -175,15 +176,19 @@ def _pass_alone(state: LinearState, rows: ExpertRows) -> tuple[LinearState, Arra
     """`Linear.advance` of one row in one compiled call; None if it has to go the long way."""
     filters, learns = state.filters, rows.labels[0] >= 0
     bank: Any = filters.bank
-    room, label = bank.room, rows.labels[0]
-    if max(filters.n_features, len(filters.seen)) > FEW_FEATURES:
+    label, n_rows = rows.labels[0], 0 if bank.rows is None else bank.rows.shape[1]
+    usual = max(filters.n_features, len(filters.seen)) <= FEW_FEATURES
+    if learns:
+        usual = usual and filters.seen[label] and rows.weight[0] == 1.0
+    if not usual or n_rows == pending_capacity(filters.n_features):
         return None
-    *pending, n_rows = bank.pending()
+    # The way is the same whoever shares the room: another would round in another way.
+    room = bank.room
+    if room is None or room.rows.shape[1] == n_rows or (learns and not room.claim(n_rows)):
+        room = _own_room(bank, n_rows)
+    pending = room.rows, room.coefficients
     mean, counts, scales, log_weights = state.mean, state.counts, bank.scales, filters.log_weights
     if learns:
-        usual = filters.seen[label] and rows.weight[0] == 1.0 and room is not None
-        if not (usual and n_rows < room.rows.shape[1] and room.claim(n_rows)):
-            return None
         mean, counts, scales, log_weights = (
             each.copy() for each in (mean, counts, scales, log_weights)
         )
@@ -206,6 +211,16 @@ def _pass_alone(state: LinearState, rows: ExpertRows) -> tuple[LinearState, Arra
     rest = filters.seen, filters.spread, filters.likelihoods, filters.prior_scales
     learned = check.trusted(MixtureState, after, *grids, log_weights, *rest)
     return check.trusted(LinearState, mean, counts, square, learned), made
+
+
+def _own_room(bank: Any, n_rows: int) -> Room:
+    """Room for pending rows that nobody shares, with those that there are."""
+    n_filters, m, n_outputs = bank.arrays.mean.shape
+    room = Room((n_filters,), pending_capacity(m), (m, n_outputs), np.float64)
+    if n_rows:
+        room.rows[:, :n_rows], room.coefficients[:, :n_rows] = bank.rows, bank.coefficients
+    room.claim(n_rows)
+    return room
 
 
 @cache

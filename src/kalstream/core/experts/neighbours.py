@@ -152,6 +152,14 @@ class NeighboursState(ExpertState):
             return self.window.copy(), self.weights.copy(), np.array([self.stop])
         return self.window, self.weights, self.end
 
+    def saved(self) -> Self:
+        """The state with nothing behind its window, and as much room."""
+        window, weights, labels = self.window.copy(), self.weights.copy(), self.labels.copy()
+        window[:, self.stop :], weights[self.stop :], labels[self.stop :] = 0.0, 0.0, -1
+        return replace(
+            self, window=window, weights=weights, labels=labels, end=np.array([self.stop])
+        )
+
     def changing(self) -> tuple[Array, ...]:
         """The arrays that a kernel changes where they are."""
         columns = self.origin, self.means, self.scales, self.clock
