@@ -61,7 +61,7 @@ def print_start(job: Run) -> None:
 
 def print_compiling() -> None:
     """Say why nothing happens for a while."""
-    out.print("  compiling (about 20 s on first use; cached afterwards)")
+    out.print("  compiling (about 30 s on first use; cached afterwards)")
 
 
 def _kinds(encoder: Columns) -> str:

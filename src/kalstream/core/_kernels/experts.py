@@ -91,7 +91,8 @@ def weigh_columns(
     """
     size, sums = counts.sum(), np.empty(counts.shape[0])
     for j in range(window.shape[0]):
-        sums[:] = 0.0
+        for k in range(sums.shape[0]):
+            sums[k] = 0.0
         squares, between = 0.0, 0.0
         for i in range(n):
             if labels[i] >= 0:
@@ -104,7 +105,7 @@ def weigh_columns(
                 between += counts[k] * (sums[k] / counts[k] - mean) ** 2
         total = squares - size * mean * mean
         means[j] = mean
-        scales[1:, j] = 0.0
+        scales[1, j] = scales[2, j] = 0.0
         if total > CONSTANT * squares:
             scales[1, j] = min(size / total, LARGEST_SCALE)
             scales[2, j] = scales[1, j] * max(between / total, LEAST_SHARE)
@@ -115,7 +116,8 @@ def distances_in_one(
     window: Floats32, n: int, row: Floats32, scale: Floats32, out: Floats32
 ) -> None:
     """Squared distances (C,), into out, of a row (d,) to the first n columns of the window."""
-    out[:n] = 0.0
+    for i in range(n):
+        out[i] = 0.0
     for j in range(row.shape[0]):
         x, u = row[j], scale[j]
         for i in range(n):
@@ -128,8 +130,9 @@ def distances_in_all(
     window: Floats32, n: int, row: Floats32, scales: Floats32, out: Floats32
 ) -> None:
     """The same in all three metrics: out is (3, C)."""
-    out[:, :n] = 0.0
     first, second, third = out[0], out[1], out[2]
+    for i in range(n):
+        first[i] = second[i] = third[i] = 0.0
     for j in range(row.shape[0]):
         x, u, v, w = row[j], scales[0, j], scales[1, j], scales[2, j]
         for i in range(n):
@@ -234,11 +237,25 @@ def keep_ready(belief: Floats, fading: float, heard: Floats) -> None:
 
     ``heard`` (M,) are the largest weights of the metrics, fading from row to row.
     """
-    for m in range(belief.shape[0]):
-        belief[m] *= max(READY / belief[m].sum(), 1.0)
-    belief /= belief.sum()
-    for m in range(belief.shape[0]):
-        heard[m] = max(fading * heard[m], belief[m].sum())
+    n_metrics, n_voices = belief.shape
+    whole = 0.0
+    for m in range(n_metrics):
+        factor = max(READY / _sum_of(belief, m), 1.0)
+        for v in range(n_voices):
+            belief[m, v] *= factor
+            whole += belief[m, v]
+    for m in range(n_metrics):
+        for v in range(n_voices):
+            belief[m, v] /= whole
+        heard[m] = max(fading * heard[m], _sum_of(belief, m))
+
+
+@jit
+def _sum_of(belief: Floats, m: int) -> float:
+    total = 0.0
+    for v in range(belief.shape[1]):
+        total += belief[m, v]
+    return total
 
 
 @jit
@@ -295,6 +312,7 @@ def pass_neighbours(
     n, stop : int
         How many rows have passed, fewer than b if the window has no more room; and its rows.
     """
+    # over 80 lines: the parts of a step in their order, as loops, which compile twice as fast
     capacity, n_windows = window.shape[1], newest.shape[0]
     n_metrics, n_voices = belief.shape
     n_each = sizes.shape[0] * pulls.shape[0]
@@ -309,7 +327,7 @@ def pass_neighbours(
         read_row(rows[i], origin, means, row)
         for m in range(n_metrics):
             awake[m] = clock[0] % sleep[0] == 0 or heard[m] >= WAKES
-        together, done = awake.sum() > 1, 0
+        together, done, total = awake.sum() > 1, 0, 0.0
         if together:
             distances_in_all(window, stop, row, scales, distances)
         for m in range(n_metrics):
@@ -317,7 +335,9 @@ def pass_neighbours(
                 continue
             if not together:
                 distances_in_one(window, stop, row, scales[m], distances[m])
-            trust[done : done + n_voices] = belief[m]
+            for v in range(n_voices):
+                trust[done + v] = belief[m, v]
+                total += belief[m, v]
             n_near, end = 0, stop
             for w in range(n_windows):
                 start = max(stop - newest[w], 0) if w + 1 < n_windows else 0
@@ -325,8 +345,8 @@ def pass_neighbours(
                 own = voices[done : done + n_each]
                 vote(near[:n_near], labels, weights, counts, sizes, pulls, own)
                 end, done = start, done + n_each
-        total = trust[:done].sum()
-        trust[:done] /= total
+        for v in range(done):
+            trust[v] /= total
         mix_voices(voices[:done], trust[:done], out[i])
         if label < 0:
             continue
@@ -335,7 +355,8 @@ def pass_neighbours(
         done = 0
         for m in range(n_metrics):
             if awake[m]:
-                belief[m] = total * trust[done : done + n_voices]
+                for v in range(n_voices):
+                    belief[m, v] = total * trust[done + v]
                 done += n_voices
         keep_ready(belief, sleep[1], heard)
         if counts.sum() >= newest[-1]:
@@ -343,7 +364,7 @@ def pass_neighbours(
         for j in range(row.shape[0]):
             if np.isnan(origin[j]):
                 origin[j] = rows[i, j]
-        window[:, stop] = row
+            window[j, stop] = row[j]
         weights[stop], labels[stop] = weight, label
         counts[label] += 1.0
         stop += 1
