@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src/kalstream"
 PAGES = sorted(
     [
-        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+        *ROOT.glob("*.md"),
         *ROOT.glob("docs/**/*.md"),
         PACKAGE / "core/README.md",
     ]
@@ -258,7 +258,7 @@ def test_files_of_where_things_are_exist() -> None:
 
 
 def test_words_are_those_of_the_glossary() -> None:
-    files = [ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    files = [ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md")]
     for folder, ending in (("docs", "md"), ("src", "md"), ("src", "py"), ("src", "js")):
         files += sorted(ROOT.glob(f"{folder}/**/*.{ending}"))
     found = []

@@ -49,6 +49,7 @@ FILES = (
     "src/kalstream/core/README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
 )
 
 # arguments of examples that would take longer than 15 s
