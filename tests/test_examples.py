@@ -118,6 +118,43 @@ def heads(printed: str) -> None:
     assert numbers(printed, "ER++, as published")[0] < 0.5
 
 
+def river_models(printed: str) -> None:
+    ours, colours = numbers(printed, "kalstream "), numbers(printed, "kalstream, colours only")
+    assert ours[0] > 0.85
+    assert ours[0] > colours[0] > 0.7  # chance is 1 in 7
+    for name in ("softmax regression", "Gaussian naive Bayes", "Hoeffding adaptive tree"):
+        accuracy, log_loss = numbers(printed, name)
+        assert ours[0] > accuracy
+        assert ours[1] < log_loss
+
+
+def code_length(printed: str) -> None:
+    table = printed.splitlines()[1:-1]
+    bits = [float(line.split()[-2]) for line in table]
+    assert len(bits) == 5
+    assert bits == sorted(bits)
+    assert bits[0] < 0.6 * 4000  # a coin needs a bit for each day
+    assert table[-1].startswith("half-life of 69 days")
+    chosen = re.search(r"^chosen: (.*);", printed, re.MULTILINE)[1]
+    assert table[0].startswith(f"{chosen} ")
+
+
+def feedback(printed: str) -> None:
+    draws, greedy = numbers(printed, "Thompson sampling"), numbers(printed, "greedy")
+    assert min(draws[1], greedy[1]) > 0.4  # chance is 0.1
+    assert draws[4] > greedy[4] + 0.2  # the new names are found
+
+
+def service(printed: str) -> None:
+    accuracy, log_loss = numbers(printed, "service")
+    for name in ("no_change", "majority"):
+        assert accuracy > numbers(printed, name)[0] + 0.2
+        assert log_loss < numbers(printed, name)[1] - 0.2
+    assert "359 rows scored, 20 wait" in printed  # the first 21 came before the first label
+    before = numbers(printed, "malignant, before the new start:")
+    assert numbers(printed, "malignant, after it:") == before
+
+
 CHECKS: dict[str, tuple[Callable[[str], None], list[str]]] = {
     "tabular_drift": (tabular_drift, ["--rows", "4000"]),
     "new_classes": (new_classes, ["--rows", "500"]),
@@ -127,6 +164,18 @@ CHECKS: dict[str, tuple[Callable[[str], None], list[str]]] = {
     "heads": (heads, []),
     "images": (images, ["--rows", "300"]),
     "texts": (texts, ["--rows", "3000"]),
+    "river_models": (river_models, []),
+    "code_length": (code_length, []),
+    "feedback": (feedback, []),
+    "service": (service, []),
+}
+
+
+# a module that an example imports -> the package that the module needs
+NEEDED = {
+    "kalstream.deep": "torch",
+    "kalstream.compat.river": "river",
+    "kalstream.serve": "fastapi",
 }
 
 
@@ -135,8 +184,9 @@ def test_example(name: str, tmp_path: Path) -> None:  # time_series: see test_do
     assert name in CHECKS, f"examples/{name}.py has no check here"
     check, options = CHECKS[name]
     script = ROOT / f"examples/{name}.py"
-    if "kalstream.deep" in script.read_text():
-        pytest.importorskip("torch")
+    for module, needed in NEEDED.items():
+        if module in script.read_text():
+            pytest.importorskip(needed)
     picture = tmp_path / "figure.png"
     if "--plot" in script.read_text():
         options = [*options, "--plot", str(picture)]
