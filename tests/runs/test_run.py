@@ -52,6 +52,11 @@ def lines_of(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     return lines
 
 
+def numbers(scores: dict[str, Any]) -> dict[str, float]:
+    """Scores that a learner has; open_log_loss is null without a probability of new classes."""
+    return {name: value for name, value in scores.items() if value is not None}
+
+
 def model_of(folder: Path) -> bytes:
     progress = json.loads((folder / "checkpoint" / "progress.json").read_text())
     assert [p.name for p in (folder / "checkpoint").glob("model-*")] == [progress["model"]]
