@@ -219,6 +219,7 @@ def test_a_job_whose_options_or_data_changed_is_a_problem(tmp_path: Path) -> Non
     assert "run it again" in run_jobs([job], Here())[0].problem
 
 
+@pytest.mark.slow
 def test_each_with_a_broken_file(tmp_path: Path) -> None:
     (tmp_path / "stores").mkdir()
     for k in range(2):

@@ -6,17 +6,16 @@ import inspect
 import itertools
 import json
 import shlex
-import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_origin
 
 import typer
 
-from kalstream.cli.console import app, err, escaped, out, printing
+from kalstream.cli.console import app, err, escaped, out, printing, until_signal
 from kalstream.errors import InvalidOption
 from kalstream.runs.files import (
     CHECKPOINT,
@@ -355,26 +354,12 @@ def _go(job: Run, live: bool) -> _Ended:
     return _Ended(job.folder, end, report, status)
 
 
-@contextmanager
-def _until_interrupted(job: Run) -> Iterator[Callable[[], int]]:
+def _until_interrupted(job: Run) -> AbstractContextManager[Callable[[], int]]:
     """The number of the signal that asked for a stop, or 0; a second one ends the program."""
-    received: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def receive(number: int, frame: Any) -> None:
-        received.append(number)
-        restore()
+    def receive() -> None:
         if job.evaluation.waiting:  # for rows, perhaps for long: no chunk is half done
             raise KeyboardInterrupt
         err.print("stopping after this chunk (again: at once)")
 
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    for number in before:
-        signal.signal(number, receive)
-    try:
-        yield lambda: received[0] if received else 0
-    finally:
-        restore()
+    return until_signal(receive)

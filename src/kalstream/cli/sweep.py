@@ -5,11 +5,10 @@ from __future__ import annotations
 import glob
 import itertools
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -17,7 +16,16 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from kalstream.cli.console import app, err, escaped, out, print_error, print_file, printing
+from kalstream.cli.console import (
+    app,
+    err,
+    escaped,
+    out,
+    print_error,
+    print_file,
+    printing,
+    until_signal,
+)
 from kalstream.cli.run import parsed, with_options
 from kalstream.errors import InvalidInput
 from kalstream.runs.files import last_line
@@ -249,27 +257,8 @@ def _exit_if_stopped(stopped: Callable[[], int]) -> None:
         sys.exit(128 + stopped())
 
 
-@contextmanager
-def _until_stopped() -> Iterator[Callable[[], int]]:
-    """The number of the signal that asked for a stop, or 0; a second one ends the program."""
-    received: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def receive(number: int, frame: Any) -> None:
-        received.append(number)
-        restore()
-        err.print("stopping the runs (again: at once)")
-
-    for number in before:
-        signal.signal(number, receive)
-    try:
-        yield lambda: received[0] if received else 0
-    finally:
-        restore()
+def _until_stopped() -> AbstractContextManager[Callable[[], int]]:
+    return until_signal(lambda: err.print("stopping the runs (again: at once)"))
 
 
 @contextmanager

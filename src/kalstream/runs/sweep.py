@@ -148,7 +148,7 @@ def as_folder(name: str) -> str:
     Examples
     --------
     >>> as_folder("features=raw,seed=0"), as_folder("north/a")
-    ('features=raw,seed=0', 'north_a-db26d837')
+    ('features=raw,seed=0', 'north_a-9c4db1ed')
     """
     safe = re.sub(r"[^\w.=,+-]", "_", name, flags=re.ASCII)[:_LONGEST_NAME]
     return safe if safe == name else f"{safe}-{sha256(name.encode()).hexdigest()[:8]}"
