@@ -895,7 +895,7 @@ def test_the_table_of_options_in_the_docs() -> None:
         default = "" if isinstance(field.default, bool) else default
         assert shown.pop(typed(name)) == (declared(name)["short"], default), name
     own = {"--out", "--checkpoint-every", "--resume", "--overwrite", "--extend", "--live"}
-    own |= {"--quiet", "--json"}
+    own |= {"--quiet", "--json", "--each", "--workers"}
     assert set(shown) == own
 
 

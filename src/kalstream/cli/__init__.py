@@ -8,6 +8,7 @@ from kalstream.cli import (  # noqa: F401  (they register their commands)
     run,
     send,
     serve,
+    sweep,
 )
 from kalstream.cli.console import app, main
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -54,6 +55,32 @@ def printing(*, quiet: bool = False, to_standard_error: bool = False) -> Iterato
         yield
     finally:
         out.quiet = out.stderr = False
+
+
+@contextmanager
+def until_signal(receive: Callable[[], None]) -> Iterator[Callable[[], int]]:
+    """The number of the signal that asked for a stop, or 0; a second one ends the program.
+
+    ``receive`` is called at the first signal.
+    """
+    received: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def handle(number: int, frame: Any) -> None:
+        received.append(number)
+        restore()
+        receive()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield lambda: received[0] if received else 0
+    finally:
+        restore()
 
 
 def print_error(message: str) -> None:

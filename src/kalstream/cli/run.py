@@ -6,17 +6,16 @@ import inspect
 import itertools
 import json
 import shlex
-import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_origin
 
 import typer
 
-from kalstream.cli.console import app, err, escaped, out, printing
+from kalstream.cli.console import app, err, escaped, out, printing, until_signal
 from kalstream.errors import InvalidOption
 from kalstream.runs.files import (
     CHECKPOINT,
@@ -27,6 +26,7 @@ from kalstream.runs.files import (
     read_progress,
     refuse_other_files,
     refuse_run,
+    report_is_outdated,
 )
 from kalstream.runs.options import CHECKPOINT_EVERY, Options, declared, typed
 
@@ -148,8 +148,31 @@ def run(  # noqa: D103
             help="Print the result to standard output as JSON; all else goes to standard error.",
         ),
     ] = False,
+    each: Annotated[
+        bool,
+        typer.Option(
+            "--each",
+            help="One run for each file of SOURCE, a folder or a pattern in quotes, side by side, "
+            "in folders of --out, and a page that summarises them.",
+        ),
+    ] = False,
+    workers: Annotated[
+        int, typer.Option(min=0, help="With --each: runs at once; 0 means one for each core.")
+    ] = 0,
     **values: Any,
 ) -> None:
+    if each:
+        for name, is_typed in (
+            *(("--resume", resume), ("--overwrite", overwrite), ("--extend", extend)),
+            *(("--live", live), ("--json", as_json)),
+        ):
+            if is_typed:
+                raise InvalidOption(f"{name} does not apply to --each; leave it out")
+        from kalstream.cli.sweep import run_each
+
+        with printing(quiet=quiet):
+            run_each(parsed(context, values)[0], folder, workers, checkpoint_every)
+        return
     if live and as_json:
         raise InvalidOption("--live and --json both write to standard output; give one of them")
     with printing(quiet=quiet, to_standard_error=live or as_json):
@@ -185,7 +208,7 @@ def _run(
     live: bool,
     values: dict[str, Any],
 ) -> _Ended:
-    options, given = _parsed(context, values)
+    options, given = parsed(context, values)
     _check_source_is_typed(options, given, extend)
     if extend is not None:
         for name, is_typed in (("--resume", resume), ("--overwrite", overwrite), ("--out", folder)):
@@ -210,7 +233,7 @@ def _run(
     return _go(_new(folder, options, checkpoint_every, overwrite), live)
 
 
-def _parsed(context: typer.Context, values: dict[str, Any]) -> tuple[Options, list[str]]:
+def parsed(context: typer.Context, values: dict[str, Any]) -> tuple[Options, list[str]]:
     """The options, checked, and the names of those that were typed."""
     given = [name for name in values if _is_typed(context, name)]
     for name, value in values.items():
@@ -246,10 +269,17 @@ def _new(
     return Run(
         _folder_for(folder, options.source, overwrite),
         options,
-        command=shlex.join(["kalstream", *sys.argv[1:]]),
+        command=_command(),
         checkpoint_every=checkpoint_every,
         overwrite=overwrite,
     )
+
+
+def _command() -> str:
+    """The command line that starts the same run."""
+    from kalstream.runs.jobs import command_of_job
+
+    return command_of_job() or shlex.join(["kalstream", *sys.argv[1:]])
 
 
 def _folder_for(folder: Path | None, source: str, overwrite: bool) -> Path:
@@ -271,8 +301,9 @@ def _extended(folder: Path, changes: dict[str, Any], checkpoint_every: float | N
 
     _check_results(folder)
     source = changes.pop("source")
-    command = shlex.join(["kalstream", *sys.argv[1:]])
-    return Run.extend(folder, source, changes, command=command, checkpoint_every=checkpoint_every)
+    return Run.extend(
+        folder, source, changes, command=_command(), checkpoint_every=checkpoint_every
+    )
 
 
 def _check_results(folder: Path) -> None:
@@ -290,19 +321,12 @@ def _resumed(folder: Path, changes: dict[str, Any], checkpoint_every: float | No
     from kalstream.runs import Run, why_done
 
     _check_results(folder)
-    command = shlex.join(["kalstream", *sys.argv[1:]])
-    job = Run.resume(folder, changes, command=command, checkpoint_every=checkpoint_every)
+    job = Run.resume(folder, changes, command=_command(), checkpoint_every=checkpoint_every)
     if job is None:
         out.print(escaped(why_done(folder, changes)))
-        if _report_is_outdated(folder):
+        if report_is_outdated(folder):
             out.print(f"report: {escaped(write_report(folder))}")
     return job
-
-
-def _report_is_outdated(folder: Path) -> bool:
-    """Whether a run was killed between its last line and its report."""
-    report, metrics = folder / REPORT, folder / METRICS
-    return not report.exists() or report.stat().st_mtime_ns < metrics.stat().st_mtime_ns
 
 
 def _go(job: Run, live: bool) -> _Ended:
@@ -330,26 +354,12 @@ def _go(job: Run, live: bool) -> _Ended:
     return _Ended(job.folder, end, report, status)
 
 
-@contextmanager
-def _until_interrupted(job: Run) -> Iterator[Callable[[], int]]:
+def _until_interrupted(job: Run) -> AbstractContextManager[Callable[[], int]]:
     """The number of the signal that asked for a stop, or 0; a second one ends the program."""
-    received: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def receive(number: int, frame: Any) -> None:
-        received.append(number)
-        restore()
+    def receive() -> None:
         if job.evaluation.waiting:  # for rows, perhaps for long: no chunk is half done
             raise KeyboardInterrupt
         err.print("stopping after this chunk (again: at once)")
 
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    for number in before:
-        signal.signal(number, receive)
-    try:
-        yield lambda: received[0] if received else 0
-    finally:
-        restore()
+    return until_signal(receive)

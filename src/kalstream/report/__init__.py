@@ -16,16 +16,20 @@ from kalstream.report.compare import compare, write_comparison
 from kalstream.report.page import make_report, write_report
 from kalstream.report.paired import compare_runs
 from kalstream.report.read import RunRecord, Window, read_run
+from kalstream.report.summary import Entry, entries_of, write_summary
 from kalstream.runs.lines import check_results
 
 __all__ = [
+    "Entry",
     "RunRecord",
     "Window",
     "check_results",
     "compare",
     "compare_runs",
+    "entries_of",
     "make_report",
     "read_run",
     "write_comparison",
     "write_report",
+    "write_summary",
 ]

@@ -37,7 +37,9 @@ from kalstream.report.timeline import Timeline, trend
 _N_STYLES = 8  # colours with dashes of their own in the style sheet
 
 
-def compare(runs: Sequence[Path], tests: Sequence[Mapping[str, Any]] = ()) -> str:
+def compare(
+    runs: Sequence[Path], tests: Sequence[Mapping[str, Any]] = (), notes: Sequence[str] = ()
+) -> str:
     """Compare several runs, as the text of an HTML page.
 
     Parameters
@@ -46,6 +48,8 @@ def compare(runs: Sequence[Path], tests: Sequence[Mapping[str, Any]] = ()) -> st
         At least two folders that ``kalstream run`` wrote, on the same data.
     tests : sequence of dict
         Paired tests, from `compare_runs`.
+    notes : sequence of str
+        What the reader should know, such as runs that are not compared.
 
     Returns
     -------
@@ -66,7 +70,9 @@ def compare(runs: Sequence[Path], tests: Sequence[Mapping[str, Any]] = ()) -> st
             tag("p", f"{fmt.plural(len(named), 'run')} on the same data", class_="facts"),
         ]
     )
+    listed = [tag("p", note, class_="banner mixed") for note in notes]
     body = [
+        *listed,
         _warning(named),
         _totals(named),
         _tests(tests),
@@ -78,13 +84,16 @@ def compare(runs: Sequence[Path], tests: Sequence[Mapping[str, Any]] = ()) -> st
 
 
 def write_comparison(
-    runs: Sequence[Path], out: Path, tests: Sequence[Mapping[str, Any]] = ()
+    runs: Sequence[Path],
+    out: Path,
+    tests: Sequence[Mapping[str, Any]] = (),
+    notes: Sequence[str] = (),
 ) -> Path:
     """Write a comparison to a file.
 
     Parameters
     ----------
-    runs, tests
+    runs, tests, notes
         As for `compare`.
     out : Path
         The file. It is replaced completely or not at all.
@@ -99,7 +108,7 @@ def write_comparison(
     InvalidInput
         As `compare`.
     """
-    write_whole(out, compare(runs, tests))
+    write_whole(out, compare(runs, tests, notes))
     return Path(out)
 
 

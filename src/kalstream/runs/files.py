@@ -316,6 +316,12 @@ def last_line(folder: Path) -> dict[str, Any]:
     return line if isinstance(line, dict) and isinstance(line.get("row"), int) else {}
 
 
+def report_is_outdated(folder: Path) -> bool:
+    """Whether a run was killed between its last line and its report."""
+    report, metrics = folder / REPORT, folder / METRICS
+    return not report.exists() or report.stat().st_mtime_ns < metrics.stat().st_mtime_ns
+
+
 def check_lines(path: Path, size: int) -> None:
     """Refuse a file of lines that is shorter than at the checkpoint, or has no line end there."""
     actual = path.stat().st_size if path.exists() else 0

@@ -433,6 +433,28 @@ def declared(name: str) -> dict[str, Any]:
     return more
 
 
+def arguments(options: Options) -> list[str]:
+    """Options that were given, and the source, as `kalstream run` takes them.
+
+    Examples
+    --------
+    >>> arguments(Options(source="a.csv", target="y", ignore=["id", "day"], intercept=False))
+    ['a.csv', '--target', 'y', '--ignore', 'id', '--ignore', 'day', '--no-intercept']
+    """
+    parts = [options.source]
+    for name, field in Options.model_fields.items():
+        value = getattr(options, name)
+        if name not in options.model_fields_set or declared(name)["argument"]:
+            continue
+        if isinstance(value, bool):
+            parts += [typed(name)] if value != field.default else []
+        elif value is not None:
+            for each in value if isinstance(value, list) else [value]:
+                text = str(each)
+                parts += [f"{typed(name)}={text}"] if text[:1] == "-" else [typed(name), text]
+    return parts
+
+
 # What the library says of its arguments where the command has another option, or none.
 _PHRASES: Final = {
     "resume=False": "--overwrite",
