@@ -33,6 +33,7 @@ PROTOCOLS = [
     ("--forgetting", "0.99", "--time", "when", "--delay", "30m"),
     ("--forgetting", "0.99", "--id", "when"),
     ("--forgetting", "0.99", "--key", "color"),
+    ("--forgetting", "mixture", "--aggregate", "color:y:mean:9", "--delay", "40"),
 ]
 EVENTS, SECONDS = 150, 0.8  # of a whole run, roughly
 

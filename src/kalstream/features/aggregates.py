@@ -148,7 +148,7 @@ class Aggregates(BaseEstimator):
     names : d names, optional
         Of the columns. Without them, KEY and COLUMN are numbers of columns, from 0.
     then : "fourier", "scaled" or "raw"
-        What becomes of aggregates and columns.
+        What is made of aggregates and columns.
     max_keys : int
         How many keys are kept in each column of keys. When there are more, a quarter of them is
         dropped: those whose last row is longest ago.
@@ -191,6 +191,9 @@ class Aggregates(BaseEstimator):
 
     n_seen_ = 0
 
+    def __repr__(self) -> str:
+        return f"Aggregates({list(self.specs)}, then={self.then!r})"
+
     @property
     def n_keys_(self) -> list[int]:
         """Keys that are kept, for each column of keys."""
@@ -231,7 +234,7 @@ class Aggregates(BaseEstimator):
         """All of it as arrays and plain values, for files of models."""
         known = []
         for group, records in zip(self._groups, self._known, strict=True):
-            keys = sorted(records.keys())
+            keys: list[Any] = sorted(records.keys(), key=float)  # type: ignore[arg-type]
             block = np.array([np.frombuffer(record) for record in records.several(keys, b"")])
             known.append((np.array(keys, float), block.reshape(-1, group.size)))
         params = self.get_params(deep=False)
@@ -333,12 +336,13 @@ class _Group(NamedTuple):
 
     @classmethod
     def of(cls, key: int, parts: list[tuple[int, int, Spec]]) -> _Group:
-        places, columns, made, at = [], [], list[tuple[AggregateKind, int, slice]](), _HEAD
-        for place, column, spec in parts:
+        made, at = list[tuple[AggregateKind, int, slice]](), _HEAD
+        for _, _, spec in parts:
             kind = KINDS_OF_AGGREGATES[spec.kind]
             stop = at + kind.size(spec.window)
             made.append((kind, spec.window, slice(at, stop)))
-            places, columns, at = [*places, place], [*columns, column], stop
+            at = stop
+        places, columns, _ = map(list, zip(*parts, strict=True))
         return cls(key, places, columns, made, at)
 
 
@@ -374,7 +378,9 @@ class _Pass:
 
     def updated(self) -> Records:
         """The records after the rows."""
-        changes = {key: record.tobytes() for key, record in self.touched.items() if record[0]}
+        changes: dict[Any, bytes] = {
+            key: record.tobytes() for key, record in self.touched.items() if record[0]
+        }
         return self.records.updated(changes) if changes else self.records
 
     def _record(self, key: float) -> Array:

@@ -74,10 +74,10 @@ class Before(Protocol):
         """Rows as columns (b, d'), with what is known now."""
 
     def passed(self, rows: Array) -> tuple[Self, Array]:
-        """This after rows that pass, and the columns (b, d') of these, as `OnlineTransformer`."""
+        """What is after rows that pass, and the columns (b, d') of these; pure."""
 
     def with_columns(self, n_columns: int) -> Self:
-        """This with columns of rows that were missing (NaN) so far; theirs come last."""
+        """The same with columns that were missing (NaN) in all rows so far; they come last."""
 
 
 def with_constant(columns: Array, lead: int, size: float) -> Array:
