@@ -234,7 +234,7 @@ class Aggregates(BaseEstimator):
         """All of it as arrays and plain values, for files of models."""
         known = []
         for group, records in zip(self._groups, self._known, strict=True):
-            keys: list[Any] = sorted(records.keys(), key=float)  # type: ignore[arg-type]
+            keys: list[Any] = sorted(records.keys(), key=float)
             block = np.array([np.frombuffer(record) for record in records.several(keys, b"")])
             known.append((np.array(keys, float), block.reshape(-1, group.size)))
         params = self.get_params(deep=False)
