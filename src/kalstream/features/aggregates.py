@@ -194,6 +194,11 @@ class Aggregates(BaseEstimator):
     def __repr__(self) -> str:
         return f"Aggregates({list(self.specs)}, then={self.then!r})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = dict(super().__getstate__())
+        state.pop("_groups", None)  # its functions cannot be pickled
+        return state
+
     @property
     def n_keys_(self) -> list[int]:
         """Keys that are kept, for each column of keys."""
