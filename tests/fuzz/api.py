@@ -18,7 +18,7 @@ from fuzz.late import Rows
 from kalstream import KalmanClassifier, KalmanRegressor
 from kalstream.core import Calibration, Fixed, Learned, Mixture
 from kalstream.errors import NumericalError
-from kalstream.features import OnlineScaler
+from kalstream.features import Aggregates, OnlineScaler
 
 LABELS: tuple[list[Any], ...] = (
     ["a", "b", "c", "d"],
@@ -43,7 +43,12 @@ def parameters(case: Case, labels: list[Any] | None) -> dict[str, Any]:
     policies += [Learned(lr=0.001), Mixture(half_lives=(5.0, 50.0, float("inf")), share=0.01)]
     chosen: dict[str, Any] = {
         "forgetting": pick(policies),
-        "features": pick(["raw", "scaled", "scaled", "fourier", "fourier", OnlineScaler(20.0)]),
+        "features": pick(
+            [
+                *("raw", "scaled", "scaled", "fourier", "fourier", OnlineScaler(20.0)),
+                Aggregates(["0:0:mean:3", "0:0:lag:2"], then=pick(["raw", "scaled"]), max_keys=4),
+            ]
+        ),
         "n_components": int(rng.integers(1, 12)),
         "transition": pick(["example"] * 3 + ["chunk"]),
         "noise_var": pick(["auto", float(10.0 ** rng.uniform(-2, 1))]),

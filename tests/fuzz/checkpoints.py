@@ -204,7 +204,15 @@ def graft(case: Case, about: dict[str, Any], tensors: dict[str, np.ndarray]) -> 
     other, theirs = opened(case.pick(originals())[1])
     tags = ("Stack", "Watch", "Labels", "MixtureState", "FilterState", "Bank", "Posterior")
     tags += ("MovingState", "MotionBank", "MixedBank", "Pending")
-    tags += ("OnlineScaler", "RandomFourierFeatures", "Representation", "BankStep", "Step", "Model")
+    tags += (
+        "OnlineScaler",
+        "RandomFourierFeatures",
+        "Aggregates",
+        "Representation",
+        "BankStep",
+        "Step",
+        "Model",
+    )
     own = [place for place in places(about["tree"]) if place[1] in tags]
     tag = case.pick(sorted({place[1] for place in own}) or tags)
     parts = [place for place in places(other["tree"]) if place[1] == tag]

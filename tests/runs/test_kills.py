@@ -33,6 +33,7 @@ PROTOCOLS = [
     ("--forgetting", "0.99", "--time", "when", "--delay", "30m"),
     ("--forgetting", "0.99", "--id", "when"),
     ("--forgetting", "0.99", "--key", "color"),
+    ("--forgetting", "mixture", "--aggregate", "color:y:mean:9", "--delay", "40"),
 ]
 EVENTS, SECONDS = 150, 0.8  # of a whole run, roughly
 
@@ -89,7 +90,7 @@ def kill_and_resume(runs: Runs, folder: Path, protocol: Any, seed: int, kills: i
     return killed
 
 
-@pytest.mark.parametrize("seed", [0, 2, 6, 7, 8, 9])
+@pytest.mark.parametrize("seed", [0, 2, 6, 7, 8, 9, 10])
 def test_kills(runs: Runs, folder: Path, seed: int) -> None:
     protocol = PROTOCOLS[seed % len(PROTOCOLS)]
     finished(runs, folder, *BASE, *protocol, "-o", "whole")

@@ -76,6 +76,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "label_time": ("came", {**TIMED, "ignore": without("when", "came")}),
     "id": ("order", WITH_IDS | CLASSIFICATION),
     "key": ("order", {"ignore": without("order")}),
+    "aggregate": (["code:x:mean:5"], {}),
     "ignore": ([*PLAIN, "x"], {}),
     "categorical": (["code"], {}),
     "missing": (["n/v"], {"ignore": without("mixed")}),

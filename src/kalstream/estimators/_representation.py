@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +12,7 @@ from sklearn.base import clone
 
 from kalstream.errors import InvalidInput
 from kalstream.features import OnlineScaler, RandomFourierFeatures
-from kalstream.features.online import follows, kept, online
+from kalstream.features.online import Before, follows, kept, online
 
 Array = NDArray[Any]
 
@@ -33,12 +33,15 @@ class Representation:
     wide : bool
         Whether columns are kept with the rows that they were made of, in turns: experts see the
         rows, the filters the columns. Rows that are not scaled are both.
+    before : `Before` or None
+        What rows pass first. All that is said of rows and their columns is of what it makes.
     """
 
     transformer: Any
     size: float
     intercept: bool
     wide: bool = False
+    before: Before | None = None
 
     @classmethod
     def of(
@@ -57,6 +60,10 @@ class Representation:
         """
         if not isinstance(intercept, bool | np.bool_):
             raise InvalidInput(f"intercept must be True or False, got {intercept!r}")
+        if hasattr(features, "then"):
+            before: Before = clone(features)
+            shape = n_components, random_state, intercept, before.width(n_columns), half_life, wide
+            return replace(cls.of(before.then, *shape), before=before)
         root = math.sqrt(n_columns)
         if isinstance(features, str):
             if features not in FEATURES:
@@ -88,7 +95,7 @@ class Representation:
 
     def transform(self, rows: Array) -> Array:
         """Features (b, m) of rows (b, d), with what is known now."""
-        learner = online(self.transformer)
+        learner, rows = online(self.transformer), self._seen_now(rows)
         return learner.features(learner.columns(rows), int(self.intercept), self.size)
 
     def advance(self, rows: Array) -> tuple[Representation, Array]:
@@ -97,8 +104,9 @@ class Representation:
         Each row is seen with what was known before it; a transformer without `advance` learns
         the whole chunk first.
         """
+        before, rows = self._passed(rows)
         learner, columns = online(self.transformer).passed(rows)
-        after = Representation(kept(learner), self.size, self.intercept, self.wide)
+        after = self._after(kept(learner), before)
         return after, learner.features(columns, int(self.intercept), self.size)
 
     def scaled(self, rows: Array) -> tuple[Representation, Array]:
@@ -106,13 +114,26 @@ class Representation:
 
         It is smaller than the features, so it can be kept until the rows are learned.
         """
+        before, rows = self._passed(rows)
         learner, columns = online(self.transformer).passed(rows)
-        after = Representation(kept(learner), self.size, self.intercept, self.wide)
+        after = self._after(kept(learner), before)
         return after, self._in_turns(columns, rows)
 
     def columns(self, rows: Array) -> Array:
         """Rows (b, d) as `scaled` makes them, with what is known now."""
+        rows = self._seen_now(rows)
         return self._in_turns(online(self.transformer).columns(rows), rows)
+
+    def _seen_now(self, rows: Array) -> Array:
+        """Rows as what comes before the transformer makes them now."""
+        return rows if self.before is None else self.before.columns(rows)
+
+    def _passed(self, rows: Array) -> tuple[Before | None, Array]:
+        """What comes before the transformer, after these rows; and the rows as it makes them."""
+        return (None, rows) if self.before is None else self.before.passed(rows)
+
+    def _after(self, transformer: Any, before: Before | None) -> Representation:
+        return Representation(transformer, self.size, self.intercept, self.wide, before)
 
     def _in_turns(self, columns: Array, rows: Array) -> Array:
         """Columns and rows in turns, so that columns that come later are behind the others."""
@@ -124,6 +145,8 @@ class Representation:
 
     def width(self, n_columns: int) -> int | None:
         """Columns of `scaled`; None if only a transformer of another library knows."""
+        if self.before is not None:
+            n_columns = self.before.width(n_columns)
         width = online(self.transformer).width(n_columns)
         return 2 * n_columns if self.wide else width
 
@@ -140,4 +163,5 @@ class Representation:
     def with_columns(self, n_columns: int) -> Representation:
         """The representation with columns that were missing in all rows so far."""
         grown = online(self.transformer).with_columns(n_columns)
-        return Representation(kept(grown), self.size, self.intercept, self.wide)
+        before = None if self.before is None else self.before.with_columns(n_columns)
+        return self._after(kept(grown), before)

@@ -37,7 +37,7 @@ from kalstream.estimators._soundness import Foreign, need, need_array
 from kalstream.estimators._waiting import Store
 from kalstream.estimators.classifier import KalmanClassifier
 from kalstream.estimators.labels import Labels
-from kalstream.features import OnlineScaler, RandomFourierFeatures
+from kalstream.features import Aggregates, OnlineScaler, RandomFourierFeatures
 from kalstream.features.online import follows
 
 T = TypeVar("T", bound=KalmanEstimator)
@@ -285,6 +285,10 @@ def _check_representation(representation: Representation, n_columns: int) -> int
     need(type(size) is float and 0.0 < size < math.inf, "representation.size", "above 0")
     for name in ("intercept", "wide"):
         need(type(getattr(representation, name)) is bool, f"representation.{name}", "True or False")
+    before = representation.before
+    need(isinstance(before, Aggregates | None), "before", "Aggregates or None")
+    if before is not None:
+        n_columns = before.width(n_columns)
     kinds = OnlineScaler, RandomFourierFeatures, Foreign
     need(isinstance(transformer, (*kinds, NoneType)), "transformer", "one that kalstream knows")
     if isinstance(transformer, Foreign):

@@ -68,7 +68,7 @@ from kalstream.estimators._soundness import CHECKS, Foreign
 from kalstream.estimators._waiting import Store, Waiting
 from kalstream.estimators.labels import Labels
 from kalstream.estimators.migrations import FORMAT, MIGRATIONS
-from kalstream.features import OnlineScaler, RandomFourierFeatures
+from kalstream.features import Aggregates, OnlineScaler, RandomFourierFeatures
 
 FilePath = str | os.PathLike[str]
 
@@ -118,6 +118,7 @@ TAGGED.update(
         "Waiting": Waiting,
         "OnlineScaler": OnlineScaler,
         "RandomFourierFeatures": RandomFourierFeatures,
+        "Aggregates": Aggregates,
         "Foreign": Foreign,
         "Generator": Generator,
         "RandomState": RandomState,
@@ -528,7 +529,7 @@ def _parts(value: Any) -> dict[str, Any]:
         # Raises if it was given away. What is in the part of cov that is not meant depends on
         # predictions and on memory that was used again; the bytes of a file must not.
         value.arrays.mirrored()
-    if isinstance(value, Store):
+    if isinstance(value, Store | Aggregates):
         return value.packed()
     if isinstance(value, Base):
         return {"mean": value.mean, "cov": np.asfortranarray(np.tril(value.cov))}
@@ -559,6 +560,8 @@ def _whole(cls: type, parts: dict[str, Any]) -> Any:
     made: Any
     if cls is Posterior:
         made = Posterior._of(**parts)
+    elif cls is Aggregates:
+        made = Aggregates.unpacked(**parts)
     elif cls is Generator:
         made = Generator(**parts)
     elif cls is RandomState:

@@ -14,7 +14,7 @@ import numpy as np
 from kalstream.core.judging import Kept
 from kalstream.estimators._soundness import need
 
-FORMAT: Final = 8
+FORMAT: Final = 9
 
 
 def _everywhere(tree: Any, tag: str, change: Callable[[dict[str, Any]], Any]) -> Any:
@@ -264,4 +264,5 @@ MIGRATIONS: Final[dict[int, Callable[[Any], Any]]] = {
     5: _with_count,
     6: _with_judge,
     7: _with_answers,
+    8: lambda tree: tree,  # Representation.before is newer, and None if it is not there
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from hashlib import blake2b
 from typing import Any, Protocol
 from zlib import crc32
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 from kalstream._printable import printable, quoted
 from kalstream.errors import InvalidInput
 from kalstream.features import calendar, words
+from kalstream.features.aggregates import KEY_COLUMN
 from kalstream.features.values import (
     Array,
     Bad,
@@ -38,6 +40,7 @@ from kalstream.features.values import (
 
 NUMBER, BOOLEAN, CATEGORY, DATE, TEXTS = "number", "boolean", "category", "date", "text"
 COMMA, AMOUNT = "decimal comma", "amount"
+KEY = "key"  # of aggregates
 NUMBERS = (NUMBER, COMMA, AMOUNT)
 # 31/12/2024 and 12/31/2024; with any other format of ``strptime``, its kind is "FORMAT date".
 DAY_FIRST, MONTH_FIRST = "day-first date", "month-first date"
@@ -308,6 +311,49 @@ class Texts:
         return words.hashed(map(text_of, values), column.n_slots)[codes]
 
 
+class Keys:
+    """One number for each key, made of its text by a hash: for `Aggregates`. Nothing is learned."""
+
+    plural = "keys"
+
+    def has_type(self, t: Any) -> bool:
+        """Nothing is taken for keys that is not named."""
+        return False
+
+    def holds(self, array: pa.Array, as_written: bool) -> bool:
+        """Nothing is taken for keys that is not named."""
+        return False
+
+    def start(self, name: str, array: pa.Array, n_slots: int | None) -> Column:
+        """A column without a state."""
+        return Column(name, KEY)
+
+    def is_full(self, column: Column) -> bool:
+        """Nothing is learned."""
+        return True
+
+    def names(self, column: Column) -> list[str]:
+        """The name of the column, marked as that of keys."""
+        return [KEY_COLUMN.format(column.name)]
+
+    def learn(self, column: Column, array: pa.Array) -> Column:
+        """Nothing is learned."""
+        return column
+
+    def encode(self, column: Column, array: pa.Array, bad: Bad) -> Array:
+        """Whole numbers below 2**53 (n, 1), NaN where missing."""
+        codes, values = distinct(array)
+        texts = map(text_of, values)
+        numbers = [np.nan if text is None else _hash(text) for text in texts]
+        return np.array(numbers)[codes][:, None]
+
+
+def _hash(text: str) -> float:
+    """A number that a float64 holds exactly; two texts of a million share one by 1 in 18,000."""
+    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return float(int.from_bytes(digest) >> 11)
+
+
 def _holds(reading: Reading, array: pa.Array, as_written: bool) -> bool:
     """Whether at most one value in 20 cannot be read."""
     numbers, bad = reading.convert(array)
@@ -370,6 +416,7 @@ KINDS: Mapping[str, Kind] = _ByKind(
         MONTH_FIRST: Dates(MONTH_FIRST),
         TEXTS: Texts(),
         CATEGORY: Categories(),
+        KEY: Keys(),
     },
     Dates,
 )

@@ -54,6 +54,32 @@ class OnlineTransformer(Protocol):
         """The transformer with columns that were missing (NaN) in all rows so far."""
 
 
+class Before(Protocol):
+    """What rows pass before a transformer sees them, as a value: it adds columns.
+
+    `kalstream.features.Aggregates` follows it.
+
+    Attributes
+    ----------
+    then : str
+        The transformer that comes after it, as ``features=`` of an estimator names it.
+    """
+
+    then: str
+
+    def width(self, n_columns: int) -> int:
+        """How many columns (d') rows become; an error if rows of d columns do not fit."""
+
+    def columns(self, rows: Array) -> Array:
+        """Rows as columns (b, d'), with what is known now."""
+
+    def passed(self, rows: Array) -> tuple[Self, Array]:
+        """What is after rows that pass, and the columns (b, d') of these; pure."""
+
+    def with_columns(self, n_columns: int) -> Self:
+        """The same with columns that were missing (NaN) in all rows so far; they come last."""
+
+
 def with_constant(columns: Array, lead: int, size: float) -> Array:
     """Columns (b, m) divided by their size, after ``lead`` columns of ones."""
     n, m = columns.shape

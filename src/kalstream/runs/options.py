@@ -54,7 +54,7 @@ OF_CLASSIFIERS: Final = (
 )
 # Options that config.json has only if they were given.
 _LATER: Final = (
-    *("key", "missing", "decimal", "date_format", "delimiter", "encoding"),
+    *("key", "aggregate", "missing", "decimal", "date_format", "delimiter", "encoding"),
     *OF_ESTIMATORS,
     *(name for name in OF_CLASSIFIERS if name != "likelihood"),
 )
@@ -62,7 +62,7 @@ _LATER: Final = (
 # Options that say where rows come from, or when labels come: clients of a service decide that.
 NOT_SERVED: Final = (
     *("source", "target", "label_time", "id", "key", "bad_rows", "order", "learner", "chunk"),
-    *("delay", "cost", "limit", "predictions"),
+    *("delay", "cost", "limit", "predictions", "aggregate"),
 )
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -269,6 +269,12 @@ class Options(BaseModel):
     key: str | None = option(
         None,
         "Column of keys, such as customers: one model of all rows, and a small one for each key.",
+    )
+    aggregate: list[str] = option(
+        [],
+        "KEY:COLUMN:KIND:WINDOW: a feature of the earlier rows of a row's KEY, such as "
+        "customer:amount:mean:100. Kinds: lag, mean, ewm, count; repeat the option.",
+        repeated=True,
     )
     ignore: list[str] = option(
         [], "Columns to leave out, separated by commas; or repeat the option."

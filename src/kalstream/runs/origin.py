@@ -21,7 +21,7 @@ from kalstream.streams import CLASSIFICATION, REGRESSION, Columns, Stream, forma
 
 # Options that a saved model has decided.
 _OF_MODEL: Final = (
-    *("forgetting", "motion", "features", "learner", "time_unit", "key"),
+    *("forgetting", "motion", "features", "learner", "time_unit", "key", "aggregate"),
     *(*OF_ESTIMATORS, *OF_CLASSIFIERS),
 )
 # Options that the encoder of a run has decided.

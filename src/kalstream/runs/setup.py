@@ -20,6 +20,7 @@ from kalstream import __version__, streams
 from kalstream._optional import remedy_for
 from kalstream._printable import quoted
 from kalstream.errors import InvalidInput, InvalidOption
+from kalstream.features.aggregates import Aggregates, Spec
 from kalstream.features.values import NO_VALUE
 from kalstream.runs.files import FORMAT
 from kalstream.runs.options import (
@@ -49,6 +50,8 @@ def open_stream(options: Options, columns: Columns | None = None) -> Stream:
     """The stream of a run; ``columns`` is the encoder of a checkpoint."""
     _check_key(options)
     given = options.given(*_STREAM_OPTIONS)
+    if options.aggregate:
+        given["aggregate_keys"] = _aggregate_keys(options)
     if columns is not None:  # new data say themselves when labels come
         if columns.id is not None and columns.id.name == options.id:
             given.pop("id", None)  # the first row of a pipe may lack it
@@ -73,6 +76,23 @@ def open_stream(options: Options, columns: Columns | None = None) -> Stream:
     return stream
 
 
+def _aggregate_keys(options: Options) -> list[str]:
+    """The columns of keys of aggregates; an error if they do not fit the other options."""
+    specs = [Spec.of(text) for text in options.aggregate]
+    if "aggregate_keys" not in format_of(options.source).options:
+        raise InvalidOption(
+            f"--aggregate does not apply to {quoted(options.source)}, which "
+            f"{format_of(options.source).about}; leave it out, or give a table"
+        )
+    for text, spec in zip(options.aggregate, specs, strict=True):
+        if spec.column == options.target:
+            raise InvalidOption(
+                f"--aggregate {quoted(text)} is of the target, and only features have aggregates; "
+                "name another column"
+            )
+    return list(dict.fromkeys(spec.key for spec in specs))
+
+
 def _check_key(options: Options) -> None:
     """Refuse options that models by key do not have."""
     if options.key is None:
@@ -82,6 +102,7 @@ def _check_key(options: Options) -> None:
         **dict.fromkeys(("delay", "label_time", "id", "max_age"), late),
         "time": "models by key forget by rows",
         "transition": "models by key forget before every row",
+        "aggregate": "models by key see no aggregates",
     }
     for name, value in options.given(*reasons).items():
         raise InvalidOption(
@@ -131,7 +152,7 @@ def window_of(options: Options, stream: Stream) -> int:
 def make_learner(options: Options, stream: Stream) -> Any:
     """A new learner."""
     if options.learner:
-        for name in options.given(*OF_ESTIMATORS, *OF_CLASSIFIERS):
+        for name in options.given(*OF_ESTIMATORS, *OF_CLASSIFIERS, "aggregate"):
             raise InvalidOption(
                 f"{typed(name)} does not apply to --learner {options.learner}; leave it out, and "
                 "set its parameters in the factory"
@@ -146,9 +167,13 @@ def make_learner(options: Options, stream: Stream) -> Any:
     more["order"] = orders[0] if len(orders) == 1 else orders
     forgetting = _number_or_name(options.forgetting)
     more |= _parameters(options, OF_ESTIMATORS, stream)
+    features: Any = options.features
+    if options.aggregate:
+        features = Aggregates(options.aggregate, stream.columns, features)
+        features.width(len(stream.columns or ()))  # an error if a column is not there
     if stream.task != REGRESSION:
         more |= _parameters(options, OF_CLASSIFIERS, stream)
-        of_all = KalmanClassifier(forgetting, options.features, **more)
+        of_all = KalmanClassifier(forgetting, features, **more)
         return KeyedClassifier(of_all) if stream.keyed else of_all
     for name in options.given(*OF_CLASSIFIERS):
         value = getattr(options, name)
@@ -157,7 +182,7 @@ def make_learner(options: Options, stream: Stream) -> Any:
             f"{given}, but the target is a number and has no classes; leave {typed(name)} out, or "
             "say --task classification"
         )
-    return KalmanRegressor(forgetting, options.features, **more)
+    return KalmanRegressor(forgetting, features, **more)
 
 
 def _plain(value: Any) -> str:

@@ -18,6 +18,7 @@ from kalstream.features.encoding import (
     BOOLEAN,
     CATEGORY,
     COMMA,
+    KEY,
     KINDS,
     NUMBER,
     NUMBERS,
@@ -241,6 +242,11 @@ class Columns:
         """A copy for prediction: new categories get no slot, target and time may be missing."""
         return replace(self, is_frozen=True)
 
+    def with_keys(self, names: Iterable[str]) -> Columns:
+        """A copy with a column of numbers for each of some columns of keys, for `Aggregates`."""
+        made = tuple(Column(name, KEY) for name in dict.fromkeys(names))
+        return replace(self, features=self.features + made)
+
     def with_late(self, label_time: str | None, id: str | None) -> Columns:
         """A copy in which other columns, or none, say when targets came and hold ids of rows."""
         came = self.label_time
@@ -316,6 +322,8 @@ class Columns:
         table = without_missing(table, self.missing)
         columns = {}
         for column in self.features:
+            if column.kind == KEY:
+                continue
             array = table.column(column.name)
             if isinstance(KINDS[column.kind], OneNumber):
                 numbers = READINGS[column.kind].checked(column.name, array, bad)
@@ -429,7 +437,7 @@ def without_missing(table: pa.RecordBatch, missing: tuple[str, ...]) -> pa.Recor
 
 def _missing(table: pa.RecordBatch, column: Column | Role) -> Array:
     """Whether each value (n,) of a column is missing."""
-    is_text = column.kind in (CATEGORY, TEXTS, TEXT)
+    is_text = column.kind in (CATEGORY, TEXTS, TEXT, KEY)
     return is_missing(table.column(column.name), EMPTY if is_text else MISSING)
 
 

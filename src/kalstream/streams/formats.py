@@ -27,6 +27,7 @@ from kalstream.streams.table import TableStream
 _TABLE_OPTIONS: Final = (
     *("target", "task", "time", "label_time", "id", "key", "ignore", "categorical", "bad_rows"),
     *("missing", "decimal", "date_format", "delimiter", "encoding", "columns"),
+    "aggregate_keys",
 )
 _TABLE_REMEDIES: Final = {
     "order": "its rows are read in their own order. To shuffle them first: "

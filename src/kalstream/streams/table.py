@@ -87,6 +87,8 @@ class TableStream(Stream):
         the same id brings it, and its other columns may be empty.
     key : str, optional
         A column of keys, such as customers, for models by key; it is no feature. Keys are texts.
+    aggregate_keys : names
+        Columns of keys, of which each also becomes a column of numbers for `Aggregates`.
     ignore : names
         Columns to leave out.
     categorical : names
@@ -139,6 +141,7 @@ class TableStream(Stream):
         label_time: str | None = None,
         id: str | None = None,
         key: str | None = None,
+        aggregate_keys: Iterable[str] = (),
         ignore: Iterable[str] = (),
         categorical: Iterable[str] = (),
         missing: Iterable[str] = (),
@@ -155,6 +158,7 @@ class TableStream(Stream):
         self.bad_rows, self.delimiter = bad_rows, delimiter
         self.encoding = check_encoding(encoding)
         self.ignore, self.categorical = _names(ignore), _names(categorical)
+        self.aggregate_keys = _names(aggregate_keys)
         if decimal not in (None, ",", "."):
             raise InvalidInput(f'decimal must be "," or ".", got {decimal!r}')
         check_date_format(date_format)
@@ -257,6 +261,12 @@ class TableStream(Stream):
                     "columns"
                 )
             used[name] = option
+        check_known(self.aggregate_keys, names, option="aggregate_keys", file=file)
+        for name in set(self.aggregate_keys) & {target, label_time}:
+            raise InvalidInput(
+                f"{file}: {quoted(name)} is {used[name]}, which is not known when a row comes, so "
+                "it is no key of aggregates; name another column"
+            )
         if label_time is not None and time is None:
             raise InvalidInput(
                 f"label_time={quoted(label_time)} needs the times of the rows; name their column "
@@ -298,7 +308,7 @@ class TableStream(Stream):
                 self._date_format,
             )
         )
-        return columns
+        return columns.with_keys(self.aggregate_keys)
 
     def _about_header(self) -> str:
         """What may be wrong with a first line that lacks the target."""
