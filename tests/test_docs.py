@@ -176,8 +176,10 @@ def test_every_equation_has_a_function() -> None:
 
 
 def test_every_public_method_of_the_estimators_has_an_example() -> None:
-    names = "CRPClassifier", "KalmanClassifier", "KalmanRegressor", "KeyedClassifier"
-    for cls in (getattr(kalstream, name) for name in names):
+    names = "CRP", "Kalman", "Keyed"
+    kinds = [getattr(kalstream, name) for name in kalstream.__all__ if name.startswith(names)]
+    assert len(kinds) == 5
+    for cls in kinds:
         own = [base for base in cls.__mro__ if base.__module__.startswith("kalstream")]
         methods = {name: value for base in own for name, value in vars(base).items()}
         for name, value in methods.items():

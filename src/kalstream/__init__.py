@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         KalmanClassifier,
         KalmanRegressor,
         KeyedClassifier,
+        KeyedRegressor,
     )
     from kalstream.features import TableEncoder
 
@@ -26,6 +27,7 @@ __all__ = [
     "KalmanRegressor",
     "KalstreamError",
     "KeyedClassifier",
+    "KeyedRegressor",
     "TableEncoder",
     "__version__",
     "core",
@@ -44,6 +46,7 @@ _HOME = {
     "KalmanRegressor": "kalstream.estimators",
     "KalstreamError": "kalstream.errors",
     "KeyedClassifier": "kalstream.estimators",
+    "KeyedRegressor": "kalstream.estimators",
     "TableEncoder": "kalstream.features",
     "core": "kalstream.core",
     "errors": "kalstream.errors",

@@ -1,14 +1,15 @@
 """A small model for each of many keys: filters of how the key differs from all keys.
 
-What is known of all keys predicts a row first, and its log-probabilities are an offset; the filters
-of a key learn what to add (core/README.md, "Keys"). `keyed_reference` is the plain version.
+What is known of all keys predicts a row first, and its prediction is an offset; the filters of a
+key learn what to add (core/README.md, "Keys"). How a target is observed is the part of a class:
+`Keyed` for labels, `KeyedValues` for numbers. `keyed_reference` is the plain version.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
@@ -33,6 +34,16 @@ FILTERS: Final = (
     (10.0, 10.0, math.inf),
     (1.0, 1.0, 100.0),
 )
+# For numbers, in units of their noise: keys may differ by much more than it.
+VALUE_FILTERS: Final = (
+    (0.1, 0.1, math.inf),
+    (1.0, 0.1, math.inf),
+    (1.0, 1.0, math.inf),
+    (10.0, 1.0, math.inf),
+    (10.0, 10.0, math.inf),
+    (100.0, 100.0, math.inf),
+    (1.0, 1.0, 100.0),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +58,28 @@ class KeyedState:
         The bytes of each key's record, float64: the number of labels learned, its evidence for the
         hypotheses (1 + F,), lower triangles of the covariances (F, m (m + 1) / 2), and means
         (K, F, m). They come last, so a class that a key has not met may be left out: it is zeros.
+    level : (2,)
+        Of `KeyedValues`: how many rows were learned and the sum of the logarithms of their
+        variances by what is known of all keys, both forgotten with ``keep`` a row.
     """
 
     pooled: Array
     records: Records = field(default_factory=Records)
+    level: Array = field(default_factory=lambda: np.zeros(2))
 
     @property
     def nbytes(self) -> int:
         """Bytes of the numbers in memory."""
-        return self.pooled.nbytes + self.records.nbytes
+        return self.pooled.nbytes + self.level.nbytes + self.records.nbytes
 
 
 @dataclass(frozen=True)
 class Keyed(Tagged):
     """Hypotheses about how strongly a key differs: not at all, or as one of F filters.
+
+    Targets are labels here. An offset is the log-probabilities (K,) of a row by what is known of
+    all keys, -inf for a class that had not come before; -1 is no label. What is predicted is the
+    probabilities (K,), all zeros if no class had come.
 
     Attributes
     ----------
@@ -78,6 +97,7 @@ class Keyed(Tagged):
     """
 
     tag: ClassVar[str] = "kalstream.Keyed"
+    missing: ClassVar[float] = -1
 
     n_features: int
     filters: Sequence[tuple[float, float, float]] = FILTERS
@@ -115,9 +135,13 @@ class Keyed(Tagged):
         packed = np.where(rows == columns, self.prior_vars[:, columns], 0.0)
         return np.concatenate([np.zeros(2 + len(packed)), packed.ravel()]).tobytes()
 
-    def size(self, n_classes: int) -> int:
+    def n_outputs(self, width: int) -> int:
+        """How many means a filter has (K), for offsets (b, width)."""
+        return width
+
+    def size(self, n_outputs: int) -> int:
         """Bytes of a record."""
-        return len(self.first) + _DOUBLE * n_classes * len(self.filters) * self.n_features
+        return len(self.first) + _DOUBLE * n_outputs * len(self.filters) * self.n_features
 
     def start(self, records: Records | None = None) -> KeyedState:
         """The state before any row, with these records, which are empty."""
@@ -127,8 +151,8 @@ class Keyed(Tagged):
     def predict(
         self, state: KeyedState, keys: Sequence[Hashable], features: Array, offsets: Array
     ) -> Array:
-        """Probabilities (b, K) of rows; see `advance`."""
-        none = np.full(len(features), -1)
+        """Predictions of rows; see `advance`."""
+        none = np.full(len(features), self.missing)
         return self.advance(state, keys, features, offsets, none, np.ones(len(features)))[1]
 
     def advance(
@@ -137,61 +161,83 @@ class Keyed(Tagged):
         keys: Sequence[Hashable],
         features: Array,
         offsets: Array,
-        labels: Array,
+        targets: Array,
         weight: Array,
     ) -> tuple[KeyedState, Array]:
-        """Predict each row, then learn its label if it has one; the state given stays as it was.
+        """Predict each row, then learn its target if it has one; the state given stays as it was.
 
         Parameters
         ----------
         keys : b keys
-        features, offsets : (b, m), (b, K)
-            ``offsets`` are log-probabilities by what is known of all keys, -inf for a class that
-            had not come before the row.
-        labels : (b,) int
-            -1 for a row that is only predicted.
+        features, offsets, targets : (b, m), (b, width), (b,)
+            ``offsets`` are predictions by what is known of all keys, ``targets`` are ``missing``
+            for a row that is only predicted.
         weight : (b,)
 
         Returns
         -------
         state : KeyedState
-        probabilities : (b, K)
-            Before the label was learned; a row is all zeros if no class had come.
+        predictions : (b, width)
+            Before the target was learned.
         """
-        from kalstream.core._kernels.keyed import pass_rows
-
         index: dict[Hashable, int] = {}
         places = np.array([index.setdefault(key, len(index)) for key in keys], np.int64)
-        size, known = self.size(offsets.shape[1]), state.records.several(list(index), self.first)
+        n_outputs = self.n_outputs(offsets.shape[1])
+        size, known = self.size(n_outputs), state.records.several(list(index), self.first)
         made = bytearray().join([record.ljust(size, _ZERO) for record in known])
         records = np.frombuffer(made, np.float64).reshape(len(index), size // _DOUBLE)
-        pooled, out = state.pooled.copy(), np.empty(offsets.shape)
+        pooled, level, out = state.pooled.copy(), state.level.copy(), np.empty(offsets.shape)
         rates = self.own, self.share, self.keep
-        pass_rows(
-            *(features, offsets, places, labels, weight, self.prior_vars, self.gammas, rates),
-            *(records, pooled, out),
-        )
+        rows = features, offsets, places, targets, weight
+        self._pass((*rows, self.prior_vars, self.gammas, rates, records, pooled), level, out)
         if not math.isfinite(records.sum()):
             raise NumericalError(
                 "the filters of a key overflowed; weights above 1e50 do this, give smaller ones"
             )
-        return KeyedState(pooled, state.records.updated(_rows_of(index, records))), out
+        return KeyedState(pooled, state.records.updated(_rows_of(index, records)), level), out
 
-    def block(self, state: KeyedState, n_classes: int) -> tuple[list[Hashable], Array]:
+    def _pass(self, rows: tuple[Any, ...], level: Array, out: Array) -> None:
+        """Predict and learn rows; changes records, weights and level, and writes out."""
+        from kalstream.core._kernels.keyed import pass_rows
+
+        pass_rows(*rows, out)
+
+    def block(self, state: KeyedState, n_outputs: int) -> tuple[list[Hashable], Array]:
         """All keys, and their records as one block (n_keys, size)."""
-        size = self.size(n_classes)
+        size = self.size(n_outputs)
         made = state.records.joined(size)
         return state.records.keys(), np.frombuffer(made).reshape(-1, size // _DOUBLE)
 
-    def of_block(
-        self, start: KeyedState, pooled: Array, keys: Sequence[Hashable], block: Array
-    ) -> KeyedState:
-        """The inverse of `block`, from the state before any row."""
+    def of_block(self, start: KeyedState, keys: Sequence[Hashable], block: Array) -> KeyedState:
+        """The inverse of `block`, from a state without keys."""
         records = start.records
         for i in range(0, len(keys), _PIECE):
             at = slice(i, i + _PIECE)
             records = records.updated(_rows_of(keys[at], block[at]))
-        return KeyedState(pooled, records)
+        return replace(start, records=records)
+
+
+@dataclass(frozen=True)
+class KeyedValues(Keyed):
+    """As `Keyed`, for targets that are numbers.
+
+    An offset is the mean and the standard deviation of a target by what is known of all keys, and
+    so is what is predicted; NaN is no target. Prior variances are in units of the noise.
+    """
+
+    tag: ClassVar[str] = "kalstream.KeyedValues"
+    missing: ClassVar[float] = math.nan
+
+    filters: Sequence[tuple[float, float, float]] = VALUE_FILTERS
+
+    def n_outputs(self, width: int) -> int:
+        """One mean, whatever the width of offsets."""
+        return 1
+
+    def _pass(self, rows: tuple[Any, ...], level: Array, out: Array) -> None:
+        from kalstream.core._kernels.keyed import pass_values
+
+        pass_values(*rows, level, out)
 
 
 def _rows_of(keys: Any, records: Array) -> dict[Hashable, bytes]:

@@ -5,6 +5,7 @@ from kalstream.estimators._model import Filter
 from kalstream.estimators.classifier import KalmanClassifier
 from kalstream.estimators.crp import CRPClassifier
 from kalstream.estimators.keyed import KeyedClassifier
+from kalstream.estimators.keyed_regressor import KeyedRegressor
 from kalstream.estimators.regressor import KalmanRegressor
 from kalstream.estimators.trees import Trees
 
@@ -15,5 +16,6 @@ __all__ = [
     "KalmanClassifier",
     "KalmanRegressor",
     "KeyedClassifier",
+    "KeyedRegressor",
     "Trees",
 ]

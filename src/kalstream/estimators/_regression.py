@@ -18,6 +18,7 @@ from kalstream.estimators._chunk import Ahead, Chunk, LateSteps
 from kalstream.estimators._learning import predict_chunk, state_of
 from kalstream.estimators._model import Model
 from kalstream.estimators._settings import Settings
+from kalstream.estimators.inputs import read_values, read_weights
 
 # The first target is subtracted from all, so it shows nothing; two others are few enough.
 TARGETS_OF_SCALE: Final = 3
@@ -327,3 +328,21 @@ class Regression:
 def shaped(model: Model, values: Array) -> Array:
     """Values (b,) if targets were flat, else (b, K)."""
     return values[:, 0] if model.targets.flat else values
+
+
+def r_squared(y: Any, mean: Array, sample_weight: Any) -> float:
+    """The share of the variance of targets that predicted means, (b,) or (b, K), explain."""
+    from sklearn.metrics import r2_score
+
+    values = read_values(y)
+    if np.atleast_2d(values.T).shape != np.atleast_2d(mean.T).shape:
+        raise InvalidInput(
+            f"y has shape {values.shape} for predictions of shape {mean.shape}; "
+            "give one target for each row"
+        )
+    if not np.isfinite(values).all():
+        raise InvalidInput(
+            "y contains NaN or infinity; a score needs every target; remove these rows"
+        )
+    weight = read_weights(sample_weight, len(values))
+    return float(r2_score(values, mean, sample_weight=weight))

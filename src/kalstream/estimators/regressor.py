@@ -17,10 +17,10 @@ from kalstream.core.policy import Policy
 from kalstream.errors import InvalidInput
 from kalstream.estimators._asking import AskingEstimator
 from kalstream.estimators._model import Model
-from kalstream.estimators._regression import Regression, shaped
+from kalstream.estimators._regression import Regression, r_squared, shaped
 from kalstream.estimators._settings import policy_of, store
 from kalstream.estimators._value_row import learn_value
-from kalstream.estimators.inputs import read_values, read_weights
+from kalstream.estimators.inputs import read_values
 
 
 class KalmanRegressor(RegressorMixin, AskingEstimator[tuple[Array, Array]]):
@@ -198,20 +198,7 @@ dtype, random_state, max_waiting, max_age
         >>> model.score([[0.0], [1.0]], [0.0, 1.0]) > 0.9
         True
         """
-        from sklearn.metrics import r2_score
-
-        values, mean = read_values(y), self.predict(X)
-        if np.atleast_2d(values.T).shape != np.atleast_2d(mean.T).shape:
-            raise InvalidInput(
-                f"y has shape {values.shape} for predictions of shape {mean.shape}; "
-                "give one target for each row"
-            )
-        if not np.isfinite(values).all():
-            raise InvalidInput(
-                "y contains NaN or infinity; a score needs every target; remove these rows"
-            )
-        weight = read_weights(sample_weight, len(values))
-        return float(r2_score(values, mean, sample_weight=weight))
+        return r_squared(y, self.predict(X), sample_weight)
 
     def _health(self, model: Model) -> Health:
         report, settings = super()._health(model), self._settings

@@ -70,8 +70,8 @@ def open_stream(options: Options, columns: Columns | None = None) -> Stream:
     _check_late(options, stream)
     if stream.keyed and stream.task == REGRESSION:
         raise InvalidOption(
-            f"--key is {quoted(options.key)}, but the target is a number, and models by key are "
-            "classifiers; leave --key out, or say --task classification"
+            f"--key is {quoted(options.key)}, but the target is a number, and runs by key are "
+            "classifications; leave --key out, or say --task classification"
         )
     return stream
 

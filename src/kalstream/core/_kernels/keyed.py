@@ -9,6 +9,10 @@ from kalstream.core._kernels.observing import SOFTMAX, linearise_softmax
 from kalstream.core.jit import Floats, Labels, jit
 
 _WIDTH = np.pi / 8.0
+# Probability that a number is as what is known of all keys says, whatever is known of its key.
+_DOUBT = 0.01
+# Largest logarithm of a row's variance in units of the usual one, for rounding's sake.
+_FARTHEST = 20.0
 
 
 @jit
@@ -60,10 +64,7 @@ def pass_rows(
             continue
         record, known = records[places[i]], classes[:count]
         evidence = record[1:began]
-        for h in range(1 + n_filters):
-            prior = (1.0 - own) * np.exp(pooled[h]) + own / (1.0 + n_filters)
-            log_weights[h] = np.log(prior) + evidence[h]
-        whole = log_sum_exp(log_weights)
+        whole = write_log_weights(pooled, evidence, own, log_weights)
         write_softmax(offsets[i], 1.0, known, logs[0])
         for f in range(n_filters):
             cov = record[began + f * n_packed : began + (f + 1) * n_packed]
@@ -101,6 +102,98 @@ def pass_rows(
                 mean = record[means_from + (k * n_filters + f) * m :]
                 for j in range(m):
                     mean[j] = gammas[f] * mean[j] + times[f, j] * (residual[k] / whole)
+
+
+@jit
+def pass_values(
+    phi: Floats,
+    offsets: Floats,
+    places: Labels,
+    values: Floats,
+    weight: Floats,
+    prior_vars: Floats,
+    gammas: Floats,
+    rates: tuple[float, float, float],
+    records: Floats,
+    pooled: Floats,
+    level: Floats,
+    out: Floats,
+) -> None:
+    """As `pass_rows`, for targets that are numbers.
+
+    Parameters
+    ----------
+    offsets, out : (n, 2)
+        Means and standard deviations: by what is known of all keys, and written.
+    values : (n,)
+        NaN where there is no target.
+    level : (2,)
+        It changes; see `keyed.KeyedState`.
+    """
+    n, m = phi.shape
+    n_filters = prior_vars.shape[0]
+    n_packed, began = (m * (m + 1)) // 2, 2 + n_filters
+    means_from = began + n_filters * n_packed
+    logs, log_weights = np.empty(1 + n_filters), np.empty(1 + n_filters)
+    added, whole_vars = np.zeros(1 + n_filters), np.empty(1 + n_filters)
+    times, variances = np.empty((n_filters, m)), np.empty(n_filters)
+    for i in range(n):
+        middle, var = offsets[i, 0], offsets[i, 1] * offsets[i, 1]
+        out[i] = offsets[i]
+        if not (np.abs(middle) < np.inf and 0.0 < var < np.inf):
+            continue
+        record = records[places[i]]
+        evidence = record[1:began]
+        noise = 1.0
+        if level[0] > 0.0:
+            noise = np.exp(min(max(np.log(var) - level[1] / level[0], -_FARTHEST), _FARTHEST))
+        whole = write_log_weights(pooled, evidence, rates[0], log_weights)
+        whole_vars[0] = var
+        for f in range(n_filters):
+            cov = record[began + f * n_packed : began + (f + 1) * n_packed]
+            mean = record[means_from + f * m : means_from + (f + 1) * m]
+            variances[f], prior = moments(cov, phi[i], prior_vars[f], gammas[f], times[f])
+            unknown = variances[f] / prior if prior > 0.0 else 1.0
+            usual = prior_vars[f, 0] + (prior_vars[f, m - 1] if m > 1 else 0.0)
+            whole_vars[1 + f] = var * ((unknown * usual + noise) / (usual + noise))
+            total = 0.0
+            for j in range(m):
+                total += phi[i, j] * mean[j]
+            added[1 + f] = gammas[f] * total
+        add, square = 0.0, 0.0
+        for h in range(1 + n_filters):
+            add += np.exp(log_weights[h] - whole) * added[h]
+        for h in range(1 + n_filters):
+            square += np.exp(log_weights[h] - whole) * (whole_vars[h] + (added[h] - add) ** 2)
+        out[i, 0], out[i, 1] = middle + add, np.sqrt(square)
+        residual = values[i] - middle
+        if np.isnan(residual) or weight[i] <= 0.0:
+            continue
+        for h in range(1 + n_filters):
+            far = (residual - added[h]) ** 2 / whole_vars[h]
+            logs[h] = -0.5 * (np.log(whole_vars[h]) + far)
+            # Otherwise one outlier would be what a key remembers for hundreds of rows.
+            logs[h] = np.logaddexp(np.log1p(-_DOUBT) + logs[h], np.log(_DOUBT) + logs[0])
+        learn_evidence(logs, weight[i], rates, evidence, pooled)
+        record[0] += 1.0
+        level[0] = rates[2] * level[0] + 1.0
+        level[1] = rates[2] * level[1] + np.log(var)
+        for f in range(n_filters):
+            cov = record[began + f * n_packed : began + (f + 1) * n_packed]
+            mean = record[means_from + f * m : means_from + (f + 1) * m]
+            whole = variances[f] + noise / weight[i]
+            learn_cov(cov, times[f], prior_vars[f], gammas[f], whole)
+            for j in range(m):
+                mean[j] = gammas[f] * mean[j] + times[f, j] * ((residual - added[1 + f]) / whole)
+
+
+@jit
+def write_log_weights(pooled: Floats, evidence: Floats, own: float, out: Floats) -> float:
+    """Write the log-weights (H,) of hypotheses for a key; returns the logarithm of their sum."""
+    n = len(pooled)
+    for h in range(n):
+        out[h] = np.log((1.0 - own) * np.exp(pooled[h]) + own / n) + evidence[h]
+    return log_sum_exp(out)
 
 
 @jit
