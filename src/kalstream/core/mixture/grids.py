@@ -39,7 +39,7 @@ def grid_of(values: Calibrations, n_filters: int) -> Array:
     grid = np.broadcast_to(np.array(values, np.float64), (n_filters, np.shape(values)[-1]))
     for value in grid.ravel():
         check.factor("calibrations", float(value))
-    return np.ascontiguousarray(grid)
+    return np.array(grid)  # writable, as all arrays of kernels: for others these compile again
 
 
 def prior_vars_of(scales: tuple[float, ...], prior_var: float, dtype: Any) -> Array:
