@@ -48,8 +48,8 @@ class ClassMeans:
 
     classes_ = np.arange(K)
 
-    def __init__(self) -> None:
-        self.means, self.counts = np.zeros((K, M)), np.zeros(K)
+    def __init__(self, m: int = M) -> None:
+        self.means, self.counts = np.zeros((K, m)), np.zeros(K)
 
     def learn(self, x: np.ndarray, label: int) -> np.ndarray:
         """Learn a row; return its difference (m,) from the previous mean of its class."""
@@ -73,28 +73,34 @@ class StreamingLDA(ClassMeans):
     The covariance is the mean outer product of the rows' differences from their class means.
     """
 
-    def __init__(self, shrinkage: float = 1e-4) -> None:
-        super().__init__()
-        self.shrinkage, self.scatter, self.factored = shrinkage, np.zeros((M, M)), -FRESH
-        self.weights = np.zeros((M, K))
+    def __init__(self, shrinkage: float = 1e-4, m: int = M, fresh: int = FRESH) -> None:
+        super().__init__(m)
+        self.shrinkage, self.fresh, self.factored = shrinkage, fresh, -fresh
+        self.scatter, self.gaps = np.zeros((m, m)), list[np.ndarray]()
+        self.weights = np.zeros((m, K))
 
     def partial_fit(self, X: np.ndarray, y: np.ndarray) -> None:
         gaps = np.zeros_like(X)
         for i, (x, label) in enumerate(zip(X, y, strict=True)):
             gap = self.learn(x, label)
             gaps[i] = math.sqrt(1.0 - 1.0 / self.counts[label]) * gap
-        self.scatter += gaps.T @ gaps
+        self.gaps.append(gaps)
         moved, n = np.unique(y), int(self.counts.sum())
-        if n - self.factored >= FRESH:
+        if n - self.factored >= self.fresh:
+            gaps, self.gaps = np.concatenate(self.gaps), []
+            self.scatter += gaps.T @ gaps
             cov = (1.0 - self.shrinkage) / n * self.scatter
-            cov.flat[:: M + 1] += self.shrinkage
+            cov.flat[:: len(cov) + 1] += self.shrinkage
             self.factor, self.factored = cho_factor(cov, overwrite_a=True), n
             moved = self.classes_
         self.weights[:, moved] = cho_solve(self.factor, self.means[moved].T)
 
+    def scores(self, X: np.ndarray) -> np.ndarray:
+        """Logits (b, K), also of classes that have not come yet."""
+        return X @ self.weights - 0.5 * np.einsum("km,mk->k", self.means, self.weights)
+
     def predict_proba(self, X: np.ndarray) -> np.ndarray:
-        logits = X @ self.weights - 0.5 * np.einsum("km,mk->k", self.means, self.weights)
-        return softmax(np.where(self.counts > 0, logits, -np.inf), axis=1)
+        return softmax(np.where(self.counts > 0, self.scores(X), -np.inf), axis=1)
 
 
 def softmax_sgd(lr: float) -> OnlineSGD:
