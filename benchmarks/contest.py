@@ -141,9 +141,9 @@ class RanDumb:
 
 
 class Neighbours:
-    """The k rows of a window with the largest cosine vote, with weights exp(cosine / 0.07).
+    """Votes of the k rows of a window with the largest cosines, with weights exp(cosine / 0.07).
 
-    A score is the logarithm of the share of the votes, to which each class adds 0.001.
+    A score is the logarithm of the share of the votes, to which 0.001 is added.
     """
 
     def __init__(self, k: int = 20, window: int = 50_000) -> None:
@@ -259,8 +259,8 @@ def run(order: str, name: str, limit: int) -> dict[str, Any]:
         prequential(made(method), stream, chunk=CHUNK, limit=2 * CHUNK)
     learner = made(method, *setting)
     evaluation = Timed(learner, stream, chunk=CHUNK, window=PART, limit=limit)
-    lines = [record.line for record in evaluation.records() if record.line is not None]
-    totals = {"part": lines[0]["total"]}
+    windows = [record.line for record in evaluation.records() if record.line is not None]
+    totals = {"part": windows[0]["total"]}
     if evaluation.n_rows > PART:
         totals["all"] = evaluation.end_line()["total"]
     return {
@@ -315,9 +315,25 @@ def write(runs: dict[str, dict[str, Any]]) -> None:
 
 
 NOTES = f"""\
-The rows and orders of [Embeddings](#embeddings), in chunks of {CHUNK}, accuracy / log-loss. Each
- chunk is predicted, then learned, and `prequential` scores all methods by the same rule. An empty
- cell was not measured. A row: processor time of predicting and learning, one thread."""
+The rows and orders of [Embeddings](#embeddings), in chunks of {CHUNK}, accuracy / log-loss. Each \
+chunk is predicted, then learned, and `prequential` scores all methods by the same rule. An empty \
+cell was not measured. A row: processor time of predicting and learning, on one core of a machine \
+with other work; it grows with the rows where neighbours see all of them.
+
+- **Probabilities** of all methods but `KalmanClassifier` are the softmax of alpha times their \
+scores, over classes seen so far. Alpha is learned after each row, by the rule of kalstream's own \
+filters (`kalstream.core.Calibration`). Without it they are far too confident ([Frozen \
+embeddings](#frozen-embeddings)).
+- **Chosen**: the value with the least log-loss on the first {TRIAL:,} rows of the same order. The \
+time of this search is not counted. In ten tasks these rows are the first task alone.
+- **Streaming LDA** (Hayes & Kanan, 2020): the covariance is factored every 100 rows.
+- **Neighbours**: cosines; votes are weighted by exp(cosine / 0.07). The memory holds places for \
+all rows from the start.
+- **RanPAC** (McDonnell et al., 2023): relu of {WIDE:,} random projections, then ridge regression \
+of one-hot labels, exact after each chunk. The paper has 10,000 projections and refits once a \
+task; it chooses the ridge on held-out rows, too.
+- **RanDumb** (Prabhu et al., 2024): {WIDE:,} random Fourier features, then streaming LDA, \
+factored every 500 rows. The paper has 25,000 features of raw pixels."""
 
 
 def main() -> None:
