@@ -215,7 +215,7 @@ METHODS = {
     ),
     "RanPAC, ridge chosen": Method(RanPAC, (1e2, 1e3, 1e4, 1e5, 1e6), 100),
     "RanDumb, gamma and shrinkage chosen": Method(
-        RanDumb, tuple((g, s) for g in (3e-4, 1e-3, 3e-3) for s in (1e-3, 1e-2, 0.1)), 100
+        RanDumb, tuple((g, s) for g in (1e-4, 3e-4) for s in (0.1, 0.3, 0.9)), 100
     ),
 }
 
