@@ -1,6 +1,6 @@
-"""The documents are true: their code runs, their numbers are measured, their links exist.
+"""The documents are true: their numbers are measured, their links exist.
 
-Their words are those of the glossary in CONTRIBUTING.md.
+test_pages.py runs their code. Their words are those of the glossary in CONTRIBUTING.md.
 """
 
 import importlib
@@ -61,12 +61,9 @@ def section(page: str, title: str) -> str:
 # ---- what a page shows is what happens ----------------------------------------------------------
 
 
-def test_readme_code_prints_what_the_readme_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_readme_says_what_never_forgetting_costs(capsys: pytest.CaptureFixture[str]) -> None:
     text = readme()
     code = re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1)
-    exec(compile(code, "README.md", "exec"), {})
-    assert f"```\n{capsys.readouterr().out.strip()}\n```" in text
-
     fixed = code.replace("KalmanClassifier(random", "KalmanClassifier(1.0, random")
     exec(fixed.replace("model.drift().since", "0"), {})  # a fixed gamma has no alarm
     accuracy = re.search(r"accuracy ([0-9.]+),", capsys.readouterr().out).group(1)
@@ -84,17 +81,6 @@ def test_time_series_example(
     guide = (ROOT / "docs" / "estimators.md").read_text(encoding="utf-8").replace("\n", " ")
     assert f"{learned} against {fixed}" in guide
     assert picture.stat().st_size > 10_000
-
-
-@pytest.mark.parametrize("name", ["first-steps", "coming-from", "faq"])
-def test_pages_print_what_they_say(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
-    if "from river" in text:
-        pytest.importorskip("river")
-    space: dict[str, object] = {}
-    for block, printed in re.findall(r"```python\n(.*?)```(?:\n\n```\n(.*?)```)?", text, re.DOTALL):
-        exec(compile(block, name, "exec"), space)
-        assert capsys.readouterr().out == printed
 
 
 # ---- numbers come from the benchmarks -----------------------------------------------------------

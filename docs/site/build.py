@@ -33,6 +33,7 @@ MODULES = (
     "kalstream.baselines",
     "kalstream.compat.river",
     "kalstream.runs",
+    "kalstream.runs.jobs",
     "kalstream.report",
     "kalstream.paper",
     "kalstream.client",

@@ -39,6 +39,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = f"kalstream {version}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_sidebars = {"docs/*": []}  # guides have no pages below them
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {

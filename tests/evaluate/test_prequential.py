@@ -3,8 +3,6 @@
 import copy
 import json
 import math
-import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -519,17 +517,3 @@ def test_probabilities_that_are_hardly_numbers() -> None:
     np.testing.assert_allclose(np.exp(scored.log_prob), 0.75 * 2.0 / 3.0)
     np.testing.assert_allclose(scored.confidence, 0.5)
     LabelScore().add(scored)
-
-
-def test_the_learner_of_the_guide() -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "evaluate.md").read_text()
-    code = next(
-        block for block in re.findall(r"```python\n(.*?)```", guide, re.S) if "Last" in block
-    )
-    names: dict[str, Any] = {"prequential": prequential, "stream": labelled(100)}
-    exec(
-        compile(code.replace("prequential(L", "result = prequential(L"), "evaluate.md", "exec"),
-        names,
-    )
-    result = names["result"]
-    assert result.total["accuracy"] == result.baselines["no_change"]["accuracy"]

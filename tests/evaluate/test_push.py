@@ -163,16 +163,6 @@ def test_rows_that_do_not_follow_are_refused(batch: Batch, message: str) -> None
         Evaluation(model(), PushedRows(timed=True)).step(Batch(0, ROWS, LABELS))
 
 
-def test_the_example_of_the_guide() -> None:
-    root = Path(__file__).parents[2]
-    guide = (root / "docs" / "evaluate.md").read_text(encoding="utf-8")
-    code = guide.split("### Pushing rows")[1].split("```python\n")[1].split("```")[0]
-    names: dict[str, Any] = {}
-    exec(compile(code, "docs/evaluate.md", "exec"), names)
-    assert names["evaluation"].n_rows == 100
-    assert len(names["lines"]) == 2
-
-
 def test_rows_without_ids_whose_targets_are_there_cost_no_bookkeeping() -> None:
     rng = np.random.default_rng(0)
     rows, labels = rng.standard_normal((60, 2)), rng.integers(0, 2, 60).astype(object)
