@@ -74,8 +74,9 @@ def kill_and_resume(runs: Runs, folder: Path, protocol: Any, seed: int, kills: i
     """
     rng, killed = np.random.default_rng(seed), 0
     for k in range(kills):
-        limit = int(rng.integers(1, ROWS)) if rng.random() < 0.5 else 0
-        options: dict[str, Any] = {"event": int(rng.integers(EVENTS))}
+        # The first one is killed at an early file, so that at least one is.
+        limit = int(rng.integers(1, ROWS)) if k and rng.random() < 0.5 else 0
+        options: dict[str, Any] = {"event": int(rng.integers(EVENTS if k else EVENTS // 3))}
         if k % 2:
             options = {"after": rng.uniform(0.0, SECONDS)}
         arguments = (*BASE, *protocol, "--limit", limit, "--resume", "-o", "run", *OFTEN)

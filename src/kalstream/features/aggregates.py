@@ -167,10 +167,10 @@ class Aggregates(BaseEstimator):
     >>> rows = np.array([[7.0, 1.0], [8.0, 5.0], [7.0, 2.0], [7.0, 3.0]])
     >>> after, columns = aggregates.passed(rows)
     >>> columns  # lag and mean by the key in column 0, then column 1
-    array([[nan, nan,  1.],
-           [nan, nan,  5.],
-           [1. , 1. ,  2.],
-           [2. , 1.5,  3.]])
+    array([[nan, nan, 1. ],
+           [nan, nan, 5. ],
+           [1. , 1. , 2. ],
+           [2. , 1.5, 3. ]])
     >>> after.columns(np.array([[8.0, 0.0]]))
     array([[5., 5., 0.]])
     >>> after.n_keys_, aggregates.n_keys_
