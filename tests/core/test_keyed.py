@@ -51,8 +51,10 @@ def value_rows(n: int, m: int = 4, seed: int = 0, n_keys: int = 5) -> Rows:
 
 
 def same(one: KeyedState, other: KeyedState, rtol: float = 0.0) -> None:
-    np.testing.assert_allclose(one.pooled, other.pooled, rtol=rtol, atol=rtol)
-    np.testing.assert_allclose(one.level, other.level, rtol=rtol, atol=rtol)
+    assert one.n_rows == other.n_rows
+    for mine, others in ((one.used, other.used), (one.heard, other.heard)):
+        np.testing.assert_allclose(mine.weights, others.weights, rtol=rtol, atol=rtol)
+        np.testing.assert_allclose(mine.level, others.level, rtol=rtol, atol=rtol)
     records, others_records = one.records.to_dict(), other.records.to_dict()
     assert set(records) == set(others_records)
     for key, record in records.items():
@@ -74,20 +76,21 @@ filters = st.lists(
     st.floats(0.0, 0.5),
     st.floats(0.0, 0.1),
     st.floats(0.9, 1.0),
+    st.integers(1, 50),
     st.integers(1, 6),
     st.integers(2, 5),
     st.integers(0, 2**31),
 )
 def test_it_equals_the_plain_version(
-    bank: Any, own: float, share: float, keep: float, m: int, k: int, seed: int
+    bank: Any, own: float, share: float, keep: float, every: int, m: int, k: int, seed: int
 ) -> None:
-    keyed = Keyed(m, tuple(bank), own, share, keep)
+    keyed = Keyed(m, tuple(bank), own, share, keep, every)
     keys, phi, offsets, labels, weight = data = rows(60, m, k, seed) if m > 1 else ones(60, k, seed)
     plain, state = Plain(keyed, k), keyed.start()
     expected = np.array([plain.step(*row)[0] for row in zip(*data, strict=True)])
     state, out = keyed.advance(state, keys, phi, offsets, labels, weight)
     np.testing.assert_allclose(out, expected, rtol=1e-9, atol=1e-10)
-    np.testing.assert_allclose(state.pooled, plain.pooled, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(state.heard.weights, plain.pooled, rtol=1e-9, atol=1e-9)
     assert set(state.records.to_dict()) == set(plain.filters)
 
 
@@ -97,19 +100,20 @@ def test_it_equals_the_plain_version(
     st.floats(0.0, 0.5),
     st.floats(1e-6, 0.1),
     st.floats(0.9, 1.0),
+    st.integers(1, 50),
     st.integers(1, 6),
     st.integers(0, 2**31),
 )
 def test_numbers_equal_the_plain_version(
-    bank: Any, own: float, share: float, keep: float, m: int, seed: int
+    bank: Any, own: float, share: float, keep: float, every: int, m: int, seed: int
 ) -> None:
-    keyed = KeyedValues(m, tuple(bank), own, share, keep)
+    keyed = KeyedValues(m, tuple(bank), own, share, keep, every)
     data = value_rows(60, m, seed)
     plain = PlainValues(keyed)
     expected = np.array([plain.step(*row)[0] for row in zip(*data, strict=True)])
     state, out = keyed.advance(keyed.start(), *data)
     np.testing.assert_allclose(out, expected, rtol=1e-8, atol=1e-9)
-    np.testing.assert_allclose(state.pooled, plain.pooled, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(state.heard.weights, plain.pooled, rtol=1e-9, atol=1e-9)
     records = state.records.to_dict()
     assert set(records) == set(plain.filters)
     for key, each in plain.filters.items():
@@ -137,6 +141,18 @@ def test_batches_equal_rows_one_by_one(keyed: Keyed, data: Rows, size: int) -> N
         parts.append(out)
     np.testing.assert_array_equal(np.concatenate(parts), expected)
     same(state, whole)
+
+
+def test_keys_hear_of_each_other_at_meetings() -> None:
+    keyed = Keyed(4, every=30)
+    assert [keyed.meets(n) for n in (0, 1, 2, 15, 16, 29, 30, 59)] == [1, 2, 4, 16, 30, 30, 60, 60]
+    data = rows(100)
+    state, _ = keyed.advance(keyed.start(), *(part[:70] for part in data))
+    more, _ = keyed.advance(state, *(part[70:80] for part in data))
+    assert more.used is state.used
+    assert (more.heard.weights != state.heard.weights).any()
+    more, _ = keyed.advance(state, *(part[70:90] for part in data))
+    assert more.used is more.heard
 
 
 def test_other_keys_change_nothing_but_the_prior_of_hypotheses() -> None:
@@ -232,9 +248,9 @@ def test_a_class_may_come_late() -> None:
 def test_the_state_given_stays_as_it_was() -> None:
     data, keyed = rows(100), Keyed(4)
     state, _ = keyed.advance(keyed.start(), *data)
-    before = state.pooled.copy(), state.records.to_dict()
+    before = state.heard.weights.copy(), state.records.to_dict()
     keyed.advance(state, *data)
-    np.testing.assert_array_equal(state.pooled, before[0])
+    np.testing.assert_array_equal(state.heard.weights, before[0])
     assert state.records.to_dict() == before[1]
     assert keyed.predict(state, *data[:3]).shape == (100, 3)
 
@@ -244,7 +260,7 @@ def test_a_block_has_all_keys(keyed: Keyed, data: Rows, k: int) -> None:
     state, _ = keyed.advance(keyed.start(), *data)
     keys, block = keyed.block(state, k)
     assert block.shape == (len(state.records), keyed.size(k) // 8)
-    same(keyed.of_block(replace(state, records=Records()), keys, block), state)
+    same(replace(state, records=keyed.of_block(Records(), keys, block)), state)
 
 
 def test_a_key_is_small() -> None:
@@ -277,6 +293,7 @@ def test_what_overflows_is_refused() -> None:
         {"own": 1.5},
         {"share": -0.1},
         {"keep": math.nan},
+        {"every": 0},
     ],
 )
 def test_settings_that_make_no_sense_are_refused(bad: Any) -> None:

@@ -8,8 +8,8 @@ key learn what to add (core/README.md, "Keys"). How a target is observed is the 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
@@ -22,6 +22,8 @@ from kalstream.core.records import Records
 from kalstream.core.tagged import Tagged
 from kalstream.errors import InvalidInput, NumericalError
 
+# Records, predictions and votes; see `Keyed.pass_rows`.
+Passed = tuple[Any, Array, Array]
 _DOUBLE: Final = 8
 _ZERO: Final = b"\0"
 _PIECE: Final = 1000  # records
@@ -47,30 +49,51 @@ VALUE_FILTERS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
+class Pool:
+    """What the targets of all keys say. Never changed.
+
+    Attributes
+    ----------
+    weights : (1 + F,)
+        Log-weights of the hypotheses; the first is that keys are alike.
+    level : (2,)
+        How many rows were learned, and for numbers the sum of the logarithms of their variances by
+        what is known of all keys, both forgotten with ``keep`` a row.
+    """
+
+    weights: Array
+    level: Array = field(default_factory=lambda: np.zeros(2))
+
+
+@dataclass(frozen=True, slots=True)
 class KeyedState:
     """What is known of keys. Never changed.
 
     Attributes
     ----------
-    pooled : (1 + F,)
-        Log-weights of the hypotheses by the labels of all keys; the first is that keys are alike.
+    used : Pool
+        What rows are predicted and learned with: that of all rows up to the last meeting, see
+        `Keyed.meets`. So keys can be in several places, which need not tell each other of each row.
+    heard : Pool
+        That of all rows so far.
+    n_rows : int
+        Rows that have passed.
     records : Records
         The bytes of each key's record, float64: the number of labels learned, its evidence for the
         hypotheses (1 + F,), lower triangles of the covariances (F, m (m + 1) / 2), and means
         (K, F, m). They come last, so a class that a key has not met may be left out: it is zeros.
-    level : (2,)
-        Of `KeyedValues`: how many rows were learned and the sum of the logarithms of their
-        variances by what is known of all keys, both forgotten with ``keep`` a row.
     """
 
-    pooled: Array
-    records: Records = field(default_factory=Records)
-    level: Array = field(default_factory=lambda: np.zeros(2))
+    used: Pool
+    heard: Pool
+    n_rows: int = 0
+    records: Any = field(default_factory=Records)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the numbers in memory."""
-        return self.pooled.nbytes + self.level.nbytes + self.records.nbytes
+        pools = self.used, self.heard
+        return sum(p.weights.nbytes + p.level.nbytes for p in pools) + self.records.nbytes
 
 
 @dataclass(frozen=True)
@@ -94,6 +117,8 @@ class Keyed(Tagged):
         Probability, at each row, that another hypothesis becomes the best one for all keys.
     keep : float
         What is left of a key's evidence after each of its rows.
+    every : int
+        Rows from one meeting to the next; see `meets`.
     """
 
     tag: ClassVar[str] = "kalstream.Keyed"
@@ -104,9 +129,11 @@ class Keyed(Tagged):
     own: float = 0.02
     share: float = 0.0003
     keep: float = 0.99
+    every: int = 1000
 
     def __post_init__(self) -> None:
         check.count("n_features", self.n_features)
+        check.count("every", self.every)
         for name in ("own", "share", "keep"):
             check.unit_interval(name, getattr(self, name))
         variances = np.array([each[:2] for each in self.filters])
@@ -143,17 +170,36 @@ class Keyed(Tagged):
         """Bytes of a record."""
         return len(self.first) + _DOUBLE * n_outputs * len(self.filters) * self.n_features
 
-    def start(self, records: Records | None = None) -> KeyedState:
+    def start(self, records: Any = None) -> KeyedState:
         """The state before any row, with these records, which are empty."""
         n = 1 + len(self.filters)
-        return KeyedState(np.full(n, -math.log(n)), Records() if records is None else records)
+        pool = Pool(np.full(n, -math.log(n)))
+        return KeyedState(pool, pool, 0, Records() if records is None else records)
+
+    def meets(self, n_rows: int) -> int:
+        """The row after which keys next hear of each other, when so many have passed.
+
+        That is each power of two at first, and then each multiple of ``every``.
+        """
+        if n_rows >= self.every:
+            return (n_rows // self.every + 1) * self.every
+        return min(1 << n_rows.bit_length(), self.every)
+
+    def pieces(self, n_rows: int, n: int) -> Iterator[slice]:
+        """The next n rows, cut at meetings, when so many have passed; at least one piece."""
+        start = 0
+        while start < n or start == 0:
+            stop = min(self.meets(n_rows + start) - n_rows, n)
+            yield slice(start, stop)
+            start = max(stop, 1)
 
     def predict(
         self, state: KeyedState, keys: Sequence[Hashable], features: Array, offsets: Array
     ) -> Array:
         """Predictions of rows; see `advance`."""
-        none = np.full(len(features), self.missing)
-        return self.advance(state, keys, features, offsets, none, np.ones(len(features)))[1]
+        none = np.full(len(features), self.missing), np.ones(len(features))
+        rows = keys, features, offsets, *none
+        return state.records.passing(self, state.used, rows, learns=False)()[1]
 
     def advance(
         self,
@@ -180,27 +226,76 @@ class Keyed(Tagged):
         predictions : (b, width)
             Before the target was learned.
         """
+        parts = []
+        for at in self.pieces(state.n_rows, len(features)):
+            rows = keys[at], features[at], offsets[at], targets[at], weight[at]
+            state, out = self.after(state, self.passing(state, *rows)())
+            parts.append(out)
+        return state, np.concatenate(parts)
+
+    def passing(self, state: KeyedState, *rows: Any) -> Callable[[], Passed]:
+        """Begin to pass rows (see `advance`) up to the next meeting, where the records are.
+
+        The function that is returned waits for the result, which `after` takes.
+        """
+        return state.records.passing(self, state.used, rows, learns=True)
+
+    def after(self, state: KeyedState, passed: Passed) -> tuple[KeyedState, Array]:
+        """The state after rows up to the next meeting, and their predictions (b, width)."""
+        from kalstream.core._kernels.keyed import count_votes
+
+        records, out, votes = passed
+        weights, level = state.heard.weights.copy(), state.heard.level.copy()
+        count_votes(votes, self._rates, weights, level)
+        heard, n_rows = Pool(weights, level), state.n_rows + len(out)
+        used = heard if n_rows == self.meets(state.n_rows) else state.used
+        return KeyedState(used, heard, n_rows, records), out
+
+    def pass_rows(
+        self,
+        records: Records,
+        used: Pool,
+        keys: Sequence[Hashable],
+        features: Array,
+        offsets: Array,
+        targets: Array,
+        weight: Array,
+    ) -> tuple[dict[Hashable, bytes], Array, Array]:
+        """Predict and learn rows of keys that are here, up to the next meeting; see `advance`.
+
+        Returns
+        -------
+        changes : dict
+            Records that are new or changed.
+        predictions : (b, width)
+        votes : (b, 2 + F)
+            What each row's target says to all keys, NaN if nothing; `after` counts them.
+        """
         index: dict[Hashable, int] = {}
         places = np.array([index.setdefault(key, len(index)) for key in keys], np.int64)
-        n_outputs = self.n_outputs(offsets.shape[1])
-        size, known = self.size(n_outputs), state.records.several(list(index), self.first)
+        size = self.size(self.n_outputs(offsets.shape[1]))
+        known = records.several([*index], self.first)
         made = bytearray().join([record.ljust(size, _ZERO) for record in known])
-        records = np.frombuffer(made, np.float64).reshape(len(index), size // _DOUBLE)
-        pooled, level, out = state.pooled.copy(), state.level.copy(), np.empty(offsets.shape)
-        rates = self.own, self.share, self.keep
+        block = np.frombuffer(made, np.float64).reshape(len(index), size // _DOUBLE)
+        out, votes = np.empty(offsets.shape), np.full((len(offsets), 2 + len(self.filters)), np.nan)
         rows = features, offsets, places, targets, weight
-        self._pass((*rows, self.prior_vars, self.gammas, rates, records, pooled), level, out)
-        if not math.isfinite(records.sum()):
+        pool = used.weights, used.level
+        self._pass(*rows, self.prior_vars, self.gammas, self._rates, block, *pool, votes, out)
+        if not math.isfinite(block.sum()):
             raise NumericalError(
                 "the filters of a key overflowed; weights above 1e50 do this, give smaller ones"
             )
-        return KeyedState(pooled, state.records.updated(_rows_of(index, records)), level), out
+        return _rows_of(index, block), out, votes
 
-    def _pass(self, rows: tuple[Any, ...], level: Array, out: Array) -> None:
-        """Predict and learn rows; changes records, weights and level, and writes out."""
+    @property
+    def _rates(self) -> tuple[float, float, float]:
+        return self.own, self.share, self.keep
+
+    def _pass(self, *arguments: Any) -> None:
+        """Predict and learn rows; changes the block, and writes votes and predictions."""
         from kalstream.core._kernels.keyed import pass_rows
 
-        pass_rows(*rows, out)
+        pass_rows(*arguments)
 
     def block(self, state: KeyedState, n_outputs: int) -> tuple[list[Hashable], Array]:
         """All keys, and their records as one block (n_keys, size)."""
@@ -208,13 +303,13 @@ class Keyed(Tagged):
         made = state.records.joined(size)
         return state.records.keys(), np.frombuffer(made).reshape(-1, size // _DOUBLE)
 
-    def of_block(self, start: KeyedState, keys: Sequence[Hashable], block: Array) -> KeyedState:
-        """The inverse of `block`, from a state without keys."""
-        records = start.records
+    def of_block(self, start: Any, keys: Sequence[Hashable], block: Array) -> Any:
+        """The inverse of `block`: these records, from records that are empty."""
+        records = start
         for i in range(0, len(keys), _PIECE):
             at = slice(i, i + _PIECE)
             records = records.updated(_rows_of(keys[at], block[at]))
-        return replace(start, records=records)
+        return records
 
 
 @dataclass(frozen=True)
@@ -234,10 +329,10 @@ class KeyedValues(Keyed):
         """One mean, whatever the width of offsets."""
         return 1
 
-    def _pass(self, rows: tuple[Any, ...], level: Array, out: Array) -> None:
+    def _pass(self, *arguments: Any) -> None:
         from kalstream.core._kernels.keyed import pass_values
 
-        pass_values(*rows, level, out)
+        pass_values(*arguments)
 
 
 def _rows_of(keys: Any, records: Array) -> dict[Hashable, bytes]:

@@ -25,7 +25,10 @@ class Plain:
 
     def __init__(self, settings: Keyed, n_classes: int) -> None:
         self.settings, self.n_classes = settings, n_classes
-        self.pooled = settings.start().pooled
+        self.pooled = self.used = settings.start().heard.weights
+        self.n_rows = 0
+        self.log_vars: list[float] = []  # of numbers learned, by what is known of all keys
+        self.used_vars: list[float] = []
         self.evidence: dict[Hashable, Array] = {}
         self.filters: dict[Hashable, list[tuple[Array, Array]]] = {}
 
@@ -33,6 +36,7 @@ class Plain:
         self, key: Hashable, phi: Array, offset: Array, label: int, weight: float
     ) -> tuple[Array, Array]:
         """Probabilities (K,) before the label is learned, and weights of hypotheses (1 + F,)."""
+        self._meet()
         seen = offset > -np.inf
         n, at = len(self.pooled), np.flatnonzero(seen)
         weights = self._weights(key)
@@ -55,9 +59,16 @@ class Plain:
         self.filters[key] = [(each.mean[:-1], each.cov[:-1, :-1]) for each in after]
         return out, weights
 
+    def _meet(self) -> None:
+        """Before a row: use what all keys have said, if it is time."""
+        n, every = self.n_rows, self.settings.every
+        if n % every == 0 or (n < every and n & (n - 1) == 0):
+            self.used, self.used_vars = self.pooled, list(self.log_vars)
+        self.n_rows += 1
+
     def _weights(self, key: Hashable) -> Array:
         n, own = len(self.pooled), self.settings.own
-        weights = np.log((1.0 - own) * np.exp(self.pooled) + own / n)
+        weights = np.log((1.0 - own) * np.exp(self.used) + own / n)
         weights = weights + self.evidence.get(key, 0.0)
         return np.exp(weights - logsumexp(weights))
 
@@ -91,12 +102,12 @@ class PlainValues(Plain):
 
     def __init__(self, settings: KeyedValues) -> None:
         super().__init__(settings, 1)
-        self.log_vars: list[float] = []  # of the rows learned, by what is known of all keys
 
     def step(
         self, key: Hashable, phi: Array, offset: Array, value: float, weight: float
     ) -> tuple[Array, Array]:
         """Mean and standard deviation before the target is learned, and weights (1 + F,)."""
+        self._meet()
         (center, std), weights = offset, self._weights(key)
         if not np.isfinite(offset).all():
             return offset, weights
@@ -124,6 +135,6 @@ class PlainValues(Plain):
 
     def _noise(self, var: float) -> float:
         """A variance in units of the usual one: a geometric mean of those of rows before."""
-        age = np.arange(len(self.log_vars))[::-1]
-        usual = np.average(self.log_vars, weights=self.settings.keep**age) if len(age) else None
+        age = np.arange(len(self.used_vars))[::-1]
+        usual = np.average(self.used_vars, weights=self.settings.keep**age) if len(age) else None
         return 1.0 if usual is None else float(var / np.exp(usual))

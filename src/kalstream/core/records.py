@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Self
 from weakref import ref
 
@@ -96,6 +96,14 @@ class Records:
         after._older = (*(each for each, _ in held), ref(self))
         after._put(changes)
         return after
+
+    def passing(
+        self, keyed: Any, used: Any, rows: tuple[Any, ...], learns: bool
+    ) -> Callable[[], Any]:
+        """Pass rows here and now; see `kalstream.core.keyed.Keyed.passing`."""
+        changes, out, votes = keyed.pass_rows(self, used, *rows)
+        records = self.updated(changes) if learns else self
+        return lambda: (records, out, votes)
 
     def _put(self, changes: Mapping[Hashable, bytes]) -> None:
         self._newest.update(changes)

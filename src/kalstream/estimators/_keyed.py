@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from abc import abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 from sklearn.base import clone
@@ -17,7 +18,7 @@ from sklearn.exceptions import NotFittedError
 from kalstream._arrays import Array
 from kalstream.core import checks as check
 from kalstream.core.alarm import Drift
-from kalstream.core.keyed import Keyed, KeyedState
+from kalstream.core.keyed import Keyed, KeyedState, Pool
 from kalstream.core.spilled import Spilled
 from kalstream.errors import CheckpointError, InvalidInput
 from kalstream.estimators import _saving, checkpoint
@@ -28,6 +29,13 @@ from kalstream.estimators._soundness import need, need_array
 from kalstream.estimators.inputs import read_columns, read_path, read_weights
 from kalstream.estimators.labels import Labels, _as_array
 from kalstream.features import OnlineScaler
+
+
+class KeyPlace(Protocol):
+    """Where keys are: declares what a place must offer."""
+
+    def records(self, keyed: Keyed) -> Any:
+        """No records yet, with the methods of `kalstream.core.records.Records`."""
 
 
 @dataclass(frozen=True)
@@ -108,16 +116,33 @@ class KeyedEstimator(PublishedEstimator[Known]):
     def _learned(
         self, known: Known, rows: Array, y: Any, keys: list[Hashable], weight: Array | None
     ) -> tuple[Known, Any]:
-        """What is known after rows, and predictions of each before it was learned."""
+        """What is known after rows, and predictions of each before it was learned.
+
+        The base learns a piece of the rows while the one before it may still pass the keys.
+        """
         base = known.base.snapshot() if known.n_seen else known.base
+        state, parts, passing = known.state, [], None
+        for at in known.keyed.pieces(known.n_seen, len(rows)):
+            some = None if weight is None else weight[at]
+            known, seen = self._passed(known, base, rows[at], y[at], some)
+            if passing is not None:
+                state, out = known.keyed.after(state, passing())
+                parts.append(out)
+            some = np.ones(len(rows[at])) if some is None else some
+            passing = known.keyed.passing(state, keys[at], *seen, some)
+        assert passing is not None  # there is at least one piece
+        state, out = known.keyed.after(state, passing())
+        return replace(known, state=state), self._shown(known, _joined([*parts, out]))
+
+    def _passed(
+        self, known: Known, base: Any, rows: Array, y: Any, weight: Array | None
+    ) -> tuple[Known, tuple[Array, Array, Array]]:
+        """Let the base learn rows; also returns features, offsets and targets for their keys."""
         labels, offsets, targets = self._passed_base(known, base, rows, y, weight)
         scaler, columns = known.scaler.passed(rows)
         n_seen = known.n_seen + len(rows)
         known = replace(known, base=base, labels=labels, scaler=scaler, n_seen=n_seen)
-        weight = np.ones(len(rows)) if weight is None else weight
-        seen = known.features(columns), offsets, targets
-        state, out = known.keyed.advance(known.state, keys, *seen, weight)
-        return replace(known, state=state), self._shown(known, out)
+        return known, (known.features(columns), offsets, targets)
 
     def _start(self, n_columns: int) -> Known:
         """What is known before any row."""
@@ -129,6 +154,9 @@ class KeyedEstimator(PublishedEstimator[Known]):
 
     def _no_keys(self, keyed: Keyed) -> KeyedState:
         """The state of keys before any row."""
+        place = self.__dict__.get("_place")
+        if place is not None:
+            return keyed.start(place.records(keyed))
         if self.max_keys is None:
             return keyed.start()
         check.count("max_keys", self.max_keys)
@@ -153,6 +181,29 @@ class KeyedEstimator(PublishedEstimator[Known]):
     def keys_(self) -> list[Any]:
         """Keys with a target that taught them something."""
         return self._model.state.records.keys()
+
+    def spread(self, place: KeyPlace | None) -> Self:
+        """The same estimator, whose keys are at another place; this one stays as it is.
+
+        Predictions are the same bits wherever the keys are. `kalstream.distributed` has places;
+        None is this process.
+
+        Examples
+        --------
+        >>> from kalstream import KeyedClassifier
+        >>> model = KeyedClassifier().partial_fit([[1.0], [-1.0]], ["up", "down"], ["a", "b"])
+        >>> model.spread(None).predict([[2.0]], ["a"]).tolist()
+        ['up']
+        """
+        made = copy.copy(self)
+        made.__dict__["_place"] = place
+        if "_published" in made.__dict__:
+            known = self._model
+            keys, block = _block(known)
+            start = made._no_keys(known.keyed).records
+            state = replace(known.state, records=known.keyed.of_block(start, keys, block))
+            made._published = Shared(replace(known, base=known.base.snapshot(), state=state))
+        return made
 
     @property
     def n_keys_(self) -> int:
@@ -192,7 +243,7 @@ class KeyedEstimator(PublishedEstimator[Known]):
         """Posterior over how strongly keys differ, by the targets of all keys."""
         known = self._model
         each = [(math.sqrt(a), math.sqrt(b), h) for a, b, h in known.keyed.filters]
-        weights = np.exp(known.state.pooled).tolist()
+        weights = np.exp(known.state.heard.weights).tolist()
         return dict(zip([(0.0, 0.0, math.inf), *each], weights, strict=True))
 
     @property
@@ -221,16 +272,17 @@ class KeyedEstimator(PublishedEstimator[Known]):
         ['up']
         """
         cls, known = type(self), self._model
-        n_outputs = known.keyed.n_outputs(len(known.labels.names))
-        keys, block = known.keyed.block(known.state, n_outputs)
+        keys, block = _block(known)
         tree = {
             "default": self.base is None,
             "max_keys": None if self.max_keys is None else int(self.max_keys),
             "base": _saving.tree_of(known.base),
             "scaler": known.scaler,
             "keyed": known.keyed,
-            "pooled": known.state.pooled,
-            "level": known.state.level,
+            "pooled": known.state.heard.weights,
+            "level": known.state.heard.level,
+            "used": known.state.used.weights,
+            "used_level": known.state.used.level,
             "keys": _as_array(keys),
             "records": block,
             "n_seen": known.n_seen,
@@ -267,9 +319,9 @@ class KeyedEstimator(PublishedEstimator[Known]):
         base = _saving.estimator_of(cls._BASE, tree["base"], path, features)
         keyed, keys = tree["keyed"], tree["keys"].tolist()
         made = cls(None if tree["default"] else clone(base), tree.get("max_keys"), folder)
-        start = made._no_keys(keyed)
-        start = replace(start, pooled=tree["pooled"], level=tree.get("level", start.level))
-        state, labels = keyed.of_block(start, keys, tree["records"]), cls._labels_of(base._model)
+        records = keyed.of_block(made._no_keys(keyed).records, keys, tree["records"])
+        state = KeyedState(*_pools(tree), tree["n_seen"], records)
+        labels = cls._labels_of(base._model)
         known = Known(base, labels, tree["scaler"], keyed, state, tree["n_seen"], fitted)
         made._published = Shared(known)
         return made
@@ -331,9 +383,29 @@ def _check_tree(cls: type[KeyedEstimator], tree: dict[str, Any]) -> dict[str, An
     size = keyed.size(keyed.n_outputs(len(cls._labels_of(model).names))) // 8
     need_array("records", tree["records"], (n_keys, size))
     need(n_keys == 0 or (tree["records"][:, 0] > 0.0).all(), "records", "of keys with targets")
-    need_array("pooled", tree["pooled"], keyed.start().pooled.shape)
-    need(abs(np.exp(tree["pooled"]).sum() - 1.0) < 1e-6, "pooled", "logarithms of weights")
-    level = tree.get("level", np.zeros(2))  # files of before it have none
-    need_array("level", level, (2,))
-    need(level[0] >= 0.0, "level", "of at least 0 rows")
+    for pool in _pools(tree):
+        need_array("pooled", pool.weights, keyed.start().heard.weights.shape)
+        need(abs(np.exp(pool.weights).sum() - 1.0) < 1e-6, "pooled", "logarithms of weights")
+        need_array("level", pool.level, (2,))
+        need(pool.level[0] >= 0.0, "level", "of at least 0 rows")
     return fitted
+
+
+def _pools(tree: dict[str, Any]) -> tuple[Pool, Pool]:
+    """What keys used last and what they have heard since; files of before it have less."""
+    level = tree.get("level", np.zeros(2))
+    heard = Pool(tree["pooled"], level)
+    return Pool(tree.get("used", tree["pooled"]), tree.get("used_level", level)), heard
+
+
+def _block(known: Known) -> tuple[list[Any], Array]:
+    """All keys, and their records as one block."""
+    n_outputs = known.keyed.n_outputs(len(known.labels.names))
+    return known.keyed.block(known.state, n_outputs)
+
+
+def _joined(parts: list[Array]) -> Array:
+    """Predictions of pieces as one array (b, width); classes of later ones had probability 0."""
+    width = parts[-1].shape[1]
+    wide = [np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts[:-1]]
+    return np.concatenate([*wide, parts[-1]]) if wide else parts[-1]

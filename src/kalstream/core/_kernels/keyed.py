@@ -27,6 +27,8 @@ def pass_rows(
     rates: tuple[float, float, float],
     records: Floats,
     pooled: Floats,
+    level: Floats,
+    votes: Floats,
     out: Floats,
 ) -> None:
     """Predict each row under the filters of its key, then learn its label if it has one.
@@ -40,8 +42,12 @@ def pass_rows(
     prior_vars, gammas : (F, m), (F,)
     rates : own, share, keep
         As of `keyed.Keyed`.
-    records, pooled : (T, size), (1 + F,)
-        They change; see `keyed.Keyed` for what they hold.
+    records : (T, size)
+        They change; see `keyed.KeyedState` for what they hold.
+    pooled, level : (1 + F,), (2,)
+        What all keys say, as of `keyed.Pool`; labels do without a level.
+    votes : (n, 2 + F)
+        What each label says of the hypotheses, then 0; written where a key learned.
     out : (n, K)
         Probabilities, written.
     """
@@ -88,7 +94,8 @@ def pass_rows(
         # What brings a class, or comes before the second one, teaches only what is known of all.
         if label < 0 or weight[i] <= 0.0 or count < 2 or offsets[i, label] == -np.inf:
             continue
-        learn_evidence(logs[:, label], weight[i], rates, evidence, pooled)
+        learn_evidence(logs[:, label], weight[i], rates[2], evidence, votes[i])
+        votes[i, 1 + n_filters] = 0.0
         record[0] += 1.0
         for f in range(n_filters):
             noise, _ = linearise_softmax(
@@ -117,6 +124,7 @@ def pass_values(
     records: Floats,
     pooled: Floats,
     level: Floats,
+    votes: Floats,
     out: Floats,
 ) -> None:
     """As `pass_rows`, for targets that are numbers.
@@ -127,8 +135,8 @@ def pass_values(
         Means and standard deviations: by what is known of all keys, and written.
     values : (n,)
         NaN where there is no target.
-    level : (2,)
-        It changes; see `keyed.KeyedState`.
+    votes : (n, 2 + F)
+        As of `pass_rows`, then the logarithm of the row's variance.
     """
     n, m = phi.shape
     n_filters = prior_vars.shape[0]
@@ -174,10 +182,9 @@ def pass_values(
             logs[h] = -0.5 * (np.log(whole_vars[h]) + far)
             # Otherwise one outlier would be what a key remembers for hundreds of rows.
             logs[h] = np.logaddexp(np.log1p(-_DOUBT) + logs[h], np.log(_DOUBT) + logs[0])
-        learn_evidence(logs, weight[i], rates, evidence, pooled)
+        learn_evidence(logs, weight[i], rates[2], evidence, votes[i])
+        votes[i, 1 + n_filters] = np.log(var)
         record[0] += 1.0
-        level[0] = rates[2] * level[0] + 1.0
-        level[1] = rates[2] * level[1] + np.log(var)
         for f in range(n_filters):
             cov = record[began + f * n_packed : began + (f + 1) * n_packed]
             mean = record[means_from + f * m : means_from + (f + 1) * m]
@@ -236,21 +243,34 @@ def learn_cov(cov: Floats, gain: Floats, prior_vars: Floats, gamma: float, whole
 
 
 @jit
-def learn_evidence(
-    logs: Floats, weight: float, rates: tuple[float, float, float], own: Floats, pooled: Floats
-) -> None:
-    """What a label's log-probabilities (H,) say of the hypotheses: for its key, and for all."""
-    _, share, keep = rates
+def learn_evidence(logs: Floats, weight: float, keep: float, own: Floats, vote: Floats) -> None:
+    """What a label's log-probabilities (H,) say of the hypotheses: for its key, and as a vote."""
     n, best = logs.shape[0], -np.inf
     for h in range(n):
-        own[h] = keep * own[h] + weight * logs[h]
+        vote[h] = weight * logs[h]
+        own[h] = keep * own[h] + vote[h]
         best = max(best, own[h])
-        pooled[h] = np.log((1.0 - share) * np.exp(pooled[h]) + share / n) + weight * logs[h]
     for h in range(n):
         own[h] -= best
-    whole = log_sum_exp(pooled)
-    for h in range(n):
-        pooled[h] -= whole
+
+
+@jit
+def count_votes(
+    votes: Floats, rates: tuple[float, float, float], pooled: Floats, level: Floats
+) -> None:
+    """Let all keys hear the votes (n, 1 + H) of rows, in their order; NaN: the row has none."""
+    _, share, keep = rates
+    n = pooled.shape[0]
+    for i in range(votes.shape[0]):
+        if np.isnan(votes[i, n]):
+            continue
+        for h in range(n):
+            pooled[h] = np.log((1.0 - share) * np.exp(pooled[h]) + share / n) + votes[i, h]
+        whole = log_sum_exp(pooled)
+        for h in range(n):
+            pooled[h] -= whole
+        level[0] = keep * level[0] + 1.0
+        level[1] = keep * level[1] + votes[i, n]
 
 
 @jit
