@@ -31,6 +31,8 @@ SLOW = {"sweep"}  # more than 20 s
 # (page, part of a block or a command) -> why it does not run
 NOT_RUN = {
     ("deep", "Cifar100Stream("): "needs CIFAR-100 and a GPU",
+    ("distributed", "with Keyed("): "needs Ray; tests/distributed/test_ray.py runs it",
+    ("distributed", "kalstream sweep data.csv"): "needs Ray; tests/runs/test_sweep.py has it",
     ("evaluate", "kalstream compare runs/elec2-1"): "docs/run.md has the command with smaller runs",
     ("paper", "kalstream paper table1"): "needs CIFAR-100 and a GPU",
     ("run", "import my_formats"): "needs a script; tests/runs/test_formats.py has a format",

@@ -34,6 +34,7 @@ MODULES = (
     "kalstream.compat.river",
     "kalstream.runs",
     "kalstream.runs.jobs",
+    "kalstream.distributed",
     "kalstream.report",
     "kalstream.paper",
     "kalstream.client",

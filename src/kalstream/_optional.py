@@ -15,6 +15,7 @@ _EXTRAS: Final = {
     "timm": "timm",
     "torchvision": "torchvision",
     "transformers": "transformers",
+    "ray": "ray",
     **dict.fromkeys(("fastapi", "uvicorn", "msgspec", "prometheus_client", "httpx2"), "serve"),
 }
 

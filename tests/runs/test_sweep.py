@@ -248,8 +248,13 @@ def test_each_refuses_what_is_of_one_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="signals")
+@pytest.mark.parametrize("place", [(), ("--ray", "local")])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_sweep_ends_with_the_same_results(tmp_path: Path, number: int) -> None:
+def test_a_killed_sweep_ends_with_the_same_results(
+    tmp_path: Path, number: int, place: tuple[str, ...]
+) -> None:
+    if place:
+        pytest.importorskip("ray", reason="Ray is not installed")
     write_csv(tmp_path / "data.csv", 6000)
     given = (
         *("sweep", "data.csv", "--target", "y", "--preset", "fast", "--checkpoint-every", "0.1"),
@@ -258,7 +263,7 @@ def test_a_killed_sweep_ends_with_the_same_results(tmp_path: Path, number: int) 
     whole = command(*given, "--out", "whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     process = subprocess.Popen(
-        [sys.executable, "-m", "kalstream", *given, "--out", "killed"],
+        [sys.executable, "-m", "kalstream", *given, *place, "--out", "killed"],
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
     )
@@ -267,7 +272,7 @@ def test_a_killed_sweep_ends_with_the_same_results(tmp_path: Path, number: int) 
         time.sleep(0.05)
     process.send_signal(number)
     assert process.wait() == (-number if number == signal.SIGKILL else 128 + number)
-    again = command(*given, "--out", "killed", cwd=tmp_path)
+    again = command(*given, *place, "--out", "killed", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     folders = sorted(path.parent.name for path in (tmp_path / "whole").glob("*/config.json"))
     assert len(folders) == 4

@@ -33,7 +33,7 @@ from kalstream.runs.options import Options
 
 if TYPE_CHECKING:
     from kalstream.report import Entry
-    from kalstream.runs.jobs import Job, Outcome
+    from kalstream.runs.jobs import Job, Outcome, Place
     from kalstream.runs.sweep import Combination, Sweep
 
 _HELP: Final = """
@@ -69,6 +69,10 @@ def sweep(  # noqa: D103
     workers: Annotated[
         int, typer.Option(min=0, help="Runs at once; 0 means one for each core.")
     ] = 0,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Run on this cluster of Ray, or 'local'."),
+    ] = None,
     folder: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Folder of the runs.", show_default="runs/NAME-sweep"),
@@ -86,7 +90,6 @@ def sweep(  # noqa: D103
 ) -> None:
     from dataclasses import replace
 
-    from kalstream.runs.jobs import Processes
     from kalstream.runs.sweep import combinations, grid_of, plan_pauses, run_sweep
 
     options, _ = parsed(context, values)
@@ -97,11 +100,11 @@ def sweep(  # noqa: D103
     made = combinations(
         options, grid_of(grid or []), seeds, folder, checkpoint_every=checkpoint_every
     )
-    n_jobs = sum(len(each.jobs) for each in made)
+    n_jobs, place = sum(len(each.jobs) for each in made), _place(workers, ray)
     with printing(quiet=quiet):
         out.print(f"{len(made):,} combinations, {n_jobs:,} runs in {escaped(folder)}")
         with _until_stopped() as stopped, _progress(n_jobs) as watch:
-            result = run_sweep(made, Processes(_slots(workers)), pauses, watch, stopped)
+            result = run_sweep(made, place, pauses, watch, stopped)
         _exit_if_stopped(stopped)
         _print_sweep(made, result, pauses.metric)
         failed = [each for each in result.outcomes.values() if each.problem]
@@ -109,8 +112,16 @@ def sweep(  # noqa: D103
     _exit_if_failed(failed)
 
 
-def _slots(workers: int) -> int:
-    return workers or os.cpu_count() or 1
+def _place(workers: int, ray: str | None = None) -> Place:
+    """Where jobs run: on this machine, or on Ray."""
+    from kalstream.runs.jobs import Processes
+
+    if ray is None:
+        return Processes(workers or os.cpu_count() or 1)
+    from kalstream.distributed import JobsOnRay
+
+    place = JobsOnRay(None if ray == "local" else ray, workers)
+    return place.connected()
 
 
 def _compare(made: Sequence[Combination], result: Sweep, metric: str, page: Path) -> None:
@@ -175,7 +186,7 @@ def run_each(
 ) -> None:
     """A run for each file of a pattern or folder, and a page that summarises them."""
     from kalstream.report import entries_of, write_summary
-    from kalstream.runs.jobs import Processes, run_jobs
+    from kalstream.runs.jobs import run_jobs
 
     files = _files_of(options.source)
     parent = Path(os.path.commonpath([file.parent for file in files]))
@@ -183,7 +194,7 @@ def run_each(
     jobs = _jobs_of(files, parent, options, folder, checkpoint_every)
     out.print(f"{len(jobs):,} files, runs in {escaped(folder)}")
     with _until_stopped() as stopped, _progress(len(jobs)) as watch:
-        outcomes = run_jobs(jobs, Processes(_slots(workers)), watch, stopped)
+        outcomes = run_jobs(jobs, _place(workers), watch, stopped)
     entries = entries_of({each.job.name: (each.job.folder, each.problem) for each in outcomes})
     _print_each(entries)
     folder.mkdir(parents=True, exist_ok=True)

@@ -34,8 +34,11 @@ from kalstream.features import OnlineScaler
 class KeyPlace(Protocol):
     """Where keys are: declares what a place must offer."""
 
-    def records(self, keyed: Keyed) -> Any:
-        """No records yet, with the methods of `kalstream.core.records.Records`."""
+    def records(self, keyed: Keyed, max_keys: int | None) -> Any:
+        """No records yet, of at most so many keys in memory.
+
+        They have the methods of `kalstream.core.records.Records`.
+        """
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ class KeyedEstimator(PublishedEstimator[Known]):
         """The state of keys before any row."""
         place = self.__dict__.get("_place")
         if place is not None:
-            return keyed.start(place.records(keyed))
+            return keyed.start(place.records(keyed, self.max_keys))
         if self.max_keys is None:
             return keyed.start()
         check.count("max_keys", self.max_keys)

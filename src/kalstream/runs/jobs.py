@@ -138,24 +138,33 @@ class Processes:
 
     def start(self, job: Job) -> Started:
         """Start ``kalstream run``. The process ends when this one does."""
-        messages = tempfile.TemporaryFile()  # noqa: SIM115  (read when the process has ended)
-        process = subprocess.Popen(
-            [sys.executable, *_program(), *job.argv],
-            env={**os.environ, **_ONE_THREAD, _COMMAND: job.command},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=messages,
-            start_new_session=True,  # Ctrl-C comes to this process, which passes it on
-        )
-        return _Process(process, messages)
+        return started_process([sys.executable, *_program(), *job.argv], job.command)
+
+
+def started_process(argv: Sequence[str], command: str, folder: str | None = None) -> JobProcess:
+    """Start the process of a job, in a folder; ``command`` is what its config.json names."""
+    messages = tempfile.TemporaryFile()  # noqa: SIM115  (read when the process has ended)
+    process = subprocess.Popen(
+        argv,
+        cwd=folder,
+        env={**os.environ, **_ONE_THREAD, _COMMAND: command},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=messages,
+        start_new_session=True,  # Ctrl-C comes to this process, which passes it on
+    )
+    return JobProcess(process, messages)
 
 
 @dataclass(frozen=True)
-class _Process:
+class JobProcess:
+    """A job that runs as a process of this machine."""
+
     process: subprocess.Popen[bytes]
     messages: Any
 
     def problem(self) -> str | None:
+        """See `Started`."""
         status = self.process.poll()
         if status is None:
             return None
@@ -171,6 +180,7 @@ class _Process:
         return message.strip() if found else f"its process ended with status {status}: {last}"
 
     def stop(self) -> None:
+        """See `Started`."""
         self.process.terminate()
 
 
