@@ -1,12 +1,13 @@
 """Late and missing labels.
 
-Each row is predicted when it arrives, and its label comes `--delay` rows later. `ask` predicts a
-row and keeps it; `tell` brings its label. The model then judges its half-lives and probabilities by
-the predictions that it made. The example prints accuracy and log-loss, beside those of
-`predict_proba` and `partial_fit`, and of two mistakes: to forget nothing, and to learn a late label
-with the row that is current when it comes. The rule turns slowly, and a mood that lasts about 20
-rows shifts all labels. Judged one step ahead, models that forget fast follow the mood and look
-best; a mood that was 100 rows ago says nothing.
+The stream is elec2: whether the price of electricity in New South Wales is above its mean of the
+last 24 hours, for each half-hour. In truth the label is known at once. Here it comes a day later,
+after 48 rows (`--delay`), as the labels of credit or of returns come late. `ask` predicts a row and
+keeps it; `tell` brings its label. The model then judges its half-lives and probabilities by the
+predictions that it made. The example prints accuracy and log-loss, beside those of `predict_proba`
+and `partial_fit`, and of two mistakes: to forget nothing, and to learn a late label with the row
+that is current when it comes. The first line shows what the delay costs: the label of half an hour
+ago says much about the next one, and the label of yesterday says little.
 
 Then labels are missing for a while, and the uncertainty should grow. There are two ways. Pass None
 as the label, which lets time pass and learns nothing. Or pass `time=` whenever the model learns or
@@ -20,18 +21,13 @@ import argparse
 import numpy as np
 
 from kalstream import KalmanClassifier
+from kalstream.streams.packaged import path_of
 
 
-def stream(rows: int, seed: int):
-    """Rows (n, 6) and labels (n,) of a rule that makes one turn in 6000 rows, and a mood."""
-    rng = np.random.default_rng(seed)
-    X = rng.normal(size=(rows, 6))
-    angle = 2.0 * np.pi * np.arange(rows) / 6000.0
-    mood = np.zeros(rows)
-    for now in range(1, rows):
-        mood[now] = 0.95 * mood[now - 1] + 0.3 * rng.normal()
-    score = np.cos(angle) * X[:, 0] + np.sin(angle) * X[:, 1] + mood
-    return X, np.where(score > 0.0, "up", "down").astype(object)
+def stream(rows: int):
+    """Rows (n, 6) and labels (n,), from the 20,000th half-hour on."""
+    data = np.loadtxt(path_of("elec2"), delimiter=",", skiprows=20_001, max_rows=rows)
+    return data[:, :-1], np.where(data[:, -1] > 0.0, "up", "down").astype(object)
 
 
 def ask_and_tell(model, X, y, delay):
@@ -76,11 +72,10 @@ def uncertainty_after(X, y, probe, *, clock=False, leave_out=False):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=4000)
-    parser.add_argument("--delay", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rows", type=int, default=3000)
+    parser.add_argument("--delay", type=int, default=48)
     options = parser.parse_args()
-    X, y = stream(options.rows, options.seed)
+    X, y = stream(options.rows)
 
     def show(name, loop, delay, forgetting="mixture", **settings):
         model = KalmanClassifier(forgetting, features="scaled")
@@ -94,7 +89,7 @@ def main() -> None:
     show("the same, nothing forgotten", predict_and_learn, options.delay, 1.0)
     show("learned with the wrong row", predict_and_learn, options.delay, wrong_row=True)
 
-    half, probe = options.rows // 2, np.random.default_rng(1).normal(size=(200, 6))
+    half, probe = options.rows // 2, X[-200:]
     missing = np.concatenate([y[:half], np.full(half, None, object)])
     print(f"uncertainty before and after {half} rows without a label")
     for name, settings in {

@@ -1,10 +1,11 @@
-"""Regression with uncertainty: do the intervals hold after a change?
+"""Regression with intervals: is the next value inside them as often as they say?
 
-A function of two columns is learned online; every row is predicted before it is learned. After a
-third of the rows the function changes, after two thirds the noise triples. The example prints the
-error and the share of targets inside the 68% and 95% intervals, just after each change and later,
-for the regressor with default settings and for one that forgets nothing. `--plot FILE` draws a
-figure (pip install 'kalstream[figures]').
+The target is the demand for electricity in New South Wales, half an hour ahead. The columns are the
+half-hour of the day and the demand half an hour, an hour, a day and a week before. The intervals
+come before the value is learned, one row at a time. The example prints the error and the share of
+targets inside the 68% and 95% intervals by month, for the regressor with default settings and for
+one that forgets nothing, and the error of repeating the last value. `--plot FILE` draws a figure
+(pip install 'kalstream[figures]').
 """
 
 from __future__ import annotations
@@ -15,88 +16,91 @@ import numpy as np
 
 from kalstream import KalmanRegressor
 from kalstream._optional import require
+from kalstream.streams.packaged import path_of
 
-NOISE = (0.2, 0.6)  # standard deviation, before and after it changes
-SOON = 200  # rows that count as "just after"
-CHUNK = 5
+DAY, WEEK, MONTH = 48, 336, 1440  # half-hours
+LAGS = (1, 2, DAY - 1, DAY, WEEK)
 
 
-def stream(rows: int, seed: int):
-    """Columns (n, 2), targets (n,)."""
-    rng = np.random.default_rng(seed)
-    third = np.arange(rows) * 3 // rows
-    X = rng.uniform(-2.0, 2.0, size=(rows, 2))
-    curve = np.where(
-        third == 0, np.sin(2.0 * X[:, 0]) + X[:, 1], np.cos(2.0 * X[:, 0]) * X[:, 1] - 1.0
-    )
-    return X, curve + np.where(third < 2, *NOISE) * rng.normal(size=rows)
+def stream(rows: int):
+    """Columns (n, 6), targets (n,); demand is scaled to [0, 1]."""
+    data = np.loadtxt(path_of("elec2"), delimiter=",", skiprows=14_001, max_rows=rows + WEEK)
+    hour, demand = data[:, 0], data[:, 2]
+    at = np.arange(WEEK, len(data))
+    return np.column_stack([hour[at], *(demand[at - lag] for lag in LAGS)]), demand[at]
 
 
 def test_then_train(model, X, y):
-    """Mean and standard deviation (n,) of each row before it is learned; NaN in the first chunk."""
+    """Mean and standard deviation (n,) of each row before it is learned; NaN for the first."""
     mean, std = np.full((2, len(y)), np.nan)
-    for start in range(0, len(y), CHUNK):
-        chunk = slice(start, start + CHUNK)
-        if start:
-            mean[chunk], std[chunk] = model.predict(X[chunk], return_std=True)
-        model.partial_fit(X[chunk], y[chunk])
+    for now in range(len(y)):
+        row = slice(now, now + 1)
+        if now:
+            mean[row], std[row] = model.predict(X[row], return_std=True)
+        model.partial_fit(X[row], y[row])
     return mean, std
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=6000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rows", type=int, default=4 * MONTH)
     parser.add_argument("--plot", metavar="FILE", help="also draw the figure")
     options = parser.parse_args()
     if options.plot:
         require("matplotlib", "figures")  # fail now if it is missing, not after the work
 
-    X, y = stream(options.rows, options.seed)
-    third = options.rows // 3
-    parts = {"at first": slice(SOON, third)}
-    for name, at in (("new curve", third), ("new noise", 2 * third)):
-        parts[f"{name}, first {SOON} rows"] = slice(at, at + SOON)
-        parts[f"{name}, later"] = slice(at + SOON, at + third)
+    X, y = stream(options.rows)
+    print(f"repeating the last value: error {np.sqrt(np.mean((y - X[:, 1])[DAY:] ** 2)):.4f}")
     predictions = {}
     for title, forgetting in (("nothing tuned", "mixture"), ("nothing forgotten", 1.0)):
         model = KalmanRegressor(forgetting, random_state=0)
         mean, std = predictions[title] = test_then_train(model, X, y)
-        print(f"{title:28}   error   predicted std   in 68%   in 95%")
-        for name, part in parts.items():
+        print(f"{title:20}   error   predicted std   in 68%   in 95%")
+        for start in range(0, len(y), MONTH):
+            part = slice(max(start, DAY), start + MONTH)  # without the first day
             error = np.abs(y[part] - mean[part])
             inside = [np.mean(error < width * std[part]) for width in (0.994, 1.96)]
             print(
-                f"  {name:26}{np.sqrt(np.mean(error**2)):8.3f}{std[part].mean():16.3f}"
-                f"{inside[0]:9.2f}{inside[1]:9.2f}"
+                f"  month {start // MONTH + 1:<11}{np.sqrt(np.mean(error**2)):9.4f}"
+                f"{std[part].mean():16.4f}{inside[0]:9.2f}{inside[1]:9.2f}"
             )
-        print(f"  noise: std {np.sqrt(model.noise_var_):.3f}, true value {NOISE[1]}")
     if options.plot:
-        plot(options.plot, y, predictions, (third, 2 * third))
+        plot(options.plot, y, predictions)
 
 
-def plot(path, y, predictions, changes) -> None:
-    """Draw errors with the predicted interval, and the share of targets inside it."""
+def plot(path, y, predictions) -> None:
+    """Draw a week with its intervals, the errors, and the share of targets inside."""
     figure = require("matplotlib.figure", "figures").Figure((8.5, 6), layout="constrained")
-    axes = figure.subplots(3, 1, sharex=True)
-    steps, window = np.arange(len(y)), 200
-    for axis, (title, (mean, std)), color in zip(
-        axes, predictions.items(), ("tab:orange", "tab:blue"), strict=False
+    top, middle, bottom = figure.subplots(3, 1)
+    days = np.arange(len(y)) / DAY
+    mean, std = predictions["nothing tuned"]
+    week = slice(len(y) - WEEK, len(y))
+    top.fill_between(
+        days[week],
+        *(mean[week] + side * std[week] for side in (-1.96, 1.96)),
+        color="tab:orange",
+        alpha=0.5,
+        lw=0,
+    )
+    top.plot(days[week], y[week], ".", color="0.2", markersize=2)
+    top.set_ylabel("demand")
+    top.set_title("the last week: targets and the predicted 95% interval", fontsize=9)
+    for (title, (mean, std)), color in zip(
+        predictions.items(), ("tab:orange", "tab:blue"), strict=True
     ):
-        axis.fill_between(steps, -1.96 * std, 1.96 * std, color=color, alpha=0.5, lw=0)
-        axis.plot(steps, y - mean, ",", color="0.2")
-        axis.set(ylabel="error", ylim=(-3.0, 3.0))
-        axis.set_title(f"{title}: errors and the predicted 95% interval", fontsize=9)
-        inside = np.abs(y - mean)[CHUNK:] < 1.96 * std[CHUNK:]
-        share = np.convolve(inside, np.ones(window) / window, "valid")
-        axes[2].plot(steps[CHUNK + window - 1 :], share, color=color, label=title)
-    axes[2].axhline(0.95, color="0.5", lw=0.8, ls="--")
-    axes[2].legend(loc="lower right", fontsize=8, frameon=False)
-    axes[2].set(ylabel=f"share inside,\nlast {window} rows", xlabel="rows", ylim=(0.0, 1.05))
-    for axis in axes:
+        errors = np.abs(y - mean)[1:]
+        smooth = np.ones(WEEK) / WEEK
+        middle.plot(days[WEEK:], np.sqrt(np.convolve(errors**2, smooth, "valid")), color=color)
+        share = np.convolve(errors < 1.96 * std[1:], smooth, "valid")
+        bottom.plot(days[WEEK:], share, color=color, label=title)
+    middle.set(ylabel="error,\nlast week", xlim=(0.0, days[-1]))
+    middle.set_ylim(bottom=0.0)
+    bottom.axhline(0.95, color="0.5", lw=0.8, ls="--")
+    bottom.legend(loc="lower right", fontsize=8, frameon=False)
+    bottom.set(ylabel="share inside,\nlast week", xlabel="days", ylim=(0.5, 1.02))
+    bottom.set_xlim(0.0, days[-1])
+    for axis in (top, middle, bottom):
         axis.spines[["top", "right"]].set_visible(False)
-        for change in changes:
-            axis.axvline(change, color="0.6", lw=0.8, zorder=0)
     figure.savefig(path, dpi=90)
 
 
