@@ -14,6 +14,7 @@ from kalstream.cli.console import app, err, escaped, out
 from kalstream.cli.run import with_options
 from kalstream.errors import InvalidOption
 from kalstream.runs.options import NOT_SERVED, Options
+from kalstream.serve.logs import Level, begin_logging
 
 _HELP: Final = """
 Serve models over HTTP: they learn what they are sent.
@@ -71,6 +72,12 @@ def serve(  # noqa: D103
     checkpoint_every: Annotated[
         float, typer.Option(min=0.0, help="Seconds between checkpoints.")
     ] = 30.0,
+    log: Annotated[
+        Level,
+        typer.Option(
+            help="JSON lines on standard error: events and requests that fail, or all requests."
+        ),
+    ] = "events",
     **values: Any,
 ) -> None:
     for module in ("fastapi", "msgspec", "prometheus_client"):
@@ -100,6 +107,7 @@ def serve(  # noqa: D103
     options = Options.of(**{key: value for key, value in values.items() if value is not None})
     with when_compiling(lambda: out.print("compiling, once on this machine")):
         warm_up()
+    begin_logging(log)
     service = Service(data, keep_log=keep_log, checkpoint_every=checkpoint_every)
     try:
         service.start()
@@ -113,7 +121,7 @@ def serve(  # noqa: D103
         for each in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises it again when it has ended
             signal.signal(each, lambda *_: None)
         settings = uvicorn.Config(
-            asgi, log_level="warning", access_log=False, timeout_graceful_shutdown=_PATIENCE
+            asgi, log_config=None, access_log=False, timeout_graceful_shutdown=_PATIENCE
         )
         uvicorn.Server(settings).run(sockets=[listening])
     finally:
