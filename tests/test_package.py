@@ -1,14 +1,20 @@
 """What a user installs: the wheel, also when it is built from the source archive."""
 
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tarfile
 import tomllib
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from email import message_from_bytes
 from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -85,3 +91,42 @@ def test_the_wheel_runs_in_a_new_environment(built: tuple[Path, Path], tmp_path:
     assert run(commands / "kalstream", "--version", cwd=tmp_path) == f"{__version__}\n"
     code, printed = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", README, re.DOTALL).groups()
     assert run(commands / "python", "-W", "error", "-c", code, cwd=tmp_path) == printed
+
+
+@contextmanager
+def serving(command: list[str], cwd: Path, environment: dict[str, str]) -> Iterator[str]:
+    """The address of a service that a command starts, on a free port."""
+    words = [*command, "--port", "0"]
+    process = subprocess.Popen(words, cwd=cwd, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        printed = ""
+        for line in process.stdout:
+            printed += line
+            if match := re.search(r"serving at http://\S+:(\d+)", line):
+                yield f"http://localhost:{match[1]}"
+                break
+        else:
+            raise AssertionError(printed)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.stdout.close()
+        assert process.wait(60) in (0, -signal.SIGTERM)
+
+
+def sent(address: str, body: dict[str, Any], token: str = "") -> Any:
+    """The answer to what curl --json sends to learn."""
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
+    request = Request(f"{address}/models/default/learn", json.dumps(body).encode(), headers)
+    with urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+EVENT = {"row": {"amount": 12.5, "country": "DE"}, "label": "paid"}
+
+
+def test_from_nothing_to_a_service(built: tuple[Path, Path], tmp_path: Path) -> None:
+    commands = environment(tmp_path / "new", f"{built[0]}[serve]")
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with serving([str(commands / "kalstream"), "serve"], tmp_path, clean) as address:
+        assert sent(address, EVENT) == {"status": "learned"}

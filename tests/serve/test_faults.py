@@ -244,6 +244,35 @@ def test_malformed_http_and_random_paths(server: Server) -> None:
     assert server.get("/models/default/metrics")["failure"] is None
 
 
+def test_memory_is_flat_over_many_small_requests(server: Server) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    headers = {"Content-Type": "application/json"}
+    events = rows(500)
+
+    def send(n: int) -> float:
+        """Resident MiB after n requests: predictions, labels at once, and labels that come late."""
+        for k in range(n):
+            event = {**events[k % 500], "id": f"{n}-{k // 3}"}
+            del event[("label", "row", "id")[k % 3]]
+            if k % 3 == 1:  # of the row of the request before
+                event["label"] = events[(k - 1) % 500]["label"]
+            body = json.dumps(event)
+            connection.request(
+                "POST", f"/models/default/{'learn' if k % 3 else 'predict'}", body, headers
+            )
+            answer = connection.getresponse()
+            assert answer.status == 200, answer.read()
+            answer.read()
+        status = Path(f"/proc/{server.process.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+
+    send(36_000)  # 12,000 ids: as many as are remembered, and more
+    early = send(1_000)
+    late = send(63_000)
+    connection.close()
+    assert late < early * 1.05 + 10, f"{early:.0f} MiB became {late:.0f}"
+
+
 _PATHS = (
     *["learn", "predict"] * 4,
     "stream",

@@ -96,6 +96,51 @@ def test_a_label_comes_later_and_counts_once(start: Start) -> None:
     assert (waiting["told"], waiting["repeated"], waiting["unknown"]) == (1, 1, 1)
 
 
+def without_status(answer: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in answer.items() if key != "status"}
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_an_id_that_comes_again_gets_its_first_prediction(start: Start, task: str) -> None:
+    _, client = start(Options(features="raw", task=task))
+    events = rows(60)
+    if task == "regression":
+        events = [{**each, "label": float(each["label"] == "yes")} for each in events]
+    label = events[0]["label"]
+    learn(client, {"rows": events[:50]})
+    asked = {"row": {"x": 0.3, "color": "red"}, "id": "a"}
+    first = predict(client, asked)
+    learn(client, {"rows": events[50:]})
+    other = {"row": {"x": -2.0, "color": "blue"}, "id": "a"}
+    assert without_status(predict(client, {"row": asked["row"]})) != without_status(first)
+    assert predict(client, asked) == predict(client, other) == first
+    batch = predict(client, {"rows": [other, {**other, "id": "b"}, {**asked, "id": "b"}]})["rows"]
+    assert batch[0] == first
+    assert batch[1] == batch[2]
+    assert batch[1]["status"] == "waits"
+    _, client = start(Options())  # a checkpoint has what waits
+    assert predict(client, other) == first
+    assert learn(client, {"id": "a", "label": label}) == {"status": "learned"}
+    assert predict(client, other) == {**first, "status": "repeated"}
+    assert learn(client, {**other, "label": label}) == {**first, "status": "repeated"}
+    one = {**events[3], "id": "c"}
+    made = learn(client, one)
+    assert predict(client, {"row": one["row"], "id": "c"}) == {**made, "status": "repeated"}
+    _, client = start(Options())  # what was learned before is forgotten, its status is not
+    assert predict(client, other) == {"status": "repeated"}
+
+
+def test_an_id_that_was_given_up_says_so(start: Start) -> None:
+    _, client = start(Options(features="raw", max_waiting=1))
+    learn(client, {"rows": rows(20)})
+    one, two = ({"row": rows(1)[0]["row"], "id": each} for each in "ab")
+    assert [predict(client, each)["status"] for each in (one, two, one)] == [
+        "waits",
+        "waits",
+        "expired",
+    ]
+
+
 def test_a_row_sent_twice_with_its_id_and_label_counts_once(start: Start) -> None:
     _, client = start()
     one = {"id": "k", **rows(1)[0]}
@@ -266,11 +311,19 @@ def test_a_stream_of_lines_is_answered_line_by_line(start: Start) -> None:
     )
     made = [json.loads(line) for line in answer.text.splitlines()]
     assert [each["status"] for each in made] == ["learned"] * 30 + ["waits"]
-    for line in ("{", '{"rows": []}'):
+    before = client.get("/models/default").json()["rows"]
+    refused = {
+        "{": "read",
+        '{"rows": []}': "read",
+        '{"label": "yes"}': "neither",
+        '{"id": 1}': "no row",
+    }
+    for line, words in refused.items():
         bad = client.post(
             "/models/default/stream", content=line, headers={"content-type": "application/x-ndjson"}
         )
-        assert "cannot be read" in json.loads(bad.text)["error"]
+        assert words in json.loads(bad.text)["error"]
+    assert client.get("/models/default").json()["rows"] == before
 
 
 @pytest.mark.parametrize("right", [None, *RIGHTS])

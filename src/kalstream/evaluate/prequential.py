@@ -21,7 +21,7 @@ from kalstream.evaluate._rebatch import Pieces, from_json, joined, to_json
 from kalstream.evaluate.adapters import Answer, adapt, as_stream, known
 from kalstream.evaluate.keys import KeyTracker
 from kalstream.evaluate.metrics import Scored, Values
-from kalstream.evaluate.trackers import LabelTracker, Tracker, ValueTracker
+from kalstream.evaluate.trackers import LabelTracker, LatePrediction, Tracker, ValueTracker
 from kalstream.streams import REGRESSION, Batch, Stream
 
 # Chunks of a record, by default: rows of one call of `predict_then_learn`.
@@ -597,6 +597,10 @@ class Evaluation:
             **({} if self.keys is None else {"keys": self.keys.line(self.learner)}),
             "clock": self._clock(self.n_rows, self.seconds),
         }
+
+    def prediction_of(self, key: str) -> LatePrediction | None:
+        """The prediction of a row that waits for its label, by which it will be scored."""
+        return self.late.waiting.get(key) if isinstance(self.late, NamedRows) else None
 
     def waiting_counts(self) -> dict[str, int]:
         """How many rows wait for their labels, and what became of the others (`Waiting`).

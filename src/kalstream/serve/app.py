@@ -275,6 +275,8 @@ async def _answered(
     try:
         async for lines in groups:
             events = [read_line(line) for line in lines]
+            as_rows([event for event in events if event.label is msgspec.UNSET])
+            as_labels([event for event in events if event.label is not msgspec.UNSET])
             while True:
                 try:
                     made = await _learned(service, name, events) if events else []

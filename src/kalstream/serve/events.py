@@ -44,13 +44,15 @@ class Made(Struct, omit_defaults=True):
     Attributes
     ----------
     prediction : label or mean, optional
-        Made before the label was learned; absent before anything was learned.
+        Made before the label was learned; absent before anything was learned. Of an id that comes
+        again the first one, by which the row is scored; absent if that is forgotten.
     probabilities : {label: probability}, optional
     std : float, optional
         Standard deviation of regression.
     status : str, optional
         Of a label: "learned", "repeated" (its id had one before), "unknown" (no row has its id) or
-        "expired" (its row was given up). Of a row with an id and no label: "waits".
+        "expired" (its row was given up). Of a row with an id and no label: "waits", or if the id
+        came before and no longer waits, "repeated" or "expired".
     """
 
     prediction: Any = None

@@ -110,8 +110,9 @@ class Gate:
         except (ClientDisconnect, CancelledError):  # its body never came, or not before the stop
             status = 499
         finally:
-            self.gauges.request(path, method, status, time.perf_counter() - begun)
-            logger.info("%s %s %d", method, path, status)
+            seconds = time.perf_counter() - begun
+            self.gauges.request(path, method, status, seconds)
+            _log(method, path, status, seconds)
 
     def _refusal(self, scope: Scope, method: str, path: str) -> tuple[int, str] | None:
         """Status and message for a request that must not pass."""
@@ -143,6 +144,17 @@ class Gate:
         if lacking:
             return 403, f"the token lacks the right to {' and '.join(lacking)}"
         return None
+
+
+def _log(method: str, path: str, status: int, seconds: float) -> None:
+    level = logging.INFO if status < 400 else logging.WARNING if status < 500 else logging.ERROR
+    if not logger.isEnabledFor(level):
+        return
+    values = {"method": method, "path": path, "status": status, "ms": round(1e3 * seconds, 2)}
+    parts = path.split("/")
+    if parts[1:2] == ["models"] and len(parts) > 2:
+        values["model"] = parts[2]
+    logger.log(level, "request %(method)s %(path)s %(status)d", values)
 
 
 class _TooLarge(Exception):

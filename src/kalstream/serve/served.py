@@ -38,6 +38,7 @@ from kalstream.streams import (
 
 _TOGETHER: Final = 128  # rows of one call of the learner; `Evaluation` makes it 1,024 with ids
 _MOST_SHOWN: Final = 20  # classes of an answer
+_MOST_ENDED: Final = 10_000  # ids with a label, which the learner remembers too
 _PLACEHOLDER: Final = "\0label"
 
 Result = list[Made] | KalstreamError
@@ -163,6 +164,7 @@ class Served:
         self.stream.encoder = self._encoder
         self.failure: str | None = None
         self.lines: list[dict[str, Any]] = []  # of windows that ended; the service takes them
+        self._ended: dict[str, Made] = {}  # first predictions of rows that no longer wait
 
     @property
     def learner(self) -> Any:
@@ -325,29 +327,48 @@ class Served:
     def _step(self, rows: Prepared) -> list[Made]:
         if rows.rows.shape[1] == 0:  # labels, before any row came
             return [Made(status="unknown") for _ in range(len(rows))]
-        status = self._status(rows)
+        ids = [key for key in rows.ids if key is not None]
+        before = dict(zip(ids, self.learner.status_of(ids), strict=True))
+        labelled = known(rows.targets)
+        asks: Array = np.logical_not(labelled & np.isnan(rows.rows).all(axis=1))
+        status = _status(rows.ids, labelled.tolist(), asks.tolist(), before)
+        first = {key: self._first(key) for key, known_as in before.items() if known_as}
         (record,) = self.evaluation.step(rows.batch(self.evaluation.next_row))
         if record.line is not None:
             self.lines.append(record.line)
-        return _answers(record, status)
+        made = _answers(record, status)
+        if ids:
+            self._keep_first(rows.ids, asks.tolist(), made, first)
+        return made
 
-    def _status(self, rows: Prepared) -> list[str | None]:
-        """Result of each label (n,), and of each row that waits; None for other rows."""
-        unlabelled = (~known(rows.targets)).tolist()
-        ids = [key for key in rows.ids if key is not None]
-        status = dict(zip(ids, self.learner.status_of(ids), strict=True))
-        is_row: Array = np.logical_not(np.isnan(rows.rows).all(axis=1))
-        out: list[str | None] = []
-        for key, no_label, has_row in zip(rows.ids, unlabelled, is_row.tolist(), strict=True):
-            before = status.get(key)
-            if no_label:
-                out.append(None if key is None else "waits")
-                status[key] = before or "waits"
-            else:
-                out.append(_BECOMES[before] if before or not has_row else "learned")
-                if key is not None and out[-1] == "learned":
-                    status[key] = "told"
-        return out
+    def _first(self, key: str) -> Made:
+        """What was predicted when the id of a row came first; nothing if that is forgotten."""
+        prediction = self.evaluation.prediction_of(key)
+        if prediction is None:
+            return self._ended.get(key, Made())
+        if self.stream.task == REGRESSION:
+            return _number(*prediction.values.tolist())
+        return _labels(prediction.labels, prediction.values[None])[0]
+
+    def _keep_first(
+        self, ids: Array, asks: Sequence[bool], made: Sequence[Made], first: dict[str, Made]
+    ) -> None:
+        """Give each row the first prediction of its id, by which it is scored, and remember that.
+
+        ``first`` has those of ids that were known before.
+        """
+        for key, is_row, each in zip(ids, asks, made, strict=True):
+            if key is None:
+                continue
+            if is_row:
+                of_id = first.setdefault(key, each)
+                each.prediction, each.std = of_id.prediction, of_id.std
+                each.probabilities = of_id.probabilities
+            if each.status == "learned":
+                self._ended.pop(key, None)  # of an earlier row; this one is the newest
+                self._ended[key] = first[key]
+        while len(self._ended) > _MOST_ENDED:
+            del self._ended[next(iter(self._ended))]
 
     # ---- predicting -----------------------------------------------------------------------
 
@@ -421,6 +442,25 @@ _BECOMES: Final = {
     "expired": "expired",
     None: "unknown",
 }
+# The same of a row without a label.
+_STAYS: Final = {**_BECOMES, "waits": "waits", None: "waits"}
+
+
+def _status(
+    ids: Array, labelled: Sequence[bool], asks: Sequence[bool], before: dict[str, str | None]
+) -> list[str | None]:
+    """Result of each event (n,), by the status of ids before; None for rows without an id."""
+    status, out = dict(before), list[str | None]()
+    for key, has_label, is_row in zip(ids, labelled, asks, strict=True):
+        earlier = status.get(key)
+        if not has_label:
+            out.append(None if key is None else _STAYS[earlier])
+            status[key] = earlier or "waits"
+        else:
+            out.append(_BECOMES[earlier] if earlier or not is_row else "learned")
+            if key is not None and out[-1] == "learned":
+                status[key] = "told"
+    return out
 
 
 def _numbers(

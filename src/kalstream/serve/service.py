@@ -106,13 +106,15 @@ class Service:
             self.models[name] = served
         self.problem = ""
         self._thread.start()
+        logger.info("start %(folder)s", {"folder": str(self.folder), "models": len(self.models)})
 
     def _replay(self, served: Served) -> None:
         n_entries = 0
         for entry in self.store.entries(served.name, served.n_rows):
             self._learn(served, from_log(entry.body))
             n_entries += 1
-        logger.info("%s: %d rows, %d entries replayed", served.name, served.n_rows, n_entries)
+        values = {"model": served.name, "rows": served.n_rows, "entries": n_entries}
+        logger.info("restored %(model)s: %(rows)d rows, %(entries)d from the log", values)
 
     def stop(self) -> None:
         """Learn what waits, write checkpoints, and close all files; a second call does nothing."""
@@ -129,6 +131,7 @@ class Service:
         self._checkpoints.shutdown()
         self.store.close()
         self._lock.release()
+        logger.info("stop %(folder)s", {"folder": str(self.folder)})
 
     def _folder_of(self, name: str) -> Path:
         return self.folder / "models" / name
@@ -285,7 +288,7 @@ class Service:
             if entries:
                 self.store.append(entries)
         except StoreError as error:
-            logger.error("log: %s", error)
+            logger.error("store_failed %(error)s", {"error": str(error)})
             failure = NotReady(str(error))
             return {k: failure for parts in ready.values() for k, _ in parts}
         results: dict[int, Any] = {}
@@ -300,7 +303,7 @@ class Service:
         try:
             made = served.learn(requests, encoder)
         except Exception as error:  # the state is not known any more: a restart replays the log
-            logger.exception("%s failed", served.name)
+            logger.exception("model_failed %(model)s", {"model": served.name})
             served.failure = f"{served.name} failed ({error!r}); restart the service"
             return [NotReady(served.failure)] * len(requests)
         if served.lines:
@@ -309,7 +312,7 @@ class Service:
             try:
                 self.store.add_windows(served.name, lines)
             except StoreError as error:  # only the page needs them
-                logger.error("windows: %s", error)
+                logger.error("store_failed %(error)s", {"error": str(error)})
         return made
 
     def _learn(self, served: Served, requests: Sequence[Sequence[Event]]) -> None:
@@ -350,7 +353,11 @@ class Service:
             self._writing = self._checkpoints.submit(self._write, served, frozen)
 
     def _write(self, served: Served, frozen: Any) -> None:
+        begun = time.perf_counter()
         served.write(frozen)
+        ms = round(1e3 * (time.perf_counter() - begun), 2)
+        values = {"model": served.name, "rows": frozen.n_rows, "ms": ms}
+        logger.info("checkpoint %(model)s: %(rows)d rows", values)
         if not self._keep_log:
             self.store.forget(served.name, frozen.n_rows)
 
@@ -362,7 +369,7 @@ class Service:
         try:
             writing.result()
         except Exception as error:  # whatever it is, the log has everything
-            logger.error("checkpoint: %s", error)
+            logger.error("checkpoint_failed %(error)s", {"error": str(error) or repr(error)})
             self.checkpoint_problem, self._saved_rows = str(error) or repr(error), {}
         else:
             self.checkpoint_problem = ""
