@@ -322,3 +322,18 @@ def test_motion_in_its_quick_version(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "motion.md").write_text("another page")
     with pytest.raises(SystemExit, match="does not match"):
         motion.main(["--check", "--out", str(tmp_path)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", ["texts", "elec2"])
+def test_heads_by_the_recipe_are_close_to_the_best(stream: str) -> None:
+    """A filter whose prior does not suit the size of the features is near chance on texts."""
+    pytest.importorskip("torch")
+    import which_head
+    from which_head import heads
+
+    X, y = which_head.stream(stream, 0)
+    others = ("ER++", "OnlineLearner, published", "SoftmaxHead")  # no filter, or not the recipe
+    names = [name for name in heads.LEARNERS if not name.startswith(others)]
+    right = [heads.steps(name, X, y, which_head.CLASSES[stream], 0)[1].mean() for name in names]
+    assert min(right) > max(right) - 0.05

@@ -44,6 +44,11 @@ NOT_RUN = {
 
 # page -> code that runs first: what the page takes for granted
 GIVEN = {
+    "deep": """
+        import torch
+        from kalstream.deep.backbones import mobilenet_v2
+        torch.save(mobilenet_v2().state_dict(), "mobilenet_v2-b0353104.pth")
+        """,
     "estimators": """
         import numpy as np, pandas as pd
         row, up = np.arange(100), np.arange(100) % 3 == 0
