@@ -5,10 +5,9 @@
 Each stream has 10,000 rows, six columns and one seed. kalstream by `ask` and `tell` is compared
 with the same classifier by `predict_proba` and `partial_fit`, and with the majority, the latter
 outside blind stretches: a blind stretch begins with the stream or with a sudden change, and ends at
-the row for which 250 labels of the new rule have come. In streams with a sudden change, windows of
-250 rows are compared with the largest class share in the window. At last half of a rule is
-reversed, or nothing changes, with as many seeds as ``--alarms`` says, and the drift alarms are
-counted.
+the row for which 250 labels of the new rule have come. Windows of 250 rows are compared with the
+largest class share in the window. At last half of a rule is reversed, or nothing changes, with as
+many seeds as ``--alarms`` says, and the drift alarms are counted.
 """
 
 from __future__ import annotations
@@ -137,19 +136,19 @@ def sighted(starts: Array, size: int, changes: list[int], delay: int) -> Array:
     return starts[~np.any(blind, axis=0)]
 
 
-def below_majority(stream: Table, right: Array, changes: list[int], delay: int) -> list[int]:
-    """First rows of windows in which accuracy is clearly below the largest class share.
+def below_majority(stream: Table, right: Array, changes: list[int], delay: int) -> str:
+    """In how many windows, and of how many, accuracy is clearly below the largest class share.
 
-    By more than three standard errors.
+    By more than three standard errors. Empty if there are no windows.
     """
-    found = []
-    starts = np.arange(0, len(right) - WINDOW + 1, WINDOW)
-    for start in sighted(starts, WINDOW, changes, delay):
+    found = 0
+    starts = sighted(np.arange(0, len(right) - WINDOW + 1, WINDOW), WINDOW, changes, delay)
+    for start in starts:
         share = np.bincount(stream.codes[start : start + WINDOW]).max() / WINDOW
         error = np.sqrt(share * (1.0 - share) / WINDOW)
         if right[start : start + WINDOW].mean() < share - 3.0 * error:
-            found.append(start)
-    return found
+            found += 1
+    return f"{found} of {len(starts)}" if len(starts) else ""
 
 
 def ahead(
@@ -176,14 +175,26 @@ def compared(name: str, rows: int) -> list[list[str]]:
     for delay in DELAYS:
         own, right = asked(stream, delay)
         others = [scored(stream, delay, made[delay], 0.0) for made in (later, usual)]
-        windows = below_majority(stream, right, changes, delay) if changes else None
         mean, error = ahead(own, others[1], len(y) - own["n"], changes, delay)
         shown = [f"{each['accuracy']:.4f} / {each['log_loss']:.4f}" for each in (own, *others)]
         shown.append("" if np.isnan(mean) else f"{mean:.4f} ± {error:.4f}")
-        shown.append("" if windows is None else str(len(windows)))
+        shown.append(below_majority(stream, right, changes, delay))
         lines.append([name, f"{delay:,}", *shown])
         print(*lines[-1], sep=" | ", flush=True)
     return lines
+
+
+def against_later(lines: list[list[str]]) -> list[list[str]]:
+    """For each stream, how much smaller the log-loss of ask and tell is at each delay but 0.
+
+    Than that of predict, learn later; from the lines of `compared`.
+    """
+    gaps: dict[str, list[str]] = {}
+    for name, delay, own, later, *_ in lines:
+        if delay != "0":
+            loss, other = (float(each.split(" / ")[1]) for each in (own, later))
+            gaps.setdefault(name, []).append(f"{other - loss:+.3f}")
+    return [[name, *each] for name, each in gaps.items()]
 
 
 def alarms(seed: int, delay: int, rows: int, *, changes: bool) -> list[int]:
@@ -238,6 +249,9 @@ def main() -> None:
     methods = "ask and tell", "predict, learn later", "majority"
     parts = [
         f"`python benchmarks/late_changes.py` on {machine()}.",
+        table(["stream", *(f"{delay:,} late" for delay in DELAYS[1:])], against_later(lines)),
+        "By how much the log-loss of `ask` and `tell` is smaller than that of predict, learn "
+        "later. Below 0, predict, learn later is better.",
         table(["stream", "delay", *methods, "ahead of majority", "windows below majority"], lines),
         "Accuracy / log-loss. Ahead of majority: by how much the log-loss of `ask` and `tell` is "
         "smaller, ± its standard error from blocks of 100 rows. Windows: of 250 rows in which they "

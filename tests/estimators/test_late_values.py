@@ -1,4 +1,4 @@
-"""Late values: the predictions of two judges are averaged, as for labels."""
+"""Late values: two judges are averaged, as for labels, and an outlier gets a smaller weight."""
 
 from typing import Any
 
@@ -87,3 +87,69 @@ def test_values_are_chosen_as_the_equations_say(seed: int) -> None:
     )
     np.testing.assert_allclose(out[asked], now, rtol=1e-10)
     np.testing.assert_allclose(beliefs, expected, rtol=1e-10)
+
+
+def with_outliers(seed: int, n: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    X, y = rng.standard_normal((n, 2)), rng.standard_normal(n)
+    y[[60, 110, 111]] = 1e7, 1e5, -1e6
+    y[[30, 61]] = np.nan
+    return X, y
+
+
+@pytest.mark.parametrize("delay", [0, 30])
+def test_an_outlier_spoils_no_late_judge(delay: int) -> None:
+    rng = np.random.default_rng(5)
+    X = rng.uniform(-2.0, 2.0, (900, 2))
+    y = np.sin(2.0 * X[:, 0]) + 0.3 * rng.standard_normal(900)
+    made = []
+    for targets in (y, np.where(np.arange(900) == 600, 1e7, y)):
+        model = KalmanRegressor(n_components=50, random_state=0)
+        before = np.minimum(np.arange(900) + 1 + delay, 900)
+        made.append(model.ask_and_tell(X, range(900), targets, before))
+    rest = slice(601 + delay, 700)
+    errors = [np.abs(y - mean)[rest].mean() for mean, _ in made]
+    assert errors[1] < 1.05 * errors[0]
+    assert (made[1][1][rest] < 1.6 * made[0][1][rest]).all()  # the sum of squares doubles
+
+
+@pytest.mark.parametrize("weight", [None, 0.5])
+@pytest.mark.parametrize("seed", range(3))
+def test_outliers_teach_the_same_however_late_targets_come(seed: int, weight: Any) -> None:
+    """The plain version: rows learned one by one in the order of their targets."""
+    rng = np.random.default_rng(seed)
+    n, parameters = 150, {"n_components": 20, "random_state": 0}
+    X, y = with_outliers(seed, n)
+    weights = None if weight is None else np.full(n, weight)
+    arrival = np.sort(np.arange(n) + rng.integers(0, 20, n))
+    before = np.minimum(arrival + 1, n)
+    cut = int(rng.integers(50, n))
+    whole, pieces, by_event, plain = (KalmanRegressor(**parameters) for _ in range(4))
+    one = whole.ask_and_tell(X, range(n), y, before, sample_weight=weights)
+    parts = []
+    for a, b in ((0, cut), (cut, n)):
+        first, last = np.searchsorted(before, [a, b], side="right")
+        last = n if b == n else last
+        told = slice(first if a else 0, last)
+        here = None if weights is None else weights[told]
+        names = range(told.start, told.stop)
+        parts.append(
+            pieces.ask_and_tell(X[a:b], names, y[told], before[told] - a, sample_weight=here)
+        )
+    apart = []
+    for i in range(n + 1):
+        for k in np.flatnonzero(before == i).tolist():
+            by_event.tell([k], y[[k]], None if weights is None else weights[[k]])
+        if i < n:
+            apart.append(by_event.ask(X[i : i + 1]))
+    for i in range(n):
+        plain.partial_fit(X[i : i + 1], y[[i]], None if weights is None else weights[[i]])
+    apart = np.array(apart)[:, :, 0].T
+    np.testing.assert_allclose(one, apart, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), apart, rtol=1e-6, atol=1e-9)
+    expected = plain._model.state.half_life_weights
+    for model in (whole, pieces, by_event):
+        np.testing.assert_allclose(model._model.state.half_life_weights, expected, rtol=1e-6)
+        for mine, theirs in zip(model.filters_, plain.filters_, strict=True):
+            mean = theirs.posterior.mean
+            np.testing.assert_allclose(mine.posterior.mean, mean, rtol=1e-5, atol=1e-7)

@@ -13,10 +13,15 @@ from uuid import UUID
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 
 from kalstream import KalmanClassifier
+from kalstream.core import GaussianClasses, LabelChain, Linear, Neighbours
 from kalstream.errors import CheckpointError, InvalidInput
 from kalstream.estimators import _waiting, checkpoint
+from robustness.interrupts import interrupt_at
+
+EXPERTS = (None, [], [LabelChain()], [Linear(), Neighbours(limit=7)], [GaussianClasses()])
 
 
 class Reference:
@@ -102,6 +107,19 @@ def play(model, events):
     return [dict(zip(names, row.tolist(), strict=True)) for row in made]
 
 
+def play_interrupted(model, events, moment):
+    """As `play`, after a call that was interrupted at some bytecode, and sent again if need be."""
+    whole = model.snapshot() if model.__sklearn_is_fitted__() else clone(model)
+    made, before = play(whole, events), model.__dict__.get("_published")
+    before = before and before.value
+    interrupt_at(lambda: play(model, events), moment)
+    after = model.__dict__.get("_published")
+    if (after and after.value) is before:
+        return play(model, events)
+    assert asdict_of(model) == asdict_of(whole)
+    return made
+
+
 def check_program(seed, folder, monkeypatch) -> None:
     rng = np.random.default_rng(seed)
     timed, remembered = bool(rng.integers(2)), int(rng.choice([3, 12, 1000]))
@@ -114,11 +132,15 @@ def check_program(seed, folder, monkeypatch) -> None:
         reference.counts["unknown"] -= len(event) == 2
     events = events[first:]
     settings = {"max_waiting": bounds[0], "max_age": bounds[1]}
+    settings["experts"] = EXPERTS[rng.integers(len(EXPERTS))]
     one, many = (KalmanClassifier("mixture", "raw", **settings) for _ in range(2))
     together, apart, start = [], [], 0
     while start < len(events):
         stop = start + int(rng.integers(1, 30))
-        together += play(one, events[start:stop])
+        if rng.random() < 0.1:
+            together += play_interrupted(one, events[start:stop], int(10 ** rng.uniform(0.0, 4.0)))
+        else:
+            together += play(one, events[start:stop])
         for event in events[start:stop]:
             apart += play(many, [event])
         start, kind, left = stop, rng.integers(4), one

@@ -16,7 +16,7 @@ from fuzz import values
 from fuzz.cases import Case, Twins, equal, expect, shown
 from fuzz.late import Rows
 from kalstream import KalmanClassifier, KalmanRegressor
-from kalstream.core import Calibration, Fixed, Learned, Mixture
+from kalstream.core import Calibration, Fixed, LabelChain, Learned, Linear, Mixture, Neighbours
 from kalstream.errors import NumericalError
 from kalstream.features import Aggregates, OnlineScaler
 
@@ -81,6 +81,7 @@ def parameters(case: Case, labels: list[Any] | None) -> dict[str, Any]:
     chosen["stacking"], chosen["recent_labels"] = not case.chance(0.3), not case.chance(0.3)
     if policy == "mixture" and chosen["stacking"]:
         chosen["preset"] = pick(["default", "default", "fast", "accurate"])
+        chosen["experts"] = pick([*[None] * 4, [], [LabelChain()], [Neighbours(limit=5), Linear()]])
     return chosen
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kalstream.core import checks as check
+from kalstream.core.chunk import block_rows
 from kalstream.core.judging import Events, Kept, LateJudge, LateRows, Sizes, places, runs
 from kalstream.core.stacking import Stack
 from kalstream.errors import InvalidInput
@@ -191,6 +193,52 @@ def _piece(
     model: Model, book: Book, asks: Array, row: Array, chunk: Chunk, settings: Settings
 ) -> tuple[Model, Any]:
     """Events (n,) among which only the last may bring a class."""
+    try:
+        return _passed(model, book, asks, row, chunk, settings)
+    except _OutlierFound as outlier:
+        found = outlier
+    return _around(model, book, asks, row, chunk, found, settings)
+
+
+class _OutlierFound(Exception):
+    """A target of a chunk needs its weight times a factor; nothing was changed."""
+
+    def __init__(self, place: int, factor: float) -> None:
+        super().__init__(place, factor)
+        self.place, self.factor = place, factor
+
+
+def _around(
+    model: Model,
+    book: Book,
+    asks: Array,
+    row: Array,
+    chunk: Chunk,
+    outlier: _OutlierFound,
+    settings: Settings,
+) -> tuple[Model, Any]:
+    """As `_piece`, with a smaller weight for one target; see `_learning._learn_around`."""
+    weight = np.ones(len(chunk)) if chunk.weight is None else chunk.weight.copy()
+    weight[outlier.place] *= outlier.factor
+    reduced: Chunk = replace(chunk, weight=weight)
+    at, n = int(np.flatnonzero(~asks)[outlier.place]), len(asks)
+    assert model.state is not None
+    size = block_rows(model.state.n_features)  # another outlier repeats one block at most
+    told = np.concatenate([[0], np.cumsum(~asks)]).tolist()
+    answers: list[Any] = []
+    cuts = [0] * (at > 0) + [at, *range(at + 1, n, size), n]
+    for start, stop in pairwise(cuts):
+        part, each = slice(start, stop), reduced if start == at else chunk
+        here = each[told[start] : told[stop]]
+        model, made = _piece(model, book, asks[part], row[part], here, settings)
+        answers += [] if made is None else [made]
+    return model, settings.task.together(answers) if answers else None
+
+
+def _passed(
+    model: Model, book: Book, asks: Array, row: Array, chunk: Chunk, settings: Settings
+) -> tuple[Model, Any]:
+    """As `_piece`; raises `_OutlierFound`."""
     own = row[asks].tolist()
     if len(chunk) == 0 and model.state is None:  # nothing is known
         model = _came(model, book, own, Kept.blank(len(own), NOTHING))
@@ -303,7 +351,7 @@ def _judged(
 ) -> tuple[Model, Any]:
     """Advance the filters over the events; weigh them one step ahead, and by what they said.
 
-    ``model`` and ``chunk`` are what `Task.read` returned.
+    ``model`` and ``chunk`` are what `Task.read` returned. Raises `_OutlierFound`.
     """
     policy, task = settings.judging, settings.task
     assert policy is not None
@@ -320,6 +368,10 @@ def _judged(
     after, step, far = policy.step_events(
         state, phi, targets, weight, events, noise_var=noise_var, prior_var=prior_var
     )
+    told = step if len(chunk) in (0, n) else step.take(tells)
+    outlier = task.first_outlier(before, chunk, told, settings) if len(chunk) else None
+    if outlier is not None:
+        raise _OutlierFound(*outlier)
     late = LateRows(rows.scaled, rows.number, targets, weight, events, kept)
     spoken = task.keep(before, late, state.seen)
     begun = policy.late_judge(state, kept.sizes)
@@ -330,7 +382,6 @@ def _judged(
     learned = weight > 0.0
     judged.since, watch, last_step = np.full(n, judge.since), model.watch, model.last_step
     if len(chunk):
-        told = step if len(chunk) == n else step.take(tells)
         belief = policy.belief(told, chunk.gap, settings.transition, watch.now)
         watch, began = watch.after(policy.watched, *belief, policy.evidence(told))
         last_step = told.bank.tail(LAST_ROWS)
