@@ -401,8 +401,8 @@ class JudgingPolicy(Policy):
     """A policy that judges filters by what they predicted when a row came, if targets are late.
 
     Its steps also have ``take(rows)``: the step of some of the rows. With any other policy, late
-    rows are learned and judged one step ahead. tests/estimators/test_new_judging_policy.py has a
-    complete one.
+    rows are learned and judged one step ahead. tests/estimators/test_new_policy.py has a complete
+    one.
     """
 
     __slots__ = ()
