@@ -1,6 +1,7 @@
-"""Rules of the house: private names stay in their package, and long functions give a reason."""
+"""Rules of the house: private names stay in their package, one name is one class, and so on."""
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,3 +59,29 @@ def test_a_long_function_gives_its_reason(path: Path) -> None:
         assert n <= MOST_LINES or REASON in source, (
             f"{name} in {path.name} has {n} lines; cut it, or say why beside it: {REASON} ..."
         )
+
+
+# Class names that occur in several modules, and the reason.
+ADAPTER = "the adapter of river has the name of the estimator that it adapts"
+OLDER = "older than this rule; rename one when you change it, and delete the line"
+SHARED_NAMES = {
+    "KalmanClassifier": ADAPTER,
+    "KalmanRegressor": ADAPTER,
+    "KeyedClassifier": ADAPTER,
+    "Stack": "the same rule in the core and, as a head of networks, in deep; both are public",
+    "Events": OLDER,
+    "Known": OLDER,
+    "Store": OLDER,
+}
+
+
+def test_a_class_name_stands_for_one_class() -> None:
+    places = defaultdict(list)
+    for path in sorted(SOURCES.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path.relative_to(SOURCES)}:{node.lineno}")
+    several = {name: where for name, where in places.items() if len(where) > 1}
+    new = {name: where for name, where in several.items() if name not in SHARED_NAMES}
+    assert not new, f"choose another name for one of {new}"
+    assert set(SHARED_NAMES) == set(several), "delete names that one class has from SHARED_NAMES"

@@ -36,7 +36,7 @@ _OPTIONS: Final = (
     *("source", "target", "task", "ignore", "categorical", "missing", "decimal"),
     *("delimiter", "encoding", "limit"),
 )
-Pairs = Iterator[tuple[dict[str, Any], Any]]  # rows and labels
+_Pairs = Iterator[tuple[dict[str, Any], Any]]  # rows and labels
 
 
 @app.command(help=_HELP)
@@ -85,7 +85,7 @@ def send(  # noqa: D103
     )
 
 
-def _sent(client: Any, pairs: Pairs, name: str, delay: int, batch: int) -> Counter[str]:
+def _sent(client: Any, pairs: _Pairs, name: str, delay: int, batch: int) -> Counter[str]:
     """Send rows and labels; how many rows there were, and results of labels by their status.
 
     A row without a label is only predicted.

@@ -32,8 +32,8 @@ from kalstream.runs.files import last_line
 from kalstream.runs.options import Options
 
 if TYPE_CHECKING:
-    from kalstream.report import Entry
-    from kalstream.runs.jobs import Job, Outcome, Place
+    from kalstream.report import SummaryEntry
+    from kalstream.runs.jobs import Job, JobOutcome, JobPlace
     from kalstream.runs.sweep import Combination, Sweep
 
 _HELP: Final = """
@@ -112,7 +112,7 @@ def sweep(  # noqa: D103
     _exit_if_failed(failed)
 
 
-def _place(workers: int, ray: str | None = None) -> Place:
+def _place(workers: int, ray: str | None = None) -> JobPlace:
     """Where jobs run: on this machine, or on Ray."""
     from kalstream.runs.jobs import Processes
 
@@ -237,7 +237,7 @@ def _jobs_of(
     ]
 
 
-def _print_each(entries: Sequence[Entry]) -> None:
+def _print_each(entries: Sequence[SummaryEntry]) -> None:
     table = Table(box=None, pad_edge=False, show_edge=False)
     metrics = list(dict.fromkeys(itertools.chain.from_iterable(e.metrics for e in entries)))
     table.add_column("")
@@ -255,7 +255,7 @@ def _print_each(entries: Sequence[Entry]) -> None:
 # ---- both -----------------------------------------------------------------------------------
 
 
-def _exit_if_failed(outcomes: Sequence[Outcome]) -> None:
+def _exit_if_failed(outcomes: Sequence[JobOutcome]) -> None:
     for each in outcomes:
         print_error(f"{each.job.name}: {each.problem}")
     if outcomes:
@@ -273,7 +273,7 @@ def _until_stopped() -> AbstractContextManager[Callable[[], int]]:
 
 
 @contextmanager
-def _progress(n_jobs: int) -> Iterator[Callable[[Sequence[Outcome], Sequence[Job]], None]]:
+def _progress(n_jobs: int) -> Iterator[Callable[[Sequence[JobOutcome], Sequence[Job]], None]]:
     """A function that shows progress: a bar on a terminal, a line now and then elsewhere."""
     drawn, shown = [time.monotonic()], [""]
     columns = BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn()
@@ -281,7 +281,7 @@ def _progress(n_jobs: int) -> Iterator[Callable[[Sequence[Outcome], Sequence[Job
     bar.disable = not out.is_terminal
     task = bar.add_task("", total=n_jobs)
 
-    def show(ended: Sequence[Outcome], running: Sequence[Job]) -> None:
+    def show(ended: Sequence[JobOutcome], running: Sequence[Job]) -> None:
         if time.monotonic() - drawn[0] < (1.0 if out.is_terminal else _SECONDS):
             return
         drawn[0] = time.monotonic()

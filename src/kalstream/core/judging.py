@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kalstream.core.bank import joined_steps
 from kalstream.core.checks import Targets
 from kalstream.core.state import BankStep
+
+if TYPE_CHECKING:
+    from kalstream.core.policy import Policy
 
 Array = NDArray[Any]
 Index = slice | Array
@@ -78,7 +82,7 @@ class Kept:
     n_targets : (S,)
         How many targets had been learned.
     said : (S,)
-        1 if anything was said, 0 if nothing was known.
+        1 if anything was predicted, 0 if nothing was known.
     described, counted : (S, K, D), (S, K)
         What a stack saw of the row, and 1 for the classes that it knew.
     answers : (S, A, K) or (S, A, 2 K)
@@ -98,7 +102,7 @@ class Kept:
 
     @classmethod
     def blank(cls, n: int, sizes: Sizes) -> Self:
-        """Nothing was said about n rows."""
+        """Nothing was predicted about n rows."""
         return cls._of(np.zeros(n * layout(sizes)[-1][1]), n, sizes)
 
     @classmethod
@@ -148,8 +152,8 @@ class Kept:
         """
         from kalstream.core._kernels.judging import keep_frequencies
 
-        told = events.asked, events.slot, targets.arrays()[0], weight
-        keep_frequencies(*told, seen, counts, self.active, self.experts)
+        labelled = events.asked, events.slot, targets.arrays()[0], weight
+        keep_frequencies(*labelled, seen, counts, self.active, self.experts)
 
     def mix_experts(self, events: Events, shares: Array, plain: Array) -> None:
         """Mix experts, with shares (n, X), into probabilities (n, K) of the rows asked for."""
@@ -186,6 +190,12 @@ class LateJudge:
     beliefs: Array
     since: int = 0
 
+    @classmethod
+    def start(cls, log_weights: Array, spread: Array, sizes: Sizes) -> Self:
+        """Nothing was judged yet: all experts, and all predictions that are averaged, alike."""
+        n = n_answers(sizes)
+        return cls(log_weights, spread, np.zeros(sizes[2]), np.full(n, 1.0 / max(n, 1)))
+
 
 @dataclass(slots=True)
 class LateRows:
@@ -213,6 +223,53 @@ class LateRows:
 
 
 @dataclass(slots=True)
+class LateChunk:
+    """Rows (n, m) with their targets, weights and events.
+
+    These are the arguments of `JudgingPolicy.step_events`, in their order.
+    """
+
+    features: Array
+    targets: Any
+    weight: Array
+    events: Events
+    noise_var: float
+    prior_var: float
+
+    def __getitem__(self, part: Any) -> dict[str, Any]:
+        """Some of the rows as the arguments of `Policy.step_chunk`."""
+        return {
+            "features": self.features[part],
+            "targets": self.targets[part],
+            "sample_weight": self.weight[part],
+            "time_gap": self.events.gap[part],
+            "noise_var": self.noise_var,
+            "prior_var": self.prior_var,
+        }
+
+
+def in_turn(policy: Policy, state: Any, chunk: LateChunk) -> tuple[Any, list[Any], BankStep]:
+    """Predict the rows that are asked for, and learn those whose targets come, run by run.
+
+    Returns the state, the `PolicyStep` of each run, one step ahead, and the moments of all rows,
+    predicted as far ahead as they are.
+    """
+    steps, far = [], []
+    events, prior_var = chunk.events, chunk.prior_var
+    for part in runs(events.asked):
+        phi, gap = chunk.features[part], events.gap[part]
+        if events.asked[part.start]:
+            lag = events.step[part]
+            steps.append(policy.predict(state, phi, prior_var=prior_var, time_gap=lag))
+            far.append(policy.predict(state, phi, prior_var=prior_var, time_gap=gap).bank)
+        else:
+            state, step = policy.step_chunk(state, **chunk[part])
+            steps.append(step)
+            far.append(step.bank)
+    return state, steps, joined_steps(far)
+
+
+@dataclass(slots=True)
 class Judged:
     """What `JudgingPolicy.judge` found out about n events, beside the weights of the filters.
 
@@ -225,13 +282,14 @@ class Judged:
     share : float
         Probability, at each row, that what is better changes.
     since : (n,) int
-        How many targets were known when the last drift alarm had begun, 0 if there was none.
+        How many targets were known when the last drift alarm had begun, 0 if there was none. The
+        caller sets it.
     """
 
     shares: Array
     rates: Array
     share: float
-    since: Array
+    since: Array = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 def choose(

@@ -382,12 +382,15 @@ class Policy(Tagged):
         It is zero if nothing is known, and has another length if another policy was set then.
         """
 
-    def evidence(self, step: Any) -> Array:
+    def evidence(self, step: Any) -> Array | None:
         """Log predictive of each row's target under each watched half-life (b, W).
 
         Rows from which nothing was learned are NaN. Only a policy that `compares` needs it.
         """
-        raise NotImplementedError(f"{type(self).__name__} compares, and needs the method evidence")
+        if self.compares:
+            name = type(self).__name__
+            raise NotImplementedError(f"{name} compares, and needs the method evidence")
+        return None
 
     def check_state(self, state: Any) -> None:
         """Raise an error unless the state is one of this policy."""
@@ -397,7 +400,9 @@ class Policy(Tagged):
 class JudgingPolicy(Policy):
     """A policy that judges filters by what they predicted when a row came, if targets are late.
 
-    With any other policy, late rows are learned and judged one step ahead.
+    Its steps also have ``take(rows)``: the step of some of the rows. With any other policy, late
+    rows are learned and judged one step ahead. tests/estimators/test_new_policy.py has a complete
+    one.
     """
 
     __slots__ = ()
@@ -418,11 +423,14 @@ class JudgingPolicy(Policy):
 
         Returns the state, and the step of every row in the order of targets: rows are predicted
         one step ahead. Then the moments of the same rows, predicted as far ahead as they are.
+        `judging.in_turn` is a plain way.
         """
 
-    @abstractmethod
     def late_judge(self, state: Any, sizes: Sizes) -> LateJudge:
         """A judge by the predictions that are made from now on; it begins with the weights now."""
+        with np.errstate(divide="ignore"):
+            log_weights = np.log(state.half_life_weights)[:, None]
+        return LateJudge.start(log_weights, np.zeros((self.n_filters, 2)), sizes)
 
     @abstractmethod
     def judge(

@@ -116,7 +116,7 @@ class Disk:
         self.folder = folder
         self._file: _File | None = None
 
-    def write(self, records: Sequence[Any]) -> list[Place]:
+    def write(self, records: Sequence[Any]) -> list[RecordPlace]:
         """Where the records are."""
         file = self._file
         with _explained(self.folder):
@@ -148,10 +148,10 @@ class _File:
         self._free: dict[int, list[_Freed]] = defaultdict(list)
         self._end, self._lock = 0, Lock()
 
-    def write(self, record: bytes) -> Place:
+    def write(self, record: bytes) -> RecordPlace:
         """Where a record is."""
         room = max(_LEAST, 1 << (len(record) - 1).bit_length())
-        place = Place(self, self._place(room), len(record), self._free[room])
+        place = RecordPlace(self, self._place(room), len(record), self._free[room])
         done = os.pwrite(self.number, record, place.start)
         while done < len(record):  # the second time, a full disk raises an error
             done += os.pwrite(self.number, record[done:], place.start + done)
@@ -169,7 +169,7 @@ class _File:
         return start
 
 
-class _Freed(weakref.ref["Place"]):
+class _Freed(weakref.ref["RecordPlace"]):
     """A place that nobody refers to any more."""
 
     __slots__ = ("era", "start")
@@ -178,7 +178,7 @@ class _Freed(weakref.ref["Place"]):
     start: int
 
 
-class Place:
+class RecordPlace:
     """Where a record is. Its bytes stay as they are while this object exists.
 
     Its end is noted by a weak reference that calls ``append``, and not by ``__del__``: there, a

@@ -262,8 +262,8 @@ class Classification:
     def keep(self, before: Model, rows: LateRows, seen: Array) -> Any:
         """Write the classes seen before each row that is asked for, and what experts say.
 
-        Where labels are late an expert says what class frequencies say: judged by what it said long
-        ago, it would be heard for long after a change.
+        Where labels are late an expert predicts the class frequencies. Judged by its old
+        predictions, it would keep a large weight for long after a change.
         """
         events, kept, weight, targets = rows.events, rows.kept, rows.weight, rows.targets
         n_asked = len(events.slot[events.asks])
@@ -276,8 +276,8 @@ class Classification:
             kept.experts[:n_asked, 1:] = spoken[events.asks]
         if n_asked:
             kept.write_frequencies(events, targets, weight, seen, before.targets.counts)
-            late, said = events.lag[events.asks] > 0.0, kept.experts[:n_asked]
-            said[late, 1:] = said[late, :1]
+            late, predicted = events.lag[events.asks] > 0.0, kept.experts[:n_asked]
+            predicted[late, 1:] = predicted[late, :1]
         return experts, spoken
 
     def judge(

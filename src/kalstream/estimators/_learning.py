@@ -120,8 +120,7 @@ def learn_features(
     if outlier is not None:
         return _learn_around(old, phi, names, outlier, settings, predict)
     belief = policy.belief(step, chunk.gap, settings.transition, model.watch.now)
-    evidence = policy.evidence(step) if policy.compares else None
-    watch, _ = model.watch.after(policy.watched, *belief, evidence)
+    watch, _ = model.watch.after(policy.watched, *belief, policy.evidence(step))
     model = model.but(state=state, watch=watch, last_step=step.bank.tail(LAST_ROWS))
     if not predict:
         return task.learn(model, chunk, step, settings), None

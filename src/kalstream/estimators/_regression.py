@@ -179,11 +179,15 @@ class Regression:
 
     def learn(self, model: Model, chunk: Chunk, step: Any, settings: Settings) -> Model:
         """The model after the scale of the noise has been learned, where the policy does not."""
+        weights = np.ones(len(chunk)) if chunk.weight is None else chunk.weight
+        return self._with_scale(model, step, weights, settings)
+
+    def _with_scale(self, model: Model, step: Any, weights: Array, settings: Settings) -> Model:
+        """The model after rows with these weights (b,); those not learned have a nis of NaN."""
         if settings.policy.learns_scale or not self.learns_scale:
             return model
         freedom, squares = model.targets.spread.tolist()
         n_outputs = self.n_outputs(model)
-        weights = np.ones(len(chunk)) if chunk.weight is None else chunk.weight
         for nis, w in zip(step.nis.tolist(), weights.tolist(), strict=True):
             if nis == nis and w > 0.0:
                 freedom = KEEP_SCALE * freedom + w * n_outputs
@@ -278,6 +282,7 @@ class Regression:
             made[asked, a] = np.hstack([step.mean, variance])
         assert model.late is not None
         late, out = choose(model.late, rows, steps.judged, made)
+        model = self._with_scale(model, steps.in_order, rows.weight, settings)
         if before.state is None:
             return model.but(late=late), self.nothing_known(len(asked))
         mean, variance = out[asked, :n_outputs], out[asked, n_outputs:]

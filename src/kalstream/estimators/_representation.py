@@ -34,7 +34,7 @@ class Representation:
         Whether columns are kept with the rows that they were made of, in turns: experts see the
         rows, the filters the columns. Rows that are not scaled are both.
     before : `Before` or None
-        What rows pass first. All that is said of rows and their columns is of what it makes.
+        What rows pass first. Rows and their columns are described as it makes them.
     """
 
     transformer: Any

@@ -77,16 +77,16 @@ def learn_row(
 def exchange_row(
     model: Model,
     asked: Any,
-    told: Any,
+    new: Any,
     settings: Settings,
     bounds: tuple[int, float | None],
 ) -> tuple[Model, Array] | None:
     """As `_late.exchange`, for a single event that can go the short way."""
-    n, n_told = len(asked.rows), len(told.ids)
-    if n + n_told != 1 or asked.times is not None or told.weight is not None:
+    n, n_new = len(asked.rows), len(new.ids)
+    if n + n_new != 1 or asked.times is not None or new.weight is not None:
         return None
-    if n_told:
-        return _tell_row(model, told.ids[0], told.targets[0], settings)
+    if n_new:
+        return _tell_row(model, new.ids[0], new.targets[0], settings)
     key = None if asked.ids is None else asked.ids[0]
     return _ask_row(model, asked.rows, key, settings, bounds)
 
@@ -147,11 +147,11 @@ def _tell_row(
     scaled, kept = np.frombuffer(row.columns).copy()[None], np.frombuffer(row.kept).copy()
     phi, seen = representation.features(scaled), representation.seen(scaled)
     event = row.number, kept, *_since(model, row.number), model.n_targets
-    told = state.tell(phi, seen, code, *event)
-    if told is None:
+    after = state.tell(phi, seen, code, *event)
+    if after is None:
         return None
     last, store = max(model.last, row.number), store.told(number, row, target)
-    learned = _after(model, PackedRow(told, settings, labels), last=last, store=store)
+    learned = _after(model, PackedRow(after, settings, labels), last=last, store=store)
     return learned, np.zeros((0, len(labels.names)))
 
 

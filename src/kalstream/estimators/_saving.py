@@ -180,10 +180,12 @@ def _check_late(model: Model, classifies: bool) -> None:
     late, state = model.late, model.state
     need(late is None or isinstance(late, LateJudge), "late", "a LateJudge or None")
     if late is not None:
-        if not isinstance(state, MixtureState):
-            raise ValueError("late must be None without the state of a mixture")
-        need_array("late.log_weights", late.log_weights, state.log_weights.shape)
-        need_array("late.spread", late.spread, state.spread.shape)
+        if state is None:
+            raise ValueError("late must be None without a state")
+        n_filters = len(state.half_lives)
+        like = state if isinstance(state, MixtureState) else late
+        need_array("late.log_weights", late.log_weights, (n_filters, *like.log_weights.shape[1:]))
+        need_array("late.spread", late.spread, (n_filters, 2))
         # Experts may have been set to others since: it then begins again, see `_late`.
         need_array("late.beside", late.beside, np.shape(late.beside)[:1] if classifies else (0,))
         need(len(late.beliefs) in ((2, 4) if classifies else (2,)), "late.beliefs", "two or four")

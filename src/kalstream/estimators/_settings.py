@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from kalstream.estimators._model import Model
 
 
-# The filters of forgetting="mixture", for each likelihood; benchmarks/choose.py chose them.
+# The filters of forgetting="mixture"; benchmarks/choose.py chose them. A likelihood without entry
+# has those of the softmax if it is one, else those of "onehot".
 _BANKS: Final = {
     "onehot": Mixture(predictive="probit"),
     "softmax": Mixture(
@@ -188,7 +189,7 @@ def policy_of(
     forgetting: Any, calibration: Any, likelihood: Any = "auto", order: Any = 1
 ) -> Policy:
     """The policy that the parameters of these names ask for."""
-    check.choice("likelihood", likelihood, tuple(_BANKS))
+    check.choice("likelihood", likelihood, ("auto", *LIKELIHOODS))
     orders = _orders(order)
     if isinstance(calibration, str) and calibration != "auto":
         raise InvalidInput(
@@ -246,12 +247,19 @@ def _mixture(calibration: Any, likelihood: str) -> Mixture:
             "calibration=Calibration(...) works with one filter only; for a mixture give a list "
             "of numbers, or one number to fix it"
         )
-    bank = _BANKS[likelihood]
+    bank = _bank_of(likelihood)
     if isinstance(calibration, str):
         return bank
     one = isinstance(calibration, float | int | np.number)
     one = one or (isinstance(calibration, np.ndarray) and calibration.ndim == 0)
     return replace(bank, calibrations=[calibration] if one else calibration)
+
+
+def _bank_of(likelihood: str) -> Mixture:
+    if likelihood in _BANKS:
+        return _BANKS[likelihood]
+    usual = "softmax" if LIKELIHOODS[likelihood].is_softmax else "onehot"
+    return replace(_BANKS[usual], likelihood=likelihood)
 
 
 def _orders(order: Any) -> tuple[int, ...]:

@@ -62,10 +62,11 @@ class KalmanClassifier(ClassifierMixin, AskingEstimator[Array]):
         Number of Fourier features.
     transition : "example" or "chunk"
         Forget before every row, or once per chunk: the rows of one call of `partial_fit`.
-    likelihood : "auto", "softmax" or "onehot"
+    likelihood : "auto", "softmax", "softmax-label" or "onehot"
         How filters observe a label: through the softmax, or as a one-hot vector with Gaussian
-        noise, as in the paper. "auto" is the mixture that predicts best on real streams
-        (benchmarks/README.md); for a single filter it is the softmax.
+        noise, as in the paper. "softmax-label" is a softmax with another curvature. "auto" is the
+        mixture that predicts best on real streams (benchmarks/README.md); for a single filter it
+        is the softmax.
     order : 1, 2, 3 or several of these
         Order of the motion of weights: from 2 on they have a velocity, at 3 an acceleration, so
         that predictions follow a relation that turns smoothly. Of a mixture every half-life has

@@ -27,7 +27,7 @@ from kalstream.estimators.labels import Labels, read_labels
 
 
 @dataclass(frozen=True)
-class Known(Tagged):
+class CRPModel(Tagged):
     """All that a `CRPClassifier` has learned. Never changed.
 
     Attributes
@@ -66,7 +66,7 @@ class Known(Tagged):
         return self.state.learned > 0
 
 
-class CRPClassifier(ClassifierMixin, PublishedEstimator[Known]):
+class CRPClassifier(ClassifierMixin, PublishedEstimator[CRPModel]):
     """Gaussian classes under a Chinese restaurant prior, and the probability of a new class.
 
     Columns of a class are Gaussian under a normal-inverse-Wishart prior, which is learned from the
@@ -220,7 +220,7 @@ class CRPClassifier(ClassifierMixin, PublishedEstimator[Known]):
     ) -> Any:
         settings = self._settings
 
-        def change(known: Known | None) -> tuple[Known, Any]:
+        def change(known: CRPModel | None) -> tuple[CRPModel, Any]:
             before = None if known is None else known.fitted
             rows, fitted = read_columns(X, before, type(self).__name__, learns=True)
             if len(y) != len(rows):
@@ -234,7 +234,7 @@ class CRPClassifier(ClassifierMixin, PublishedEstimator[Known]):
                     "sample_weight is zero in every row; give at least one row a weight above 0"
                 )
             if known is None:
-                known = Known(Labels(), settings.start(rows.shape[1], 0), 0, 0, fitted)
+                known = CRPModel(Labels(), settings.start(rows.shape[1], 0), 0, 0, fitted)
             weight = np.ones(len(rows)) if weight is None else weight
             return _learned(replace(known, fitted=fitted), settings, rows, y, weight, names)
 
@@ -243,7 +243,7 @@ class CRPClassifier(ClassifierMixin, PublishedEstimator[Known]):
     # ---- predicting -----------------------------------------------------------------------
 
     @interruptible
-    def _predicted(self, X: Any) -> tuple[Known, Array]:
+    def _predicted(self, X: Any) -> tuple[CRPModel, Array]:
         """What is known, and probabilities (b, K + 1) in the order of its labels."""
         known = self._seen()
         rows, _ = read_columns(X, known.fitted, type(self).__name__)
@@ -251,7 +251,7 @@ class CRPClassifier(ClassifierMixin, PublishedEstimator[Known]):
         none = np.full(n, -1), np.ones(n), np.ones(n)
         return known, self._settings.advance(known.state, rows, *none)[1]
 
-    def _seen(self) -> Known:
+    def _seen(self) -> CRPModel:
         known = self._model
         if not known.is_fitted:
             raise NotFittedError(
@@ -362,7 +362,7 @@ class CRPClassifier(ClassifierMixin, PublishedEstimator[Known]):
     def _of(cls, tree: dict[str, Any]) -> Self:
         """The estimator of a tree, if its parts are sound and of each other."""
         made, known = cls(**tree["params"]), tree["model"]
-        need(isinstance(known, Known), "model", "what load expects")
+        need(isinstance(known, CRPModel), "model", "what load expects")
         start = made._settings.start(1, 0)
         need(start.known_belief.shape[1:] == known.state.known_belief.shape[1:], "state", "sound")
         need(start.new_belief.shape[1:] == known.state.new_belief.shape[1:], "state", "sound")
@@ -374,13 +374,13 @@ class CRPClassifier(ClassifierMixin, PublishedEstimator[Known]):
 
 
 def _learned(
-    known: Known,
+    known: CRPModel,
     settings: Generative,
     rows: Array,
     y: list[Any],
     weight: Array,
     names: Sequence[Any],
-) -> tuple[Known, tuple[Array, Array]]:
+) -> tuple[CRPModel, tuple[Array, Array]]:
     """What is known after rows, and probabilities of each before it was learned."""
     labels = known.labels.with_new(names).with_new(y)
     codes = np.where(weight > 0.0, labels.codes(y), -1)
@@ -391,11 +391,11 @@ def _learned(
     passed = n - 1 - int(learns[-1]) if len(learns) else known.passed + n
     state = known.state.add_classes(len(labels.names))
     state, out = settings.advance(state, rows, codes, weight, gap)
-    after = Known(labels, state, known.n_seen + n, passed, known.fitted)
+    after = CRPModel(labels, state, known.n_seen + n, passed, known.fitted)
     return after, (_among_known(after, out), out[:, -1].copy())
 
 
-def _among_known(known: Known, out: Array) -> Array:
+def _among_known(known: CRPModel, out: Array) -> Array:
     """Probabilities (b, K) of `classes_` given that no class is new; 0 before the first label."""
     p = out[:, known.labels.order]
     total = p.sum(axis=1, keepdims=True)

@@ -225,7 +225,7 @@ def _without_blocks(parts: dict[str, Any]) -> dict[str, Any]:
 def _with_answers(tree: Any) -> Any:
     """Format 8: late values have two judges; their predictions of rows that wait are unknown.
 
-    A classifier has experts unless it is told to have none.
+    A classifier has experts unless its parameters exclude them.
     """
     classifies = False
 

@@ -24,7 +24,7 @@ SHARE: Final = 0.02
 # Rounds of boosting, and those with many classes: each class has a tree in every round.
 ROUNDS, FEW_ROUNDS, MANY_CLASSES = 60, 20, 10
 # With more classes times columns a fit would take minutes, and other experts see these better.
-MOST_WORK: Final = 5_000
+_MOST_WORK: Final = 5_000
 # Larger values and weights count as these, and smaller weights as the least one.
 _LARGEST: Final = 1e15
 _WEIGHTS: Final = (1e-9, 10.0)
@@ -301,7 +301,7 @@ def _fitted(rows: Array, labels: Array, weights: Array) -> tuple[Any, Array] | N
     # scikit-learn refuses columns without any value.
     columns = np.flatnonzero(~np.isnan(rows).all(axis=0))
     n_classes = len(np.unique(labels))
-    if n_classes < 2 or not 0 < n_classes * len(columns) <= MOST_WORK:
+    if n_classes < 2 or not 0 < n_classes * len(columns) <= _MOST_WORK:
         return None
     rounds = ROUNDS if n_classes <= MANY_CLASSES else FEW_ROUNDS
     model = HistGradientBoostingClassifier(max_iter=rounds, early_stopping=False, random_state=0)

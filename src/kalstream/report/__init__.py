@@ -16,12 +16,12 @@ from kalstream.report.compare import compare, write_comparison
 from kalstream.report.page import make_report, write_report
 from kalstream.report.paired import compare_runs
 from kalstream.report.read import RunRecord, Window, read_run
-from kalstream.report.summary import Entry, entries_of, write_summary
+from kalstream.report.summary import SummaryEntry, entries_of, write_summary
 from kalstream.runs.lines import check_results
 
 __all__ = [
-    "Entry",
     "RunRecord",
+    "SummaryEntry",
     "Window",
     "check_results",
     "compare",

@@ -38,7 +38,7 @@ class Attention(IntEnum):
 
 
 @dataclass(frozen=True)
-class Entry:
+class SummaryEntry:
     """A run in a summary.
 
     Attributes
@@ -67,7 +67,7 @@ class Entry:
         return {m: metric_text(m, value) for m, value in totals.items() if math.isfinite(value)}
 
 
-def entries_of(runs: Mapping[str, tuple[Path, str]]) -> list[Entry]:
+def entries_of(runs: Mapping[str, tuple[Path, str]]) -> list[SummaryEntry]:
     """Runs, first those that need attention.
 
     Failed runs come first, then those that are worse than a baseline, those with a drift alarm in
@@ -82,12 +82,12 @@ def entries_of(runs: Mapping[str, tuple[Path, str]]) -> list[Entry]:
     return sorted(entries, key=lambda entry: (entry.attention, entry.name))
 
 
-def _entry(name: str, folder: Path, problem: str) -> Entry:
+def _entry(name: str, folder: Path, problem: str) -> SummaryEntry:
     try:
         run = read_run(folder)
     except InvalidInput as error:
-        return Entry(name, folder, None, Attention.FAILED, problem or str(error))
-    return Entry(name, folder, run, *_attention(run, problem))
+        return SummaryEntry(name, folder, None, Attention.FAILED, problem or str(error))
+    return SummaryEntry(name, folder, run, *_attention(run, problem))
 
 
 def _attention(run: RunRecord, problem: str) -> tuple[Attention, str]:
@@ -107,13 +107,13 @@ def _attention(run: RunRecord, problem: str) -> tuple[Attention, str]:
     return (Attention.GOOD if kind == "good" else Attention.MIXED), sentence
 
 
-def write_summary(title: str, entries: Sequence[Entry], out: Path) -> Path:
+def write_summary(title: str, entries: Sequence[SummaryEntry], out: Path) -> Path:
     """Write the summary of runs to a file, with links to their reports.
 
     Parameters
     ----------
     title : str
-    entries : sequence of Entry
+    entries : sequence of SummaryEntry
         From `entries_of`.
     out : Path
         The file. It is replaced completely or not at all.
@@ -140,7 +140,7 @@ def write_summary(title: str, entries: Sequence[Entry], out: Path) -> Path:
     return Path(out)
 
 
-def _row(entry: Entry, metrics: Sequence[Metric], folder: Path) -> list[object]:
+def _row(entry: SummaryEntry, metrics: Sequence[Metric], folder: Path) -> list[object]:
     text = fmt.shortened(entry.text, 400)
     chip = {Attention.FAILED: "bad", Attention.GOOD: "good"}.get(entry.attention, "mixed")
     what = tag("span", entry.attention.name.lower().replace("_", " "), class_=f"chip {chip}")

@@ -1,8 +1,8 @@
 """Many runs: jobs, the place where they run, and the loop that starts and watches them.
 
 A job is a name, a folder and options. Its folder is what ``kalstream run`` writes, so a job that
-was killed is resumed, and one that has ended is skipped. `Place` declares what a place must offer;
-`Processes` runs jobs as processes of this machine.
+was killed is resumed, and one that has ended is skipped. `JobPlace` declares what a place must
+offer; `Processes` runs jobs as processes of this machine.
 """
 
 from __future__ import annotations
@@ -85,14 +85,14 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """How a job ended: ``problem`` says why it did not reach its end, and is "" if it did."""
 
     job: Job
     problem: str = ""
 
 
-Watch = Callable[[Sequence[Outcome], Sequence[Job]], None]
+Watch = Callable[[Sequence[JobOutcome], Sequence[Job]], None]
 
 
 class Started(Protocol):
@@ -105,7 +105,7 @@ class Started(Protocol):
         """Ask the job to write a checkpoint and end."""
 
 
-class Place(Protocol):
+class JobPlace(Protocol):
     """Where jobs run. All places of a machine or a cluster see the same folders.
 
     Attributes
@@ -213,10 +213,10 @@ def _end_with_parent() -> None:
 
 def run_jobs(
     jobs: Sequence[Job],
-    place: Place,
+    place: JobPlace,
     watch: Watch = lambda ended, running: None,
     stopped: Callable[[], object] = lambda: False,
-) -> list[Outcome]:
+) -> list[JobOutcome]:
     """Run jobs to their ends; those that have ended before are skipped.
 
     The first job runs alone until it has compiled its kernels, which the others then load.
@@ -224,7 +224,7 @@ def run_jobs(
     Parameters
     ----------
     jobs : sequence of Job
-    place : Place
+    place : JobPlace
     watch : function of the outcomes so far and the jobs that run
         Called about ten times a second.
     stopped : function
@@ -232,7 +232,7 @@ def run_jobs(
 
     Returns
     -------
-    list of Outcome
+    list of JobOutcome
         In the order of the jobs.
     """
     outcomes = {job.name: ended for job in jobs if (ended := _ended_before(job))}
@@ -242,7 +242,7 @@ def run_jobs(
     while waiting or running:
         if stopped() and not is_stopping:
             is_stopping = True
-            outcomes |= {job.name: Outcome(job, STOPPED) for job in waiting}
+            outcomes |= {job.name: JobOutcome(job, STOPPED) for job in waiting}
             waiting = []
             for _, process in running.values():
                 process.stop()
@@ -256,13 +256,13 @@ def run_jobs(
             is_compiled = is_compiled or holds_run(job.folder) or problem is not None
             if problem is not None:
                 del running[name]
-                outcomes[name] = Outcome(job, STOPPED if problem and is_stopping else problem)
+                outcomes[name] = JobOutcome(job, STOPPED if problem and is_stopping else problem)
         watch(list(outcomes.values()), [job for job, _ in running.values()])
         time.sleep(_PAUSE)
     return [outcomes[job.name] for job in jobs]
 
 
-def _ended_before(job: Job) -> Outcome | None:
+def _ended_before(job: Job) -> JobOutcome | None:
     """The outcome of a job that has nothing left to do, or cannot be resumed."""
     if not holds_run(job.folder):
         return None
@@ -275,7 +275,7 @@ def _ended_before(job: Job) -> Outcome | None:
         config, _, _ = resumed_options(job.folder, changes)
         problem = _size_warning(config).removeprefix(". ")
     except KalstreamError as error:
-        return Outcome(job, as_typed(str(error)))
+        return JobOutcome(job, as_typed(str(error)))
     # A run without a report is started again, and then only writes its report.
     is_complete = problem or job.up_to is not None or not report_is_outdated(job.folder)
-    return Outcome(job, problem) if is_complete else None
+    return JobOutcome(job, problem) if is_complete else None

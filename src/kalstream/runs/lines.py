@@ -233,7 +233,7 @@ class _Step(_Line):
     log_loss: Number | None
 
 
-class Keys(_Line):
+class KeySummary(_Line):
     """Keys of rows, as `kalstream.evaluate.keys.KeyTracker` writes them."""
 
     n: Count
@@ -261,7 +261,7 @@ class End(_Line):
     skipped_why: list[str] = []
     infinite: Count | None = None
     waiting: dict[str, Count] = {}
-    keys: Keys | None = None
+    keys: KeySummary | None = None
 
 
 @dataclass(frozen=True)

@@ -192,6 +192,16 @@ def _as_motion(value: str) -> str:
     return value
 
 
+def _as_likelihood(value: str) -> str:
+    if value != "auto":  # the usual value needs no import
+        from kalstream.core.likelihoods import LIKELIHOODS
+
+        if value not in LIKELIHOODS:
+            words = ", ".join(LIKELIHOODS)
+            raise InvalidOption(f"--likelihood is {quoted(value)}; give auto, or one of {words}")
+    return value
+
+
 def _as_learner(value: str) -> str:
     if value and not all(value.partition(":")[::2]):
         raise InvalidOption(f"--learner is {quoted(value)}; name it as package.module:factory")
@@ -301,8 +311,9 @@ class Options(BaseModel):
     forgetting: Annotated[str, AfterValidator(_as_forgetting)] = option(
         "mixture", "mixture, learned, or a gamma from 0 to 1 (1 forgets nothing)."
     )
-    likelihood: Literal["auto", "softmax", "onehot"] = option(
-        "auto", "How filters observe a label: through the softmax, as a one-hot vector, or both."
+    likelihood: Annotated[str, AfterValidator(_as_likelihood)] = option(
+        "auto",
+        "How filters observe a label: auto, softmax, softmax-label or onehot (a one-hot vector).",
     )
     motion: Annotated[str, AfterValidator(_as_motion)] = option(
         "1", "Order of the motion of weights: 1, 2 or 3, or several, such as 1,2."

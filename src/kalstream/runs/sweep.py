@@ -20,7 +20,7 @@ import numpy as np
 
 from kalstream.errors import InvalidOption
 from kalstream.evaluate.metrics import log_probability_metric
-from kalstream.runs.jobs import Job, Outcome, Place, Watch, run_jobs
+from kalstream.runs.jobs import Job, JobOutcome, JobPlace, Watch, run_jobs
 from kalstream.runs.lines import FloatArray, read_results
 from kalstream.runs.options import Options, typed
 from kalstream.runs.setup import open_stream, window_of
@@ -51,13 +51,13 @@ class Sweep:
 
     Attributes
     ----------
-    outcomes : {str: Outcome}
+    outcomes : {str: JobOutcome}
         By the names of the jobs.
     hopeless : {str: int}
         Combinations that were stopped early, and the row at which they were.
     """
 
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    outcomes: dict[str, JobOutcome] = field(default_factory=dict)
     hopeless: dict[str, int] = field(default_factory=dict)
 
 
@@ -190,7 +190,7 @@ def plan_pauses(options: Options) -> tuple[Options, Pauses]:
 
 def run_sweep(
     made: Sequence[Combination],
-    place: Place,
+    place: JobPlace,
     pauses: Pauses,
     watch: Watch = lambda ended, running: None,
     stopped: Callable[[], object] = lambda: False,
@@ -200,7 +200,7 @@ def run_sweep(
     Parameters
     ----------
     made : sequence of Combination
-    place : Place
+    place : JobPlace
     pauses : Pauses
     watch, stopped
         As for `run_jobs`.

@@ -32,12 +32,12 @@ FILTERS: Final = Mixture(
 # Larger values count as this: squares of differences, and sums of many, are finite.
 LARGEST: Final = 1e150
 # Columns behind these are not seen: the memory and the time of filters grow with their square.
-MOST_COLUMNS: Final = 512
+_MOST_COLUMNS: Final = 512
 # Rows are shortened to so many times their usual norm.
 REACH: Final = 2.0
 # Smaller probabilities, and weights, count as these.
 LEAST: Final = 1e-9
-LEAST_WEIGHT: Final = 1e-50
+_LEAST_WEIGHT: Final = 1e-50
 _EPSILON: Final = float(np.finfo(np.float64).eps)
 
 
@@ -94,7 +94,7 @@ class LinearState(ExpertState):
 
     def add_columns(self, n_columns: int) -> Self:
         """The state with columns that were missing in all rows so far."""
-        n_columns = min(n_columns, MOST_COLUMNS - len(self.mean))
+        n_columns = min(n_columns, _MOST_COLUMNS - len(self.mean))
         if n_columns <= 0:
             return self
         room = (0, n_columns)
@@ -134,7 +134,7 @@ class Linear(Expert):
 
     def start(self, n_columns: int, n_classes: int) -> LinearState:
         """Nothing is known."""
-        n_columns = min(n_columns, MOST_COLUMNS)
+        n_columns = min(n_columns, _MOST_COLUMNS)
         filters = FILTERS.start(1 + n_columns, n_classes, prior_var=1.0)
         return LinearState(np.zeros(n_columns), np.zeros(n_columns), 0.0, filters)
 
@@ -145,8 +145,8 @@ class Linear(Expert):
 
         if not len(rows):
             return state, np.empty((0, state.n_classes))
-        if rows.columns.shape[1] > MOST_COLUMNS:
-            rows = replace(rows, columns=rows.columns[:, :MOST_COLUMNS].copy())
+        if rows.columns.shape[1] > _MOST_COLUMNS:
+            rows = replace(rows, columns=rows.columns[:, :_MOST_COLUMNS].copy())
         alone = _pass_alone(state, rows) if len(rows) == 1 else None
         if alone is not None:
             return alone
@@ -247,7 +247,7 @@ def _rows_of(seen: Array, phi: Array, rows: ExpertRows, part: slice) -> Rows:
     """A part of the rows, all with labels, as the filters take them; made without checks."""
     from kalstream.core._kernels.observing import arrivals
 
-    labels, weight = rows.labels[part], np.maximum(rows.weight[part], LEAST_WEIGHT)
+    labels, weight = rows.labels[part], np.maximum(rows.weight[part], _LEAST_WEIGHT)
     targets = Targets(labels, None, np.ones(len(labels), bool))
     noise = 1.0 / weight
     came = arrivals(labels, noise, seen)

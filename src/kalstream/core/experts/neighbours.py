@@ -18,10 +18,10 @@ SIZES: Final = np.array([1, 3, 10, 30])
 PULLS: Final = np.array([0.1, 1.0])
 # Newest parts of the window that vote apart, as divisors of its size.
 PARTS: Final = np.array([10, 1])
-N_METRICS: Final = 3
+_N_METRICS: Final = 3
 N_VOICES: Final = len(PARTS) * len(SIZES) * len(PULLS)
 # Values in the window at most: each row is compared with all of them.
-MOST_VALUES: Final = 1_000_000
+_MOST_VALUES: Final = 1_000_000
 # Probability, at each row, that another number of neighbours or pull becomes the best one.
 SHARE: Final = 0.001
 # A metric that has had little weight for about 1,000 rows speaks at one row in 16 only: the largest
@@ -89,13 +89,13 @@ class NeighboursState(ExpertState):
         if not (places and type(self.stop) is int and 0 <= self.stop <= self.end[0] <= capacity):
             raise InvalidInput("the window of neighbours has parts of other sizes; start again")
         columns = check.is_block(self.means, (d,), np.float32)
-        columns = columns and check.is_block(self.scales, (N_METRICS, d), np.float32)
+        columns = columns and check.is_block(self.scales, (_N_METRICS, d), np.float32)
         if not (columns and check.is_block(self.clock, (2,), np.int64)):
             raise InvalidInput("the columns of neighbours have other sizes; start again")
         check.block("the weights of neighbours", self.weights, (capacity,))
         check.block("the origin of neighbours", self.origin, (d,))
-        check.block("the beliefs of neighbours", self.belief, (N_METRICS, N_VOICES))
-        check.block("the fading weights of neighbours", self.heard, (N_METRICS,))
+        check.block("the beliefs of neighbours", self.belief, (_N_METRICS, N_VOICES))
+        check.block("the fading weights of neighbours", self.heard, (_N_METRICS,))
         check.block("the counts of neighbours", self.counts, (len(self.counts),))
         known = self.labels[: self.stop]
         counted = np.bincount(known[known >= 0], minlength=len(self.counts))
@@ -227,10 +227,10 @@ class Neighbours(Expert):
     def start(self, n_columns: int, n_classes: int) -> NeighboursState:
         """An empty window."""
         places = np.zeros((0, 0), np.float32), np.zeros(0), np.zeros(1, np.int64), 0
-        columns = np.zeros(0), np.zeros(0, np.float32), np.zeros((N_METRICS, 0), np.float32)
-        clock, belief = np.array([0, 1]), np.ones((N_METRICS, N_VOICES))
+        columns = np.zeros(0), np.zeros(0, np.float32), np.zeros((_N_METRICS, 0), np.float32)
+        clock, belief = np.array([0, 1]), np.ones((_N_METRICS, N_VOICES))
         more = clock, np.zeros(0, np.int64), np.zeros(n_classes), belief / belief.size
-        empty = NeighboursState(*places, *columns, *more, np.ones(N_METRICS))
+        empty = NeighboursState(*places, *columns, *more, np.ones(_N_METRICS))
         return empty.add_columns(n_columns)
 
     def advance(self, state: NeighboursState, rows: ExpertRows) -> tuple[NeighboursState, Array]:
@@ -260,5 +260,5 @@ class Neighbours(Expert):
 @lru_cache
 def _newest_of(limit: int, n_columns: int) -> Array:
     """Sizes of the parts of a window that vote apart; do not change the array."""
-    limit = min(limit, max(MOST_VALUES // n_columns, int(SIZES[-1])))
+    limit = min(limit, max(_MOST_VALUES // n_columns, int(SIZES[-1])))
     return np.maximum(limit // PARTS, 1)

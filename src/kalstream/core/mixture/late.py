@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from kalstream.core import checks as check
 from kalstream.core.bank import Filters, joined_steps
 from kalstream.core.chunk import Rows
-from kalstream.core.judging import Events, Judged, LateJudge, LateRows, runs
+from kalstream.core.judging import Events, Judged, LateChunk, LateJudge, LateRows, in_turn
 from kalstream.core.mixture.grids import gammas_of, grid_of, prior_vars_of
 from kalstream.core.mixture.state import MixtureState
 from kalstream.core.mixture.step import MixtureStep
@@ -23,29 +22,6 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 _NOT_EXACT: Final = np.empty((0, 0, 0))
-
-
-@dataclass(slots=True)
-class LateChunk:
-    """Rows (n, m) with their targets, weights and events: the arguments of `step_events`."""
-
-    features: Array
-    targets: Any
-    weight: Array
-    events: Events
-    noise_var: float
-    prior_var: float
-
-    def __getitem__(self, part: Any) -> dict[str, Any]:
-        """Some of the rows as the arguments of `Policy.step_chunk`."""
-        return {
-            "features": self.features[part],
-            "targets": self.targets[part],
-            "sample_weight": self.weight[part],
-            "time_gap": self.events.gap[part],
-            "noise_var": self.noise_var,
-            "prior_var": self.prior_var,
-        }
 
 
 def step_events(
@@ -86,19 +62,8 @@ def _in_runs(
     policy: Mixture, state: MixtureState, chunk: LateChunk
 ) -> tuple[Any, BankStep, BankStep]:
     """As `_moments`, run by run: the filters after all events, and moments near and far."""
-    after, near, far = state, [], []
-    events, prior_var = chunk.events, chunk.prior_var
-    for part in runs(events.asked):
-        phi, gap = chunk.features[part], events.gap[part]
-        if events.asked[part.start]:
-            lag = events.step[part]
-            near.append(policy.predict(after, phi, prior_var=prior_var, time_gap=lag).bank)
-            far.append(policy.predict(after, phi, prior_var=prior_var, time_gap=gap).bank)
-        else:
-            after, step = policy.step_chunk(after, **chunk[part])
-            near.append(step.bank)
-            far.append(step.bank)
-    return after.bank, joined_steps(near), joined_steps(far)
+    after, steps, far = in_turn(policy, state, chunk)
+    return after.bank, joined_steps([step.bank for step in steps]), far
 
 
 def _between(
@@ -167,9 +132,9 @@ def judged(
     labels, dense = targets.arrays()
     grid, exact = grid_of(step.calibrations, policy.n_filters), _NOT_EXACT
     if policy.predictive == "exact" and targets.labels is not None:
-        said = kept.means, kept.variances, kept.active, kept.said
-        told = events.asked, events.slot, labels, weight
-        exact = exact_kept(*told, *said, grid, (*table(), workspace()))
+        predictions = kept.means, kept.variances, kept.active, kept.said
+        labelled = events.asked, events.slot, labels, weight
+        exact = exact_kept(*labelled, *predictions, grid, (*table(), workspace()))
     weights, shares, scale, log_prob, evidence, rates = judge_rows(
         *(events.asked, events.slot, events.gap, events.lag),
         *(labels, dense, noise_var, weight),
@@ -189,4 +154,4 @@ def judged(
     after = LateJudge(log_weights, spread, beside, judge.beliefs, judge.since)
     grids = step.half_lives, step.calibrations, step.prior_scales
     late = check.trusted(MixtureStep, far, weights, log_prob, scale, *grids, evidence)
-    return after, late, Judged(shares, rates, policy.share, np.zeros(len(events), np.int64))
+    return after, late, Judged(shares, rates, policy.share)

@@ -15,7 +15,7 @@ from kalstream.core import checks as check
 from kalstream.core.bank import Filters, How, Lookahead, joined_steps
 from kalstream.core.chunk import Rows
 from kalstream.core.half_lives import gamma_of
-from kalstream.core.judging import Events, Judged, LateJudge, LateRows, Sizes, n_answers
+from kalstream.core.judging import Events, Judged, LateChunk, LateJudge, LateRows, Sizes
 from kalstream.core.likelihoods import check_likelihood
 from kalstream.core.mixture.grids import (
     check_calibrations,
@@ -24,7 +24,7 @@ from kalstream.core.mixture.grids import (
     grid_of,
     prior_vars_of,
 )
-from kalstream.core.mixture.late import LateChunk, judged, step_events
+from kalstream.core.mixture.late import judged, step_events
 from kalstream.core.mixture.state import MixtureState
 from kalstream.core.mixture.step import MixtureStep
 from kalstream.core.motion_reference import check_order
@@ -277,9 +277,7 @@ class Mixture(JudgingPolicy):
 
     def late_judge(self, state: MixtureState, sizes: Sizes) -> LateJudge:
         """A judge by the predictions that are made from now on; it begins with the weights now."""
-        n = n_answers(sizes)
-        begun = np.zeros(sizes[2]), np.full(n, 1.0 / max(n, 1))
-        return LateJudge(state.log_weights, state.spread, *begun)
+        return LateJudge.start(state.log_weights, state.spread, sizes)
 
     def judge(
         self,

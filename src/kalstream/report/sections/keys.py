@@ -13,7 +13,7 @@ from kalstream.report.elements import OUTSIDE, Children, details, prose, table
 from kalstream.report.markup import Markup
 from kalstream.report.read import FloatArray, RunRecord
 from kalstream.report.svg import Figure
-from kalstream.runs.lines import Keys, Ranked
+from kalstream.runs.lines import KeySummary, Ranked
 
 
 def keys(run: RunRecord) -> Children:
@@ -31,7 +31,7 @@ def keys(run: RunRecord) -> Children:
     ]
 
 
-def _difference(about: Keys) -> str:
+def _difference(about: KeySummary) -> str:
     """How strongly keys differ, in words."""
     if about.spread is None:
         return "The learner does not say how strongly they differ."
@@ -43,7 +43,7 @@ def _difference(about: Keys) -> str:
     )
 
 
-def _weights(about: Keys) -> Markup | None:
+def _weights(about: KeySummary) -> Markup | None:
     """Table of the posterior over how strongly keys differ."""
     if not about.spread_weights:
         return None
@@ -61,7 +61,7 @@ def _weights(about: Keys) -> Markup | None:
     return details("How strongly keys differ", prose(text), table(head, rows))
 
 
-def _cold_start(run: RunRecord, about: Keys) -> Markup | None:
+def _cold_start(run: RunRecord, about: KeySummary) -> Markup | None:
     """Figure of the log-loss by how many rows of a key had come before."""
     means = np.array([math.nan if step.log_loss is None else step.log_loss for step in about.curve])
     if not np.isfinite(means).any():
@@ -103,7 +103,7 @@ def _ranking(title: str, ranked: list[Ranked]) -> Markup | None:
     return details(title, table(("Key", "Rows", "Log-loss"), rows, row_heads=True))
 
 
-def _left_out(about: Keys) -> Markup | None:
+def _left_out(about: KeySummary) -> Markup | None:
     """Which keys and rows the section leaves out."""
     parts = []
     if not about.best:
