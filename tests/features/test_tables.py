@@ -94,7 +94,6 @@ ODD = {
     "records": [{"q": 1}] * 3,
     "complex": [1j] * 3,
     "bytes": [b"a"] * 3,
-    "times of day": [datetime.time(3)] * 3,
     "masked": pd.Series([np.ma.masked, 1, 2], dtype=object),
     "infinity": [np.inf, 1.0, 2.0],
 }
@@ -117,6 +116,7 @@ def test_a_column_that_cannot_be_learned_is_named(values: object) -> None:
         (pd.arrays.SparseArray([0.0, 0.0, 1.0]), "number"),
         (pd.to_datetime(["2026-01-01"] * 3).tz_localize("Europe/Berlin"), "date"),
         (pd.period_range("2020", periods=3), "date"),
+        ([datetime.time(3), None, datetime.time(4)], "time of day"),
         (pd.Series(["a", pd.NA, 3], dtype=object), "category"),
         (pd.Series([1, None, 2.5], dtype=object), "number"),
         (pd.Series(["1", 2, 3.0], dtype=object), "number"),

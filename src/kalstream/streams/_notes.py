@@ -24,7 +24,16 @@ from kalstream.features.encoding import (
     Column,
     has_decimal_commas,
 )
-from kalstream.features.values import MISSING, Array, date_format_of, distinct, fails, text_of
+from kalstream.features.values import (
+    MISSING,
+    Array,
+    date_remedy,
+    distinct,
+    fails,
+    seconds_of,
+    text_of,
+    two_date_formats_of,
+)
 from kalstream.streams._columns import MOST_CLASSES, TEXT, Columns, Role, without_missing
 from kalstream.streams.base import CLASSIFICATION
 
@@ -33,6 +42,8 @@ _LEAST_TEXTS = 3  # distinct texts that can look like dates of a format
 _LEAST_NUMBERS = 20  # distinct texts that can look like numbers with a unit
 _MOST_TEXTS = 200  # that are tried
 _WITH_UNIT = re.compile(r"[+-]?\d+(?:[.,]\d+)* ?([^\d\s.,:/-]{1,4})")
+_CODE = re.compile(r"0\d{2,}")  # two digits are hours and months
+_DOTS = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")
 _LEAST_IDS = 50  # first rows in which a column can look like ids
 
 
@@ -44,6 +55,7 @@ def notes_on(
     decimal: str | None,
     numbered: bool,
     date_format: str | None = None,
+    semicolons: bool = False,
 ) -> Iterator[str]:
     """Sentences on the columns of a table, given its first rows.
 
@@ -57,14 +69,19 @@ def notes_on(
         As for `TableStream`.
     numbered : bool
         Whether the rows are those of one file, from its first one on.
+    semicolons : bool
+        Whether the file has them between values.
     """
     table = without_missing(table, columns.missing)
     yield from _unlabelled(columns, table)
     if decimal is None:
         yield from _read_as(columns, table, COMMA)
+        yield from _unclear_dots(columns, table, as_written) if semicolons else ()
     yield from _read_as(columns, table, AMOUNT)
     if date_format is None:
         yield from _unclear_dates(columns, table)
+        yield from _two_kinds_of_dates(columns, table)
+    yield from _leading_zeros(columns, table, as_written)
     features = [column.name for column in columns.features if column.kind == CATEGORY]
     texts = list(features)
     if columns.target is not None and columns.target.kind == TEXT:
@@ -162,6 +179,62 @@ def _unclear_dates(columns: Columns, table: pa.RecordBatch) -> Iterator[str]:
             )
 
 
+def _two_kinds_of_dates(columns: Columns, table: pa.RecordBatch) -> Iterator[str]:
+    """Dates of which some begin with the year."""
+    for kind in (DAY_FIRST, MONTH_FIRST):
+        for name in _of_kind(columns, kind):
+            texts = [text for text in map(text_of, distinct(table.column(name))[1]) if text]
+            texts = [text for text in texts if not fails(READINGS[kind].parse, text)]
+            others = [text for text in texts if fails(seconds_of, text)]
+            iso = [t for t in texts if t not in set(others) and t.lower() not in MISSING]
+            if iso and others:
+                yield (
+                    f"the dates in {quoted(name)} have two formats: {quoted(iso[0])} is year-first "
+                    f"and {quoted(others[0])} is taken for {kind.removesuffix(' date')}; if that "
+                    "is wrong, write all of them in one format"
+                )
+
+
+def _leading_zeros(
+    columns: Columns, table: pa.RecordBatch, as_written: Container[str]
+) -> Iterator[str]:
+    """Whole numbers of one length, such as postal codes, some of which begin with zeros."""
+    for name in _of_kind(columns, NUMBER):
+        texts = [text_of(value) or "" for value in distinct(table.column(name))[1]]
+        texts = [text for text in texts if text.lower() not in MISSING]
+        codes = [text for text in texts if _CODE.fullmatch(text)]
+        is_feature = any(name == column.name for column in columns.features)
+        if name in as_written and is_feature and codes and _of_one_length(texts):
+            yield (
+                f"the numbers in {quoted(name)}, such as {quoted(codes[0])}, may be codes, since "
+                f"they have leading zeros; if so, give categorical=[{quoted(name)}]"
+            )
+
+
+def _of_one_length(texts: Sequence[str]) -> bool:
+    """Whether all texts are digits, as many in each."""
+    return len(set(map(len, texts))) == 1 and all(text.isdecimal() for text in texts)
+
+
+def _unclear_dots(
+    columns: Columns, table: pa.RecordBatch, as_written: Container[str]
+) -> Iterator[str]:
+    """Dots that may be between thousands, where the delimiter is that of decimal commas."""
+    groups, clear = dict[str, str](), False
+    for name in _of_kind(columns, NUMBER):
+        texts = [text for text in map(text_of, distinct(table.column(name))[1]) if text]
+        dotted = [text for text in texts if "." in text.strip(".") and name in as_written]
+        if dotted and all(map(_DOTS.fullmatch, dotted)):
+            groups[name] = dotted[0]
+        clear |= bool(dotted) and name not in groups
+    for name, text in groups.items():
+        remedy = "write them without dots" if clear else 'give decimal=","'
+        yield (
+            f"the dots in {quoted(name)} may be decimal, or between thousands: {quoted(text)} is "
+            f"taken for {float(text):.15g}; if they are between thousands, {remedy}"
+        )
+
+
 def _unlabelled(columns: Columns, table: pa.RecordBatch) -> Iterator[str]:
     """Rows whose target is a text that stands for no value."""
     role = columns.target
@@ -207,15 +280,23 @@ def _almost(column: Column | Role, array: pa.Array) -> str:
     if column.kind not in (CATEGORY, TEXTS, NUMBER):
         return ""
     values = [text for text in map(text_of, distinct(array)[1]) if text]
-    texts = [text for text in values if text.lower() not in MISSING][:_MOST_TEXTS]
+    texts = [text for text in values if text.lower() not in MISSING]
     if len(texts) < _LEAST_TEXTS:
         return ""
     name = quoted(column.name)
-    if (written := date_format_of(texts)) is not None:
+    if remedy := date_remedy(texts):
         return (
             f"column {name} is taken for {KINDS[column.kind].plural}, but may hold dates such as "
-            f"{quoted(texts[0])}; if so, give date_format={quoted(written)}"
+            f"{quoted(texts[0])}; if so, {remedy}"
         )
+    if pairs := two_date_formats_of(texts):
+        (first, text), (second, other) = pairs
+        return (
+            f"column {name} is taken for {KINDS[column.kind].plural}, but its dates have two "
+            f"formats: {first} as {quoted(text)}, and {second} as {quoted(other)}; write all of "
+            "them in one format"
+        )
+    texts = texts[:_MOST_TEXTS]
     units = {match and match[1] for match in map(_WITH_UNIT.fullmatch, texts)}
     if column.kind == NUMBER or None in units or len(units) > _FEW or len(texts) < _LEAST_NUMBERS:
         return ""
