@@ -17,16 +17,14 @@ from kalstream.features.encoding import (
     KINDS,
     MONTH_FIRST,
     NUMBER,
-    NUMBERS,
     READINGS,
     TEXTS,
-    TYPOS,
     Column,
     has_decimal_commas,
 )
+from kalstream.features.noticing import finite, looks_like_ids, mostly, nearly
 from kalstream.features.values import (
     MISSING,
-    Array,
     date_remedy,
     distinct,
     fails,
@@ -44,7 +42,6 @@ _MOST_TEXTS = 200  # that are tried
 _WITH_UNIT = re.compile(r"[+-]?\d+(?:[.,]\d+)* ?([^\d\s.,:/-]{1,4})")
 _CODE = re.compile(r"0\d{2,}")  # two digits are hours and months
 _DOTS = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")
-_LEAST_IDS = 50  # first rows in which a column can look like ids
 
 
 def notes_on(
@@ -107,7 +104,7 @@ def notes_on(
     if columns.time is not None and columns.time.name in as_written:
         yield from filter(None, (_almost(columns.time, table.column(columns.time.name)),))
     others = [c for c in columns.features if c.name not in (*categorical, *explained)]
-    ids = [c.name for c in others if _looks_like_ids(c, table.column(c.name))]
+    ids = [c.name for c in others if looks_like_ids(c, table.column(c.name))]
     growing = [c.name for c in others if c.name not in ids and _grows(c, table.column(c.name))]
     if ids:
         them, verb = ("it", "looks") if len(ids) == 1 else ("them", "look")
@@ -254,25 +251,18 @@ def _unlabelled(columns: Columns, table: pa.RecordBatch) -> Iterator[str]:
 
 def _mostly(name: str, array: pa.Array, numbered: bool, is_target: bool) -> str:
     """A column of text most of whose values, but not enough, are of another kind; or ""."""
-    for kind, reading in READINGS.items():
-        values, bad = reading.convert(array)
-        n_good = int(np.count_nonzero(~np.isnan(values)))
-        if bad and n_good > len(bad):
-            row, value = next(iter(bad.items()))
-            codes = f"codes, give categorical=[{quoted(name)}]"
-            if is_target:
-                codes = f'labels, give task="{CLASSIFICATION}"'
-            texts = [text for text in dict.fromkeys(map(text_of, bad.values())) if text]
-            others = f" and {len(bad) - 1:,} others" if len(bad) > 1 else ""
-            place = f" (row {row + 1:,})" if numbered else ""
-            missing = texts if len(texts) <= _FEW else texts[:1]
-            return (
-                f"column {quoted(name)} is taken for text: {n_good:,} of {n_good + len(bad):,} "
-                f"values are {KINDS[kind].plural}, but not {quoted(value)}{place}{others}; "
-                f"if such texts stand for missing values, give missing={missing}; if "
-                f"they are {codes}"
-            )
-    return ""
+    found = mostly(name, array, numbered)
+    if found is None:
+        return ""
+    codes = f"codes, give categorical=[{quoted(name)}]"
+    if is_target:
+        codes = f'labels, give task="{CLASSIFICATION}"'
+    texts = [text for text in dict.fromkeys(map(text_of, found.bad.values())) if text]
+    missing = texts if len(texts) <= _FEW else texts[:1]
+    return (
+        f"{found.what}; if such texts stand for missing values, give missing={missing}; if they "
+        f"are {codes}"
+    )
 
 
 def _almost(column: Column | Role, array: pa.Array) -> str:
@@ -306,33 +296,8 @@ def _almost(column: Column | Role, array: pa.Array) -> str:
     )
 
 
-def _looks_like_ids(column: Column, array: pa.Array) -> bool:
-    """Whether nearly all values are distinct text, or whole numbers that grow by 1."""
-    if column.kind == CATEGORY:
-        _, values = distinct(array)
-        return _nearly(len(values), len(array) - array.null_count)
-    numbers = _finite(column, array)
-    if not _nearly(len(np.unique(numbers)), len(numbers)):
-        return False  # hours and days of the year grow by 1 as well, but begin again
-    steps, whole = np.diff(numbers), numbers[1:] % 1 == 0
-    return any(_nearly(int(np.count_nonzero((steps == s) & whole)), len(steps)) for s in (1, -1))
-
-
 def _grows(column: Column, array: pa.Array) -> bool:
     """Whether nearly all values are above all earlier ones."""
-    numbers = _finite(column, array)
+    numbers = finite(column, array)
     above = numbers[1:] > np.maximum.accumulate(numbers)[:-1]
-    return _nearly(int(np.count_nonzero(above)), len(above))
-
-
-def _finite(column: Column, array: pa.Array) -> Array:
-    """The finite values (n,) of a column of numbers; none of another kind."""
-    if column.kind not in NUMBERS:
-        return np.zeros(0)
-    numbers, _ = READINGS[column.kind].convert(array)
-    return numbers[np.isfinite(numbers)]
-
-
-def _nearly(count: int, total: int) -> bool:
-    """Whether it is so in all but one row in 20, and in enough rows to know."""
-    return total >= _LEAST_IDS and total - count <= total // TYPOS
+    return nearly(int(np.count_nonzero(above)), len(above))
