@@ -47,5 +47,9 @@ class CheckpointError(KalstreamError, ValueError):
     """A file is not a checkpoint, is damaged, or has a version that cannot be read."""
 
 
+class TableWarning(UserWarning):
+    """A column of a frame was probably not meant to be learned as it is."""
+
+
 class InUse(KalstreamError, RuntimeError):
     """Another process is writing to the same place."""

@@ -2,6 +2,8 @@
 
 import datetime
 import functools
+import uuid
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 import scipy.sparse
 
 from kalstream import KalmanClassifier, KalmanRegressor, TableEncoder
-from kalstream.errors import CheckpointError, InvalidInput
+from kalstream.errors import CheckpointError, InvalidInput, InvalidType, TableWarning
 from kalstream.runs import Options, Run, open_run
 
 N = 120
@@ -228,3 +230,49 @@ def test_a_file_whose_encoding_is_not_of_the_model_is_refused(
 def test_sparse_rows_are_refused_with_the_remedy() -> None:
     with pytest.raises(InvalidInput, match=r"use X.toarray\(\).*HashingVectorizer"):
         small().partial_fit(scipy.sparse.csr_array(np.eye(3)), [0, 1, 0])
+
+
+BROKEN = [str(k / 7) if k % 5 else "broken" for k in range(N)]
+# A column, and the warning of it.
+SUSPICIOUS = {
+    "uuid": ([str(uuid.UUID(int=k)) for k in range(N)], "column 'odd' looks like ids: a new value"),
+    "counter": (list(range(N)), "column 'odd' looks like ids: a new value or a number that grows"),
+    "broken": (BROKEN, "'odd' is taken for text: 96 of 120 values are numbers, but not 'broken' "),
+    "mixed": ([float(x) if x[0] != "b" else x for x in BROKEN], "96 of 120 values are numbers"),
+}
+
+
+@pytest.mark.parametrize("name", SUSPICIOUS)
+def test_a_column_that_is_probably_a_mistake_is_warned_of_once_per_fit(name: str) -> None:
+    column, message = SUSPICIOUS[name]
+    frame = pd.DataFrame({"odd": column, "color": ["red", "blue"] * (N // 2)})
+    model = KalmanClassifier(features="raw", random_state=0)
+    for learn in (model.fit, KalmanClassifier(features="raw").partial_fit):
+        with pytest.warns(TableWarning, match=message) as caught:
+            learn(frame, LABELS)
+        assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.partial_fit(frame, LABELS)
+        model.predict(frame)
+        # As an error it leaves the model as it was.
+        fresh = KalmanClassifier(features="raw")
+        with pytest.raises(TableWarning):
+            fresh.partial_fit(frame, LABELS)
+    assert not hasattr(fresh, "classes_")
+
+
+def test_what_is_no_table_is_named_with_the_remedy() -> None:
+    frame = pd.DataFrame({"a": [0.5, 1.5] * 30, "c": ["u", "v"] * 30})
+    model = KalmanClassifier(features="raw").fit(frame, [0, 1] * 30)
+    with pytest.raises(InvalidType, match=r"X is a dict; give a list of dicts.*\[X\] for one row"):
+        model.predict_proba({"a": 1.0, "c": "u"})
+    for rows in (frame.iloc[0], frame.to_numpy()):
+        columns = r"is of type (Series|ndarray), but .* a table with the columns \['a', 'c'\]; give"
+        with pytest.raises(InvalidInput, match=columns):
+            model.predict_proba(rows)
+    with pytest.raises(InvalidInput, match=r"give a table, such as pd.DataFrame\(X\)"):
+        KalmanClassifier().fit(frame.to_numpy(), [0, 1] * 30)
+    with pytest.raises(InvalidType, match="X is a dict"):
+        KalmanClassifier().fit({"a": 1.0}, [0])
+    assert model.predict_proba([{"a": 1.0, "c": "u"}]).shape == (1, 2)

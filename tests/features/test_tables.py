@@ -39,6 +39,11 @@ class OnlyArrow:
         return self.table.__arrow_c_stream__(requested_schema)
 
 
+def relation(table: dict[str, object]) -> object:
+    duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
+    return duckdb.from_arrow(pa.table(table))
+
+
 FRAMES = {
     "pandas": pd.DataFrame,
     "nullable": lambda table: pd.DataFrame(table).convert_dtypes(),
@@ -52,6 +57,7 @@ FRAMES = {
     "arrow": pa.table,
     "batch": pa.record_batch,
     "stream": lambda table: OnlyArrow(pa.table(table)),
+    "DuckDB": relation,
     "dicts": lambda t: [dict(zip(t, row, strict=True)) for row in zip(*t.values(), strict=True)],
 }
 with_frames = pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES)
@@ -93,8 +99,8 @@ ODD = {
     "lists": [[1], [2], [1]],
     "records": [{"q": 1}] * 3,
     "complex": [1j] * 3,
+    "intervals": pd.interval_range(0, 3),
     "bytes": [b"a"] * 3,
-    "times of day": [datetime.time(3)] * 3,
     "masked": pd.Series([np.ma.masked, 1, 2], dtype=object),
     "infinity": [np.inf, 1.0, 2.0],
 }
@@ -117,6 +123,7 @@ def test_a_column_that_cannot_be_learned_is_named(values: object) -> None:
         (pd.arrays.SparseArray([0.0, 0.0, 1.0]), "number"),
         (pd.to_datetime(["2026-01-01"] * 3).tz_localize("Europe/Berlin"), "date"),
         (pd.period_range("2020", periods=3), "date"),
+        ([datetime.time(3), None, datetime.time(4)], "time of day"),
         (pd.Series(["a", pd.NA, 3], dtype=object), "category"),
         (pd.Series([1, None, 2.5], dtype=object), "number"),
         (pd.Series(["1", 2, 3.0], dtype=object), "number"),

@@ -18,9 +18,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.feather
+import pyarrow.parquet
 import pytest
 
 from kalstream.errors import KalstreamError
+from kalstream.runs.options import as_typed
 from kalstream.streams.table import TableStream
 
 N = 80
@@ -46,6 +48,16 @@ def xs(write: Any, delimiter: str = ",", quote: str = "") -> str:
 
 def days(written: str) -> str:
     return text({"d": [f"{each:{written}}" for each in HOURS], "y": Y})
+
+
+def two_formats(other: str) -> str:
+    return text({"d": [f"{d:{'%Y-%m-%d' if d.hour % 2 else other}}" for d in HOURS], "y": Y})
+
+
+def times() -> bytes:
+    file = io.BytesIO()
+    pa.parquet.write_table(pa.table({"d": [each.time() for each in HOURS], "y": Y}), file)
+    return file.getvalue()
 
 
 def lines(**columns: list[Any]) -> str:
@@ -121,6 +133,10 @@ READ: dict[str, tuple[str | bytes, dict[str, str]]] = {
     "months first": (days("%m/%d/%Y"), {"d": "month-first date"}),
     "zones": (days("%Y-%m-%dT%H:%M:%S+02:00"), DATE),
     "names of zones": (days("%Y-%m-%dT%H:%M:%S+01:00[Europe/Berlin]"), DATE),
+    "dates of two formats": (two_formats("%d/%m/%Y"), {"d": "day-first date"}),
+    "times of day": (days("%H:%M"), {"d": "time of day"}),
+    "times of day, halves": (days("%I:%M:%S %p"), {"d": "time of day"}),
+    "times of Arrow": (times(), {"d": "time of day"}),
     "Parquet": (parquet(), {"x": "number", "c": "category", "t": "date"}),
 }
 
@@ -148,6 +164,26 @@ SAID: dict[str, tuple[str, str]] = {
     "short years": (days("%d/%m/%y"), "if so, give date_format='%d/%m/%y'"),
     "halves of days": (days("%m/%d/%Y %I:%M %p"), "give date_format='%m/%d/%Y %I:%M %p'"),
     "logs": (days("%d/%b/%Y:%H:%M:%S +0000"), "give date_format='%d/%b/%Y:%H:%M:%S %z'"),
+    "two formats": (
+        two_formats("%d/%m/%Y"),
+        "'2024-01-01' is year-first and '01/01/2024' is taken",
+    ),
+    "two named formats": (
+        two_formats("%d-%b-%Y"),
+        "two formats: %d-%b-%Y as '01-Jan-2024', and %Y-%m-%d as '2024-01-01'; write all of them",
+    ),
+    "postal codes": (
+        text({"zip": [f"{k * 977 % 90000:05}" for k in range(N)], "y": Y}),
+        "such as '00000', may be codes, since they have leading zeros; if so, give categorical=",
+    ),
+    "dots": (
+        text({"p": [f"{k * 7 % 900 + 1}.{k * 97 % 1000:03}" for k in range(N)], "y": Y}, ";"),
+        """'1.000' is taken for 1; if they are between thousands, give decimal=",\"""",
+    ),
+    "dots and clear ones": (
+        text({"p": [f"{k + 1}.{k * 97 % 1000:03}" for k in range(N)], **PLAIN}, ";"),
+        "if they are between thousands, write them without dots",
+    ),
     "compact dates": (days("%Y%m%d"), "taken for numbers, but may hold dates such as '20240101'"),
     "index": (text({"": list(range(N)), **PLAIN}), "leave it out with ignore=['']"),
     "falling counter": (text({"n": list(range(N, 0, -1)), **PLAIN}), "leave it out with ignore="),
@@ -172,6 +208,52 @@ def test_the_notes_name_the_remedy(name: str, tmp_path: Path) -> None:
         stream = TableStream(path, "y", date_format=given[1])
         assert stream.encoder.features[0].kind == f"{given[1]} date"
         assert stream.notes == ()
+
+
+def test_dates_that_show_late_which_of_day_and_month_comes_first(tmp_path: Path) -> None:
+    days = [datetime.datetime(2024, 1, 1) + datetime.timedelta(hours=k) for k in range(330)]
+    rows = [f"{day:%m/%d/%Y %I:%M %p},{k % 2}" for k, day in enumerate(days)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["d,y", *rows]))
+    (note,) = TableStream(path, "y").notes
+    assert note.endswith("if so, give date_format='%m/%d/%Y %I:%M %p'")
+    assert sum(map(len, TableStream(path, "y", date_format="%m/%d/%Y %I:%M %p").batches())) == 330
+    path.write_text("\n".join(["d,y", *rows[:280]]))
+    (note,) = TableStream(path, "y").notes
+    assert (
+        "give date_format='%d/%m/%Y %I:%M %p' if the day comes first, or date_format='%m/" in note
+    )
+    # Both are understood as options of the command.
+    assert "--date-format '%m/%d/%Y %I:%M %p' if the month does" in as_typed(note)
+
+
+def test_dates_of_two_formats_and_times_of_day_become_the_right_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("t,d,y\n1:05,2024-02-01,1\n13:05:30,01/02/2024,0\n-,13/02/2024,1\n")
+    stream = TableStream(path, "y", date_format="day-first")
+    rows = next(stream.batches()).rows
+    assert list(stream.columns[:2]) == ["t[time of day sin]", "t[time of day cos]"]
+    turns = 2 * np.pi * np.array([3900, 47130]) / 86400
+    np.testing.assert_allclose(rows[:2, :2], np.transpose([np.sin(turns), np.cos(turns)]))
+    assert np.isnan(rows[2, :2]).all()
+    np.testing.assert_array_equal(rows[0, 2:], rows[1, 2:])
+    with pytest.raises(KalstreamError, match=r"'t' given as time holds times of day; name a"):
+        TableStream(path, "y", time="t")
+    # ISO dates stay what they are if the order of others is given.
+    path.write_text("d,y\n2024-02-01,1\n2024-02-02,0\n")
+    stream = TableStream(path, "y", date_format="day-first")
+    assert stream.encoder.features[0].kind == "date"
+
+
+def test_what_is_no_code(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    rows = [f"{k % 12 + 1:02},{k % 7:03},{k * 37 % 80 * 0.001:.3f},{k % 2}" for k in range(N)]
+    path.write_text("\n".join(["month,code,x,y", *rows]))
+    (note,) = TableStream(path, "y", ignore=["x"]).notes
+    assert note.startswith("the numbers in 'code', such as '000', may be codes")
+    assert TableStream(path, "y", ignore=["x"], categorical=["code"]).notes == ()
+    path.write_text("\n".join(["month;code;x;y", *(row.replace(",", ";") for row in rows)]))
+    assert TableStream(path, "y", ignore=["code"]).notes == ()
 
 
 NO_NAME = "The first line is taken for one name: remove the lines above the names of the columns"

@@ -13,6 +13,7 @@ import pytest
 import kalstream.streams
 from kalstream.errors import InvalidInput
 from kalstream.features.calendar import encoded
+from kalstream.streams import ArrayStream
 from kalstream.streams.table import BadRow, Columns, TableStream, as_table
 
 TOKENS = ["-", ".", "#N/A", "#NA", "missing", "Missing", "nil", "NaT", r"\N", "<NA>", "NA", "None"]
@@ -168,9 +169,19 @@ def with_ids(path, tmp_path):
     return table(tmp_path, rows, f"u,h,n,{header}")
 
 
-@pytest.mark.parametrize("name", ["elec2", "weather"])
+def like_covtype():
+    """A stream of the shape of covtype: 10 numbers, 44 columns of 0 and 1, and 7 classes."""
+    rng = np.random.default_rng(0)
+    numbers = rng.integers(0, 4000, (2000, 10))
+    one_hot = np.hstack(
+        [np.eye(4)[rng.integers(0, 4, 2000)], np.eye(40)[rng.integers(0, 40, 2000)]]
+    )
+    return ArrayStream(np.hstack([numbers, one_hot]), rng.integers(1, 8, 2000))
+
+
+@pytest.mark.parametrize("name", ["elec2", "weather", "like covtype"])
 def test_columns_of_ids_are_named_and_measurements_are_not(tmp_path, name):
-    stream = kalstream.streams.open(name)
+    stream = like_covtype() if name == "like covtype" else kalstream.streams.open(name)
     assert stream.notes == ()
     batch = next(stream.batches())
     rows = [",".join(map(str, row)) for row in np.column_stack([batch.rows, batch.targets])]

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from kalstream._printable import printable
 from kalstream.cli.console import err, escaped, out, print_error
-from kalstream.features.encoding import CATEGORY, NUMBERS, is_of_dates
+from kalstream.features.encoding import CATEGORY, NUMBERS, TIME_OF_DAY, is_of_dates
 from kalstream.report.format import duration
 from kalstream.runs import Run
 from kalstream.runs.options import as_typed
@@ -72,7 +72,7 @@ def _kinds(encoder: Columns) -> str:
         groups.setdefault(noun, []).append(printable(column.name, 40))
     parts = []
     for noun, names in groups.items():
-        many = "categories" if noun == CATEGORY else None
+        many = {CATEGORY: "categories", TIME_OF_DAY: "times of day"}.get(noun)
         few = len(groups) > 1 and len(names) <= _FEW
         parts.append(_counted(len(names), noun, many) + (f" ({', '.join(names)})" if few else ""))
     return ", ".join(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from kalstream.errors import InvalidInput, InvalidType, OutOfMemory
 from kalstream.features.rows import bounded, is_numeric, is_table, read_rows
 
 T = TypeVar("T")
+_FEW = 5  # columns that a message lists
 
 
 def read_columns(
@@ -54,7 +55,9 @@ def read_columns(
         raise
     except InvalidInput as error:
         if not is_table(X):
-            raise
+            if (better := _explained(error, X, fitted)) is None:
+                raise
+            raise better from error
         if fitted is None:  # objects that are no numbers
             return _encoded(X, fitted, learns)
         try:
@@ -74,6 +77,22 @@ def _encoded(X: Any, fitted: dict[str, Any] | None, learns: bool) -> tuple[Array
         fitted = {"n_features_in_": rows.shape[1], "encoding": encoding}
     assert fitted is not None
     return bounded(rows), fitted
+
+
+def _explained(error: InvalidInput, X: Any, fitted: dict[str, Any] | None) -> InvalidInput | None:
+    """The error for what is no table, with how to make one of it; None if there is no better."""
+    if isinstance(X, Mapping):
+        return InvalidType("X is a dict; give a list of dicts, one for each row: [X] for one row")
+    if fitted is not None and "encoding" in fitted:
+        names = [*fitted["encoding"].inputs]
+        shown = f"{names[:_FEW]}" + (f" and {len(names) - _FEW} more" if names[_FEW:] else "")
+        return type(error)(
+            f"X is of type {type(X).__name__}, but the model has learned a table with the columns "
+            f"{shown}; give a table with these columns (frame.iloc[[0]] for one row of a frame)"
+        )
+    if getattr(getattr(X, "dtype", None), "kind", "") == "O":
+        return type(error)(f"{error}; for columns of text give a table, such as pd.DataFrame(X)")
+    return None
 
 
 def _by_name(X: Any, fitted: dict[str, Any]) -> Any:

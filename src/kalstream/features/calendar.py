@@ -18,6 +18,7 @@ _CIRCLES = {
     "20 years": 20 * YEAR,
 }
 _WAVES = {"sin": np.sin, "cos": np.cos}
+CLOCK = ("time of day sin", "time of day cos")
 SECONDS = "seconds"  # since 1970, UTC: a number that has no bounds
 _FEW = 3  # distinct values from which it is seen what dates have in common
 _LEAST_ROWS = 50  # from which it is seen whether dates grow

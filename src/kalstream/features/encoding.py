@@ -35,10 +35,12 @@ from kalstream.features.values import (
     number_of,
     numbers_at_once,
     seconds_of,
+    seconds_of_day,
     text_of,
 )
 
 NUMBER, BOOLEAN, CATEGORY, DATE, TEXTS = "number", "boolean", "category", "date", "text"
+TIME_OF_DAY = "time of day"
 COMMA, AMOUNT = "decimal comma", "amount"
 KEY = "key"  # of aggregates
 NUMBERS = (NUMBER, COMMA, AMOUNT)
@@ -178,14 +180,18 @@ class OneNumber:
 
 @dataclass(frozen=True, slots=True)
 class Dates:
-    """Times of day, week and year as points of circles; see `calendar.slots_of`."""
+    """Times of day, week and year as points of circles; see `calendar.slots_of`.
+
+    Times without a date are seconds of 1970-01-01; only the first circle is meaningful.
+    """
 
     kind: str = DATE
     plural: str = "dates"
 
     def has_type(self, t: Any) -> bool:
-        """Dates of Arrow, with or without a time."""
-        return self.kind == DATE and is_date(t)
+        """Dates of Arrow, with or without a time, and its times of day."""
+        is_type = {DATE: is_date, TIME_OF_DAY: pa.types.is_time}.get(self.kind)
+        return is_type is not None and is_type(t)
 
     def holds(self, array: pa.Array, as_written: bool) -> bool:
         """At most one value in 20 is no date."""
@@ -193,6 +199,8 @@ class Dates:
 
     def start(self, name: str, array: pa.Array, n_slots: int | None) -> Column:
         """Those parts of the calendar that the resolution of these dates makes meaningful."""
+        if self.kind == TIME_OF_DAY:
+            return Column(name, self.kind, 2, {slot: k for k, slot in enumerate(calendar.CLOCK)})
         seconds, _ = READINGS[self.kind].convert(array)
         with_time = pa.types.is_timestamp(array.type)
         if is_string(array.type):
@@ -401,6 +409,7 @@ READINGS: Mapping[str, Reading] = _ByKind(
         ),
         DAY_FIRST: Reading(date_reader("dmy"), "a date such as 31/12/2024"),
         MONTH_FIRST: Reading(date_reader("mdy"), "a date such as 12/31/2024"),
+        TIME_OF_DAY: Reading(seconds_of_day, "a time of day such as 23:59"),
     },
     _dates_like,
 )
@@ -414,6 +423,7 @@ KINDS: Mapping[str, Kind] = _ByKind(
         DATE: Dates(),
         DAY_FIRST: Dates(DAY_FIRST),
         MONTH_FIRST: Dates(MONTH_FIRST),
+        TIME_OF_DAY: Dates(TIME_OF_DAY, "times of day"),
         TEXTS: Texts(),
         CATEGORY: Categories(),
         KEY: Keys(),
@@ -475,7 +485,8 @@ def kind_of(
         others = {AMOUNT if commas else COMMA}
         if date_format is not None:
             others |= {DAY_FIRST, MONTH_FIRST} - {given}
-            if KINDS[given].holds(array, False):
+            is_iso = given in (DAY_FIRST, MONTH_FIRST) and KINDS[DATE].holds(array, False)
+            if not is_iso and KINDS[given].holds(array, False):
                 return given
         kinds = ((name, kind) for name, kind in KINDS.items() if name not in others)
         found = next(name for name, kind in kinds if kind.holds(array, as_written))

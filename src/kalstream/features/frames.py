@@ -124,6 +124,8 @@ def _as_array(name: str, values: Any) -> tuple[pa.Array, bool]:
             values = values.combine_chunks()
         if isinstance(values, pa.Array):
             return values, False
+        if str(getattr(values, "dtype", "")).startswith("interval"):
+            raise TypeError
         # Codes that were declared to be categories.
         is_coded = hasattr(values, "dtype") and hasattr(values, "cat")
         if hasattr(values, "dtype") and (is_coded or values.dtype.kind != "O"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
@@ -15,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from kalstream._arrays import Array
 from kalstream._printable import quoted
 from kalstream.core.checks import error_text
-from kalstream.errors import InvalidInput, InvalidType
+from kalstream.errors import InvalidInput, InvalidType, TableWarning
 from kalstream.features.encoding import (
     CATEGORY,
     KINDS,
@@ -25,6 +26,7 @@ from kalstream.features.encoding import (
     kind_of,
 )
 from kalstream.features.frames import as_table, check_known, mixed_columns
+from kalstream.features.noticing import warnings_of
 from kalstream.features.rows import is_table
 from kalstream.features.values import Bad, without
 
@@ -305,13 +307,17 @@ def read_table(X: Any, encoding: Encoding | None, *, learns: bool) -> tuple[Arra
     """Numbers (n, d) of a table, and its encoding, which has learned it if it ``learns``."""
     try:
         table = as_table(X, wanted=None if encoding is None else encoding.inputs)
+        is_new = encoding is None
         encoding = start(table) if encoding is None else encoding
     except InvalidInput as error:
         raise type(error)(f"X: {error}") from error
     if not table.num_rows:
         raise InvalidInput("X has no rows; give at least one")
     encoding = encoding.learn(table) if learns else encoding
-    return encoding.encode(table), encoding
+    rows = encoding.encode(table)
+    for message in warnings_of(encoding.columns, table) if is_new else ():
+        warnings.warn(message, TableWarning, stacklevel=2)
+    return rows, encoding
 
 
 def start(table: pa.RecordBatch, **options: Any) -> Encoding:

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute
 from numpy.typing import NDArray
 
+from kalstream._printable import quoted
 from kalstream.core.checks import LARGEST_FLOAT64 as LARGEST
 
 Array = NDArray[Any]
@@ -37,6 +38,7 @@ _MINUS_SIGN = "\u2212"
 _THOUSANDS = re.compile(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?\s*")  # 1,234.56
 _PARTS = re.compile(r"\s*(\d{1,2})[./-](\d{1,2})[./-](\d{4})(?=$|[ T,])")  # 31.12.2024
 _YEAR_FIRST = re.compile(r"(\d{4})[/.-](\d{1,2})[/.-](\d{1,2})(?=$|[ T])")  # 2013/1/31
+_CLOCK = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d(?:\.\d+)?))? ?([AaPp][Mm])?")  # 7:05 PM
 _TIME = re.compile(r"(.{10})[ T]+(\d{1,2}:[\d:.,]+)\s*(Z|UTC|GMT|[+-][\d:]+|)")
 _ZONE_NAME = re.compile(r"(?<=[Z\d])\[[^]]+\]$")  # 2024-01-31T12:00+01:00[Europe/Berlin]
 # Dates that need to be named, with the times that may follow.
@@ -332,10 +334,30 @@ def seconds_of(value: Any) -> float | None:
     return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
 
 
+def seconds_of_day(value: Any) -> float | None:
+    """Seconds since midnight of a time of day; None if it is missing."""
+    if isinstance(value, time):
+        value = value.isoformat()
+    text = text_of(value) or ""
+    if text.lower() in MISSING:
+        return None
+    match = _CLOCK.fullmatch(text)
+    if not match:
+        raise ValueError
+    hours, minutes, seconds = int(match[1]), int(match[2]), float(match[3] or 0)
+    if match[4]:
+        if not 1 <= hours <= 12:
+            raise ValueError
+        hours = hours % 12 + 12 * (match[4].lower() == "pm")
+    if hours > 23 or minutes > 59 or seconds >= 61:
+        raise ValueError
+    return 3600 * hours + 60 * minutes + seconds
+
+
 def date_reader(order: str) -> Callable[[Any], float | None]:
     """`seconds_of` for texts of which this order, such as "dmy", is that of day, month and year.
 
-    Any other order is a format of ``strptime``.
+    Dates that begin with the year are read as well. Any other order is a format of ``strptime``.
     """
 
     def parse(value: Any) -> float | None:
@@ -344,7 +366,9 @@ def date_reader(order: str) -> Callable[[Any], float | None]:
                 value = datetime.strptime(value.strip(), order)
             else:
                 match = _PARTS.match(value)
-                if not match or (order == "mdy" and "." in match[0]):
+                if not match:
+                    return seconds_of(value)
+                if order == "mdy" and "." in match[0]:
                     raise ValueError
                 part = dict(zip(order, match.groups(), strict=False))
                 date = f"{part['y']}-{part['m']:0>2}-{part['d']:0>2}"
@@ -355,15 +379,35 @@ def date_reader(order: str) -> Callable[[Any], float | None]:
     return parse
 
 
-def date_format_of(texts: Sequence[str]) -> str | None:
-    """The format of ``strptime`` that all texts have, such as "%d-%b-%Y"; None if there is none."""
+def date_formats_of(texts: Sequence[str]) -> list[str]:
+    """The formats of ``strptime``, such as "%d-%b-%Y", that fit all texts with different dates."""
+    found = dict[tuple[datetime, ...], str]()
+    for written in _FORMATS if texts else ():
+        if all(_fits(written, text) for text in texts):
+            dates = tuple(datetime.strptime(text.strip(), written) for text in texts)
+            found.setdefault(dates, written)
+    return list(found.values())
 
-    def fits(written: str, text: str) -> bool:
-        return not fails(lambda value: datetime.strptime(value.strip(), written), text)
 
-    if not texts:
-        return None
-    return next((f for f in _FORMATS if all(fits(f, text) for text in texts)), None)
+def two_date_formats_of(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Two formats of ``strptime`` of which each text has one, with an example; else ()."""
+    for written in _FORMATS if texts else ():
+        if _fits(written, texts[0]):
+            others = [text for text in texts if not _fits(written, text)]
+            for other in date_formats_of(others)[:1]:
+                return (written, texts[0]), (other, others[0])
+    return ()
+
+
+def date_remedy(texts: Sequence[str]) -> str:
+    """The `date_format` to give for these texts; "" if there is none."""
+    formats = [f"date_format={quoted(each)}" for each in date_formats_of(texts)]
+    which = f" if the day comes first, or {formats[1]} if the month does" if formats[1:] else ""
+    return f"give {formats[0]}{which}" if formats else ""
+
+
+def _fits(written: str, text: str) -> bool:
+    return not fails(lambda value: datetime.strptime(value.strip(), written), text)
 
 
 def _iso(text: str) -> str:

@@ -36,7 +36,7 @@ from kalstream.features.values import (
     Bad,
     Reading,
     as_text,
-    date_format_of,
+    date_remedy,
     distinct,
     fails,
     is_missing,
@@ -456,10 +456,10 @@ def _time_role(option: str, name: str, kind: str, array: pa.Array) -> Role:
     if kind not in NUMBERS and not is_of_dates(kind):
         held = "categories" if kind == CATEGORY else KINDS[kind].plural
         texts = [text for text in map(text_of, distinct(array)[1]) if text]
-        if (written := date_format_of(texts)) is not None:
+        if remedy := date_remedy(texts):
             raise InvalidInput(
                 f"the column {quoted(name)} given as {option} holds dates such as "
-                f"{quoted(texts[0])}; give date_format={quoted(written)}"
+                f"{quoted(texts[0])}; {remedy}"
             )
         raise InvalidInput(
             f"the column {quoted(name)} given as {option} holds {held}; name a column of "

@@ -17,14 +17,21 @@ from kalstream.features.encoding import (
     KINDS,
     MONTH_FIRST,
     NUMBER,
-    NUMBERS,
     READINGS,
     TEXTS,
-    TYPOS,
     Column,
     has_decimal_commas,
 )
-from kalstream.features.values import MISSING, Array, date_format_of, distinct, fails, text_of
+from kalstream.features.noticing import finite, looks_like_ids, mostly, nearly
+from kalstream.features.values import (
+    MISSING,
+    date_remedy,
+    distinct,
+    fails,
+    seconds_of,
+    text_of,
+    two_date_formats_of,
+)
 from kalstream.streams._columns import MOST_CLASSES, TEXT, Columns, Role, without_missing
 from kalstream.streams.base import CLASSIFICATION
 
@@ -33,7 +40,8 @@ _LEAST_TEXTS = 3  # distinct texts that can look like dates of a format
 _LEAST_NUMBERS = 20  # distinct texts that can look like numbers with a unit
 _MOST_TEXTS = 200  # that are tried
 _WITH_UNIT = re.compile(r"[+-]?\d+(?:[.,]\d+)* ?([^\d\s.,:/-]{1,4})")
-_LEAST_IDS = 50  # first rows in which a column can look like ids
+_CODE = re.compile(r"0\d{2,}")  # two digits are hours and months
+_DOTS = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")
 
 
 def notes_on(
@@ -44,6 +52,7 @@ def notes_on(
     decimal: str | None,
     numbered: bool,
     date_format: str | None = None,
+    semicolons: bool = False,
 ) -> Iterator[str]:
     """Sentences on the columns of a table, given its first rows.
 
@@ -57,14 +66,19 @@ def notes_on(
         As for `TableStream`.
     numbered : bool
         Whether the rows are those of one file, from its first one on.
+    semicolons : bool
+        Whether the file has them between values.
     """
     table = without_missing(table, columns.missing)
     yield from _unlabelled(columns, table)
     if decimal is None:
         yield from _read_as(columns, table, COMMA)
+        yield from _unclear_dots(columns, table, as_written) if semicolons else ()
     yield from _read_as(columns, table, AMOUNT)
     if date_format is None:
         yield from _unclear_dates(columns, table)
+        yield from _two_kinds_of_dates(columns, table)
+    yield from _leading_zeros(columns, table, as_written)
     features = [column.name for column in columns.features if column.kind == CATEGORY]
     texts = list(features)
     if columns.target is not None and columns.target.kind == TEXT:
@@ -90,7 +104,7 @@ def notes_on(
     if columns.time is not None and columns.time.name in as_written:
         yield from filter(None, (_almost(columns.time, table.column(columns.time.name)),))
     others = [c for c in columns.features if c.name not in (*categorical, *explained)]
-    ids = [c.name for c in others if _looks_like_ids(c, table.column(c.name))]
+    ids = [c.name for c in others if looks_like_ids(c, table.column(c.name))]
     growing = [c.name for c in others if c.name not in ids and _grows(c, table.column(c.name))]
     if ids:
         them, verb = ("it", "looks") if len(ids) == 1 else ("them", "look")
@@ -162,6 +176,62 @@ def _unclear_dates(columns: Columns, table: pa.RecordBatch) -> Iterator[str]:
             )
 
 
+def _two_kinds_of_dates(columns: Columns, table: pa.RecordBatch) -> Iterator[str]:
+    """Dates of which some begin with the year."""
+    for kind in (DAY_FIRST, MONTH_FIRST):
+        for name in _of_kind(columns, kind):
+            texts = [text for text in map(text_of, distinct(table.column(name))[1]) if text]
+            texts = [text for text in texts if not fails(READINGS[kind].parse, text)]
+            others = [text for text in texts if fails(seconds_of, text)]
+            iso = [t for t in texts if t not in set(others) and t.lower() not in MISSING]
+            if iso and others:
+                yield (
+                    f"the dates in {quoted(name)} have two formats: {quoted(iso[0])} is year-first "
+                    f"and {quoted(others[0])} is taken for {kind.removesuffix(' date')}; if that "
+                    "is wrong, write all of them in one format"
+                )
+
+
+def _leading_zeros(
+    columns: Columns, table: pa.RecordBatch, as_written: Container[str]
+) -> Iterator[str]:
+    """Whole numbers of one length, such as postal codes, some of which begin with zeros."""
+    for name in _of_kind(columns, NUMBER):
+        texts = [text_of(value) or "" for value in distinct(table.column(name))[1]]
+        texts = [text for text in texts if text.lower() not in MISSING]
+        codes = [text for text in texts if _CODE.fullmatch(text)]
+        is_feature = any(name == column.name for column in columns.features)
+        if name in as_written and is_feature and codes and _of_one_length(texts):
+            yield (
+                f"the numbers in {quoted(name)}, such as {quoted(codes[0])}, may be codes, since "
+                f"they have leading zeros; if so, give categorical=[{quoted(name)}]"
+            )
+
+
+def _of_one_length(texts: Sequence[str]) -> bool:
+    """Whether all texts are digits, as many in each."""
+    return len(set(map(len, texts))) == 1 and all(text.isdecimal() for text in texts)
+
+
+def _unclear_dots(
+    columns: Columns, table: pa.RecordBatch, as_written: Container[str]
+) -> Iterator[str]:
+    """Dots that may be between thousands, where the delimiter is that of decimal commas."""
+    groups, clear = dict[str, str](), False
+    for name in _of_kind(columns, NUMBER):
+        texts = [text for text in map(text_of, distinct(table.column(name))[1]) if text]
+        dotted = [text for text in texts if "." in text.strip(".") and name in as_written]
+        if dotted and all(map(_DOTS.fullmatch, dotted)):
+            groups[name] = dotted[0]
+        clear |= bool(dotted) and name not in groups
+    for name, text in groups.items():
+        remedy = "write them without dots" if clear else 'give decimal=","'
+        yield (
+            f"the dots in {quoted(name)} may be decimal, or between thousands: {quoted(text)} is "
+            f"taken for {float(text):.15g}; if they are between thousands, {remedy}"
+        )
+
+
 def _unlabelled(columns: Columns, table: pa.RecordBatch) -> Iterator[str]:
     """Rows whose target is a text that stands for no value."""
     role = columns.target
@@ -181,25 +251,18 @@ def _unlabelled(columns: Columns, table: pa.RecordBatch) -> Iterator[str]:
 
 def _mostly(name: str, array: pa.Array, numbered: bool, is_target: bool) -> str:
     """A column of text most of whose values, but not enough, are of another kind; or ""."""
-    for kind, reading in READINGS.items():
-        values, bad = reading.convert(array)
-        n_good = int(np.count_nonzero(~np.isnan(values)))
-        if bad and n_good > len(bad):
-            row, value = next(iter(bad.items()))
-            codes = f"codes, give categorical=[{quoted(name)}]"
-            if is_target:
-                codes = f'labels, give task="{CLASSIFICATION}"'
-            texts = [text for text in dict.fromkeys(map(text_of, bad.values())) if text]
-            others = f" and {len(bad) - 1:,} others" if len(bad) > 1 else ""
-            place = f" (row {row + 1:,})" if numbered else ""
-            missing = texts if len(texts) <= _FEW else texts[:1]
-            return (
-                f"column {quoted(name)} is taken for text: {n_good:,} of {n_good + len(bad):,} "
-                f"values are {KINDS[kind].plural}, but not {quoted(value)}{place}{others}; "
-                f"if such texts stand for missing values, give missing={missing}; if "
-                f"they are {codes}"
-            )
-    return ""
+    found = mostly(name, array, numbered)
+    if found is None:
+        return ""
+    codes = f"codes, give categorical=[{quoted(name)}]"
+    if is_target:
+        codes = f'labels, give task="{CLASSIFICATION}"'
+    texts = [text for text in dict.fromkeys(map(text_of, found.bad.values())) if text]
+    missing = texts if len(texts) <= _FEW else texts[:1]
+    return (
+        f"{found.what}; if such texts stand for missing values, give missing={missing}; if they "
+        f"are {codes}"
+    )
 
 
 def _almost(column: Column | Role, array: pa.Array) -> str:
@@ -207,15 +270,23 @@ def _almost(column: Column | Role, array: pa.Array) -> str:
     if column.kind not in (CATEGORY, TEXTS, NUMBER):
         return ""
     values = [text for text in map(text_of, distinct(array)[1]) if text]
-    texts = [text for text in values if text.lower() not in MISSING][:_MOST_TEXTS]
+    texts = [text for text in values if text.lower() not in MISSING]
     if len(texts) < _LEAST_TEXTS:
         return ""
     name = quoted(column.name)
-    if (written := date_format_of(texts)) is not None:
+    if remedy := date_remedy(texts):
         return (
             f"column {name} is taken for {KINDS[column.kind].plural}, but may hold dates such as "
-            f"{quoted(texts[0])}; if so, give date_format={quoted(written)}"
+            f"{quoted(texts[0])}; if so, {remedy}"
         )
+    if pairs := two_date_formats_of(texts):
+        (first, text), (second, other) = pairs
+        return (
+            f"column {name} is taken for {KINDS[column.kind].plural}, but its dates have two "
+            f"formats: {first} as {quoted(text)}, and {second} as {quoted(other)}; write all of "
+            "them in one format"
+        )
+    texts = texts[:_MOST_TEXTS]
     units = {match and match[1] for match in map(_WITH_UNIT.fullmatch, texts)}
     if column.kind == NUMBER or None in units or len(units) > _FEW or len(texts) < _LEAST_NUMBERS:
         return ""
@@ -225,33 +296,8 @@ def _almost(column: Column | Role, array: pa.Array) -> str:
     )
 
 
-def _looks_like_ids(column: Column, array: pa.Array) -> bool:
-    """Whether nearly all values are distinct text, or whole numbers that grow by 1."""
-    if column.kind == CATEGORY:
-        _, values = distinct(array)
-        return _nearly(len(values), len(array) - array.null_count)
-    numbers = _finite(column, array)
-    if not _nearly(len(np.unique(numbers)), len(numbers)):
-        return False  # hours and days of the year grow by 1 as well, but begin again
-    steps, whole = np.diff(numbers), numbers[1:] % 1 == 0
-    return any(_nearly(int(np.count_nonzero((steps == s) & whole)), len(steps)) for s in (1, -1))
-
-
 def _grows(column: Column, array: pa.Array) -> bool:
     """Whether nearly all values are above all earlier ones."""
-    numbers = _finite(column, array)
+    numbers = finite(column, array)
     above = numbers[1:] > np.maximum.accumulate(numbers)[:-1]
-    return _nearly(int(np.count_nonzero(above)), len(above))
-
-
-def _finite(column: Column, array: pa.Array) -> Array:
-    """The finite values (n,) of a column of numbers; none of another kind."""
-    if column.kind not in NUMBERS:
-        return np.zeros(0)
-    numbers, _ = READINGS[column.kind].convert(array)
-    return numbers[np.isfinite(numbers)]
-
-
-def _nearly(count: int, total: int) -> bool:
-    """Whether it is so in all but one row in 20, and in enough rows to know."""
-    return total >= _LEAST_IDS and total - count <= total // TYPOS
+    return nearly(int(np.count_nonzero(above)), len(above))

@@ -280,6 +280,7 @@ class TableStream(Stream):
         if self._arriving is not None and id is None:
             more = self._at_once(target)
             targets, as_written = more.column(0), as_written | mixed_columns(more)
+        semicolons = any(isinstance(p, TextPart) and p.delimiter == ";" for p in self._parts)
         columns, self.guess = Columns.of_table(
             table,
             target,
@@ -292,7 +293,7 @@ class TableStream(Stream):
             missing=self._missing,
             decimal=self._decimal,
             date_format=self._date_format,
-            semicolons=any(isinstance(p, TextPart) and p.delimiter == ";" for p in self._parts),
+            semicolons=semicolons,
             as_written=as_written,
             n_slots=_LIVE_SLOTS if self._arriving else None,
             targets=targets,
@@ -306,6 +307,7 @@ class TableStream(Stream):
                 self._decimal,
                 numbered,
                 self._date_format,
+                semicolons,
             )
         )
         return columns.with_keys(self.aggregate_keys)
