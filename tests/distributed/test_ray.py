@@ -120,7 +120,8 @@ def test_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_no_cluster_at_the_address() -> None:
     code = (
-        "from kalstream.distributed import Keyed; Keyed(address='127.0.0.1:1').fit([[1.0]], ['a'], ['k'])"
+        "from kalstream.distributed import Keyed;"
+        "Keyed(address='127.0.0.1:1').fit([[1.0]], ['a'], ['k'])"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     last = ended.stderr.strip().splitlines()[-1]
