@@ -69,6 +69,7 @@ SHARED_NAMES = {
     "KalmanRegressor": ADAPTER,
     "KeyedClassifier": ADAPTER,
     "Stack": "the same rule in the core and, as a head of networks, in deep; both are public",
+    "Keyed": "the core's settings of keys, and the model of `kalstream.distributed`",
     "Events": OLDER,
     "Known": OLDER,
     "Store": OLDER,

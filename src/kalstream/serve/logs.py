@@ -16,7 +16,7 @@ from typing import Literal
 Level = Literal["events", "requests"]
 
 
-class JsonLines(logging.Formatter):
+class LogLines(logging.Formatter):
     """Each record as a line of JSON.
 
     Examples
@@ -25,7 +25,7 @@ class JsonLines(logging.Formatter):
     ...     {"created": 0.0, "msg": "stop %(rows)d", "levelname": "INFO"}
     ... )
     >>> record.args = {"rows": 3}
-    >>> JsonLines().format(record)
+    >>> LogLines().format(record)
     '{"time": "1970-01-01T00:00:00.000Z", "level": "info", "event": "stop", "rows": 3}'
     """
 
@@ -48,7 +48,7 @@ class JsonLines(logging.Formatter):
 def begin_logging(level: Level) -> None:
     """Log events and requests that fail, or all requests, to standard error."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines())
+    handler.setFormatter(LogLines())
     requests = logging.INFO if level == "requests" else logging.WARNING
     levels = {"kalstream.serve": logging.INFO, "uvicorn": logging.WARNING}
     for name, least in levels.items():
