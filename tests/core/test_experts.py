@@ -1,6 +1,6 @@
 """Experts beside the filters: each compiled one against a plain version, and what all must do."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -15,7 +15,7 @@ from kalstream import KalmanClassifier
 from kalstream.core import Expert, ExpertRows, GaussianClasses, LabelChain, Linear, Neighbours
 from kalstream.core.experts import chains, linear, neighbours
 from kalstream.errors import InvalidInput
-from kalstream.estimators import Trees
+from kalstream.estimators import Trees, _classification
 
 Array = NDArray[Any]
 EXPERTS: list[Expert] = [
@@ -68,36 +68,41 @@ def plain_scales(kept: list[tuple[Array, int, float]]) -> tuple[Array, Array]:
     return mean.astype(np.float32), np.array([np.ones_like(total), scaled, scaled * share])
 
 
-def plain_neighbours(rows: ExpertRows, n_classes: int, limit: int = 40) -> Array:
-    """`Neighbours`, by a list of rows (columns, label, weight)."""
+def plain_neighbours(
+    rows: ExpertRows, n_classes: int, limit: int = 40, asleep: Collection[int] = ()
+) -> Array:
+    """`Neighbours`, by a list of rows (columns, label, weight); some only go into the window."""
     kept: list[tuple[Array, int, float]] = []
     belief, out = np.full((3, neighbours.N_VOICES), 1.0 / neighbours.N_VOICES / 3.0), []
     origin, mean = np.full(rows.columns.shape[1], np.nan), np.zeros(rows.columns.shape[1])
     scales, learned, due, heard = np.ones((3, len(mean))), 0, 1, np.ones(3)
-    for came, label, weight in zip(rows.columns, rows.labels, rows.weight, strict=True):
+    each_row = zip(rows.columns, rows.labels, rows.weight, strict=True)
+    for number, (came, label, weight) in enumerate(each_row):
         x = np.where(np.isnan(came - origin), mean, came - origin).astype(np.float32).astype(float)
         counts = np.bincount([each[1] for each in kept], minlength=n_classes).astype(float)
-        usual = usual_of(counts, 0.5)
-        often, fading = neighbours.SLEEP
-        awake = np.flatnonzero((heard >= 0.05) | (learned % often == 0))
-        spoken = []
-        for m, part, size in product(awake, neighbours.PARTS, neighbours.SIZES):
-            newest = kept[::-1][: limit // part]
-            squares = [float((scales[m] * (each[0] - x) ** 2).sum()) for each in newest]
-            votes = np.zeros(n_classes)
-            for i in np.argsort(squares, kind="stable")[:size]:
-                votes[newest[i][1]] += newest[i][2]
-            spoken += [(votes + p * usual) / (votes.sum() + p) for p in neighbours.PULLS]
-        voices, total = np.array(spoken), belief[awake].sum()
-        trust = belief[awake].ravel() / total
-        out.append(np.log(trust @ voices))
+        if number not in asleep:
+            usual = usual_of(counts, 0.5)
+            often, fading = neighbours.SLEEP
+            awake = np.flatnonzero((heard >= 0.05) | (learned % often == 0))
+            spoken = []
+            for m, part, size in product(awake, neighbours.PARTS, neighbours.SIZES):
+                newest = kept[::-1][: limit // part]
+                squares = [float((scales[m] * (each[0] - x) ** 2).sum()) for each in newest]
+                votes = np.zeros(n_classes)
+                for i in np.argsort(squares, kind="stable")[:size]:
+                    votes[newest[i][1]] += newest[i][2]
+                spoken += [(votes + p * usual) / (votes.sum() + p) for p in neighbours.PULLS]
+            voices, total = np.array(spoken), belief[awake].sum()
+            trust = belief[awake].ravel() / total
+            out.append(np.log(trust @ voices))
         if label < 0:
             continue
-        trust = judged(trust, neighbours.SHARE, voices[:, label], weight)
-        belief[awake] = total * trust.reshape(len(awake), -1)
-        belief *= np.maximum(0.02 / belief.sum(axis=1), 1.0)[:, None]
-        belief /= belief.sum()
-        heard = np.maximum(fading * heard, belief.sum(axis=1))
+        if number not in asleep:
+            trust = judged(trust, neighbours.SHARE, voices[:, label], weight)
+            belief[awake] = total * trust.reshape(len(awake), -1)
+            belief *= np.maximum(0.02 / belief.sum(axis=1), 1.0)[:, None]
+            belief /= belief.sum()
+            heard = np.maximum(fading * heard, belief.sum(axis=1))
         if len(kept) == limit:
             rare = limit / (2.0 * (counts > 0.0).sum())
             del kept[next(i for i, each in enumerate(kept) if counts[each[1]] > rare)]
@@ -217,6 +222,83 @@ def test_it_is_the_plain_version(
         rows.columns[:] = rows.columns * 10.0 ** np.arange(-2, 4) + 1000.0
     _, out = expert.advance(expert.start(6, 3), rows)
     np.testing.assert_allclose(out, plain(rows, 3), rtol=1e-9, atol=1e-12)
+
+
+def test_neighbours_that_sleep_only_keep_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "SLEEP", (7, 0.9))
+    rows, expert, out = made(200), Neighbours(limit=40), []
+    state = expert.start(6, 3)
+    for start in range(0, 200, 20):
+        part = cut(rows, slice(start, start + 20))
+        if start % 60 == 20:
+            state = expert.watch(state, part)
+            state.__post_init__()
+        else:
+            state, each = expert.advance(state, part)
+            out.append(each)
+    asleep = [i for i in range(200) if i // 20 % 3 == 1]
+    plain = plain_neighbours(rows, 3, asleep=asleep)
+    np.testing.assert_allclose(np.concatenate(out), plain, rtol=1e-9, atol=1e-12)
+
+
+def sleeping(each: KalmanClassifier) -> bool:
+    """Whether Neighbours sleep in a model that has come so far."""
+    return "neighbours" not in each._model.targets.stack.experts
+
+
+def chance_then_chessboard() -> tuple[Array, Array]:
+    """Labels that nothing predicts, then those of a chessboard."""
+    rng = np.random.default_rng(0)
+    X = rng.random((700, 2))
+    y = (4.0 * X).astype(int).sum(axis=1) % 2
+    return X, np.where(np.arange(700) < 300, rng.integers(2, size=700), y)
+
+
+def test_neighbours_sleep_where_they_do_not_pay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_classification, "STRETCH", 40)
+    X, y = chance_then_chessboard()
+    weights = np.random.default_rng(1).choice([0.0, 0.5, 2.0], 700)
+    weights[:200] = 1.0  # rows that come alone take the short way
+    labels = [None if i % 7 == 3 else label for i, label in enumerate(y.tolist())]
+    models = [model(Neighbours()).partial_fit(X[:5], y[:5]) for _ in range(3)]
+    made: list[list[Array]] = [[], [], []]
+    slept = []
+    for size, each, out in zip((1, 37, 695), models, made, strict=True):
+        for i in range(5, 700, size):
+            part = slice(i, i + size)
+            given = None if i < 200 and size == 1 else weights[part]
+            if i == 227:  # a row of its own, and a longer call
+                assert sleeping(each)
+                each.save(tmp_path / "model.safetensors")
+            out.append(each.predict_then_learn(X[part], labels[part], sample_weight=given))
+            if i == 227:
+                again = KalmanClassifier.load(tmp_path / "model.safetensors")
+                p = again.predict_then_learn(X[part], labels[part], sample_weight=given)
+                np.testing.assert_array_equal(p, out[-1])
+            if size == 1:
+                slept.append(sleeping(each))
+    for out in made[1:]:
+        np.testing.assert_allclose(np.concatenate(out), np.concatenate(made[0]), rtol=1e-9)
+    # Tried in the first stretch and in those behind 1, 2, 4, 8 and 16; awake where they pay.
+    assert slept[120 - 5 : 160 - 5].count(True) > 35
+    assert not any(slept[160 - 5 : 199 - 5])
+    assert slept[220]
+    assert not any(slept[660:])
+
+
+def test_all_experts_speak_where_labels_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_classification, "STRETCH", 40)
+    X, y = chance_then_chessboard()
+    each = model(Neighbours()).partial_fit(X[:130], y[:130])
+    assert sleeping(each)
+    for i in range(130, 170):
+        each.ask(X[i : i + 1], ids=[i])
+        each.tell([i], y[i : i + 1])
+    assert not sleeping(each)
+    each.predict_then_learn(X[170:260], y[170:260])
+    assert not sleeping(each)
 
 
 @every

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kalstream.core import Mixture, MixtureStep, Stack, mixture_probabilities
 from kalstream.core.bank import BankStep
-from kalstream.core.stacking import HALF_LIVES
+from kalstream.core.stacking import HALF_LIVES, names_that_pay
 
 CALIBRATIONS = (0.5, 2.0, 10.0)
 
@@ -170,3 +170,32 @@ def test_classes_are_added_and_removed() -> None:
     without = whole.keep_classes(np.array([0, 2]))
     assert np.isfinite(without.predict(few_rows, np.full((3, 2), 0.5))).all()
     assert np.isfinite(without.learn(few_rows, np.array([0, 1, 0]), ordered=True)[0].coef).all()
+
+
+def test_experts_leave_a_stack_with_the_best_coefficients_without_them() -> None:
+    rng = np.random.default_rng(0)
+    names = "first", "second", "third"
+    stack = Stack.start(2, 3, names)
+    root = rng.standard_normal((len(stack.coef), len(stack.coef)))
+    coef, precision = rng.standard_normal(len(root)), root @ root.T + np.eye(len(root))
+    stack = replace(stack, coef=coef, precision=precision)
+
+    def loss(other: Any) -> float:
+        return 0.5 * float((other - coef) @ precision @ (other - coef))
+
+    for place, name in enumerate(names):
+        rest = tuple(each for each in names if each != name)
+        gone = len(coef) - 3 + place
+        best = np.insert(stack.with_experts(rest).coef, gone, 0.0)
+        assert loss(best) == pytest.approx(stack.gains[place])
+        for step in 1e-3 * np.delete(rng.standard_normal((20, len(coef))), gone, axis=1):
+            assert loss(best + np.insert(step, gone, 0.0)) > loss(best)
+    # The gains of two that leave, one after the other, are what both bring together.
+    without = stack.with_experts(("second",))
+    together = stack.gains[0] + stack.with_experts(("second", "third")).gains[1]
+    best = np.concatenate([without.coef[:-1], [0.0], without.coef[-1:], [0.0]])
+    assert loss(best) == pytest.approx(together)
+    small = replace(stack, coef=np.where(np.arange(len(coef)) < len(coef) - 3, coef, 1e-3))
+    assert names_that_pay([small], {"first", "third"}) == ("second",)
+    large = replace(stack, coef=10.0 * coef)
+    assert names_that_pay([small, large], {"first", "third"}) == names

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from kalstream.core import checks as check
 from kalstream.core.alarm import ALARMS, Watch
 from kalstream.core.bank import FEW_FEATURES, Bank
-from kalstream.core.experts.expert import Expert, ExpertRows, States, advance
+from kalstream.core.experts.expert import Expert, ExpertRows, States, advance, watch
 from kalstream.core.guard import ROUNDING_LIMITS
 from kalstream.core.judging import LateJudge, Sizes, layout, n_answers
 from kalstream.core.mixture import Mixture, MixtureState
@@ -60,7 +60,9 @@ class _Frame:
     judges : bool
         Whether rows can be asked for, and their labels learned later.
     experts : X experts
-        Those beside the filters.
+        Those beside the filters that speak.
+    sleepers : list of experts
+        Those that do not.
     silent : list of int
         Places of those that a stack does not hear unless it uses the labels just before a row.
     in_order, alarms : (13 or 7,), int
@@ -84,6 +86,7 @@ class _Frame:
     judge: LateJudge | None
     judges: bool
     experts: tuple[Expert, ...]
+    sleepers: tuple[Expert, ...]
     silent: list[int]
     in_order: Array
     alarms: int
@@ -125,6 +128,7 @@ class RowState:
         judge: LateJudge | None = None,
         *,
         experts: tuple[Expert, ...] = (),
+        sleepers: tuple[Expert, ...] = (),
         states: States | None = None,
         noise_var: float,
         prior_var: float,
@@ -139,8 +143,9 @@ class RowState:
             How often each class came.
         judge : LateJudge, optional
             Where labels come late; the second stack is then of rows as they were asked for.
-        experts, states
-            Experts beside the filters, in the order of the stacks, and what they have learned.
+        experts, sleepers, states
+            Experts beside the filters, in the order of the stacks; those that are not in the stacks
+            for a while; and what all have learned.
         """
         from kalstream.core._kernels.row import N_PARTS, N_STACK_PARTS, NUMBERS
 
@@ -192,7 +197,7 @@ class RowState:
             (policy.watched, np.argsort(policy.half_lives, kind="stable")),
             (SHARE, prior_of(n_filters, len(experts)), KEEP_RECENT),
             *(noise_var, judge, judges),
-            *(experts, [x for x, expert in enumerate(experts) if expert.reads_labels]),
+            *(experts, sleepers, [x for x, expert in enumerate(experts) if expert.reads_labels]),
             at[: 1 + N_PARTS + N_STACK_PARTS],
             int(at[NUMBERS]) + ALARMS,
             sizes,
@@ -251,11 +256,13 @@ class RowState:
         For ``spoken`` see `_kernels.row.learn_row`, for the rest `ExpertRows`.
         """
         frame, n_outputs = self.frame, self.frame.sizes[1]
-        if not frame.experts:
+        if not self.experts and not frame.experts:
             return self.experts, np.empty((2, 0, n_outputs))
         labels, weights, gaps = np.array([label]), np.array([weight]), np.array([gap])
         rows = check.trusted(ExpertRows, columns, labels, weights, gaps, np.array([number]))
         states, made = advance(frame.experts, self.experts, rows, n_outputs)
+        if label >= 0:
+            states |= watch(frame.sleepers, self.experts, rows, n_outputs)
         spoken = np.concatenate([made, made])
         if frame.silent:
             spoken[0, frame.silent] = 0.0

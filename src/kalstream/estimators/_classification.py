@@ -11,10 +11,19 @@ from numpy.typing import NDArray
 
 from kalstream.core import checks as check
 from kalstream.core.checks import Targets
-from kalstream.core.experts.expert import Expert, ExpertRows, ExpertState, advance, begun
+from kalstream.core.experts.expert import (
+    STRETCH,
+    Expert,
+    ExpertRows,
+    ExpertState,
+    advance,
+    all_speak,
+    begun,
+    watch,
+)
 from kalstream.core.judging import Index, LateRows, choose
 from kalstream.core.predictive import METHODS
-from kalstream.core.stacking import Stack
+from kalstream.core.stacking import Stack, names_that_pay
 from kalstream.errors import InvalidInput
 from kalstream.estimators._chunk import Ahead, Chunk, LateSteps
 from kalstream.estimators._learning import predict_chunk, state_of
@@ -74,6 +83,11 @@ class Classification:
         """Whether chunks need their columns, since experts read them."""
         return len(self.experts) > 0
 
+    @property
+    def stretch(self) -> int:
+        """Experts fall asleep, or wake, at multiples of so many rows."""
+        return STRETCH if any(expert.sleeps for expert in self.experts) else 0
+
     def start(self) -> Classes:
         """No label is known."""
         return Classes(Labels(), np.zeros(0))
@@ -123,12 +137,12 @@ class Classification:
         if not (self.stacking and settings.policy.combines):
             return model if model.targets.stack is None else _with_stacks(model, None, None, {})
         labels, known, ordered = _learned_labels(chunk), model.targets, None
-        experts, spoken = self._spoken(known, chunk, model.came - len(chunk), step)
-        spoken = self._unordered(spoken)
-        stack, _ = self._grown(known.stack, step).learn(step, *labels, spoken=spoken)
+        experts, spoken, names = self._spoken(model, chunk, step)
+        stack, _ = self._grown(known.stack, step, names).learn(step, *labels, spoken=spoken[0])
         if self.recent_labels and known.ordered is not None:
-            ordered, _ = self._grown(known.ordered, step).learn(step, *labels, spoken=spoken)
-        return _with_stacks(model, stack, ordered, experts)
+            ordered = self._grown(known.ordered, step, names)
+            ordered, _ = ordered.learn(step, *labels, spoken=spoken[0])
+        return self._rested(model, len(chunk), stack, ordered, experts)
 
     def learn_and_predict(
         self, before: Model, model: Model, chunk: Chunk, step: Any, settings: Settings
@@ -142,16 +156,16 @@ class Classification:
         if not (self.stacking and settings.policy.combines):
             return self.learn(model, chunk, step, settings), plain
         labels, targets = _learned_labels(chunk), model.targets
-        experts, spoken = self._spoken(targets, chunk, model.came - len(chunk), step)
-        stack, unordered = self._grown(targets.stack, step), self._unordered(spoken)
+        experts, (unordered, spoken), names = self._spoken(model, chunk, step)
+        stack, n = self._grown(targets.stack, step, names), len(chunk)
         if not self.recent_labels:
             stack, corrected = stack.learn(step, *labels, plain=plain, spoken=unordered)
-            return _with_stacks(model, stack, None, experts), corrected
+            return self._rested(model, n, stack, None, experts), corrected
         stack, _ = stack.learn(step, *labels, spoken=unordered)
-        ordered, corrected = self._grown(targets.ordered, step).learn(
+        ordered, corrected = self._grown(targets.ordered, step, names).learn(
             step, *labels, plain=plain, ordered=True, spoken=spoken
         )
-        return _with_stacks(model, stack, ordered, experts), corrected
+        return self._rested(model, n, stack, ordered, experts), corrected
 
     def predict(self, model: Model, ahead: Ahead, settings: Settings) -> Array:
         """Probabilities (b, K) in the order of the filter's outputs, corrected by the stack."""
@@ -159,13 +173,14 @@ class Classification:
         plain = self._plain(model, step)
         if not self.stacking or stack is None:
             return plain
-        spoken = None
-        if self.experts and ahead.columns is not None:
+        spoken, (speakers, _) = None, self.roles(model)
+        if speakers and ahead.columns is not None:
             passing = _passing(model, ahead.columns, ahead.gap)
             n_classes = step.logit_mean.shape[2]
-            _, spoken = advance(self.experts, model.targets.experts, passing, n_classes)
-            spoken = self._unordered(spoken)
-        return stack.with_experts(self._names).predict(step, plain, ordered=False, spoken=spoken)
+            _, spoken = advance(speakers, model.targets.experts, passing, n_classes)
+            spoken = _unordered(speakers, spoken)
+        stack = stack.with_experts(names_of(speakers))
+        return stack.predict(step, plain, ordered=False, spoken=spoken)
 
     def new_class_proba(self, model: Model, rows: ExpertRows) -> Array:
         """Probability (b,) of a class never seen, by the first expert that expects one."""
@@ -194,37 +209,66 @@ class Classification:
         rows = _learning(representation.seen(columns), chunk, model.came)
         return self.new_class_proba(model, rows)
 
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(expert.name for expert in self.experts)
+    def roles(self, model: Model) -> tuple[tuple[Expert, ...], tuple[Expert, ...]]:
+        """Experts that speak now, and those that sleep: known, but no longer in the stack.
+
+        Where labels come late all speak: rows that wait were predicted by all.
+        """
+        known = model.targets
+        if known.stack is None or model.late is not None:
+            return self.experts, ()
+        heard = known.stack.experts
+        if len(heard) == len(self.experts) == len(known.experts):
+            return self.experts, ()
+        sleeping = [
+            x.sleeps and x.name not in heard and x.name in known.experts for x in self.experts
+        ]
+        by_role = ([], [])  # type: tuple[list[Expert], list[Expert]]
+        for expert, sleeps in zip(self.experts, sleeping, strict=True):
+            by_role[sleeps].append(expert)
+        return tuple(by_role[0]), tuple(by_role[1])
 
     def _spoken(
-        self, known: Classes, chunk: Chunk, came: int, step: Any
-    ) -> tuple[dict[str, ExpertState], Array | None]:
-        """States of the experts after rows, and their log-probabilities (b, X, K) of each.
+        self, model: Model, chunk: Chunk, step: Any
+    ) -> tuple[dict[str, ExpertState], tuple[Array | None, Array | None], tuple[str, ...]]:
+        """States of the experts after the last rows of a model, and what those say that speak.
 
-        ``came`` is how many rows had come before the chunk.
+        Log-probabilities (b, X, K) as a stack hears them that does not use the labels just before
+        a row, and all; and the names of the X experts.
         """
+        speakers, sleepers = self.roles(model)
         if not self.experts or chunk.columns is None:
-            return {}, None
-        rows = _learning(chunk.columns, chunk, came)
-        return advance(self.experts, known.experts, rows, step.logit_mean.shape[2])
+            return {}, (None, None), names_of(speakers)
+        rows = _learning(chunk.columns, chunk, model.came - len(chunk))
+        given = model.targets.experts, rows, step.logit_mean.shape[2]
+        experts, spoken = advance(speakers, *given)
+        experts |= watch(sleepers, *given)
+        return experts, (_unordered(speakers, spoken), spoken), names_of(speakers)
 
-    def _unordered(self, spoken: Array | None) -> Array | None:
-        """What a stack hears that does not use the labels just before a row."""
-        silent = [x for x, expert in enumerate(self.experts) if expert.reads_labels]
-        if spoken is None or not silent:
-            return spoken
-        spoken = spoken.copy()
-        spoken[:, silent] = 0.0
-        return spoken
+    def _rested(
+        self,
+        model: Model,
+        n: int,
+        stack: Stack,
+        ordered: Stack | None,
+        experts: dict[str, ExpertState],
+    ) -> Model:
+        """The model after n rows, with stacks of the experts that speak from now on."""
+        if self.stretch and model.late is None and model.came % STRETCH < n:
+            stacks = [stack] if ordered is None else [stack, ordered]
+            names, judged = names_of(self.experts), {x.name for x in self.experts if x.sleeps}
+            if not all_speak(model.came, STRETCH):
+                names = stack.experts if stack.experts != names else names_that_pay(stacks, judged)
+            stack, *rest = (each.with_experts(names) for each in stacks)
+            ordered = rest[0] if rest else None
+        return _with_stacks(model, stack, ordered, experts)
 
-    def _grown(self, stack: Stack | None, step: Any) -> Stack:
-        """A stack, new if there was none, with room for the classes of a step."""
+    def _grown(self, stack: Stack | None, step: Any, names: tuple[str, ...]) -> Stack:
+        """A stack of these experts, new if there was none, with room for the classes of a step."""
         n_filters, _, n_classes = step.logit_mean.shape
         if stack is None:
-            return Stack.start(n_filters, n_classes, self._names)
-        stack = stack.with_experts(self._names)
+            return Stack.start(n_filters, n_classes, names)
+        stack = stack.with_experts(names)
         return stack if len(stack.counts) == n_classes else stack.add_classes(n_classes)
 
     def _plain(self, model: Model, step: Any) -> Array:
@@ -299,10 +343,12 @@ class Classification:
         codes = _learned_codes(rows)
         known, stack, ordered, made = model.targets, None, None, [late, in_order]
         if self.stacking and settings.policy.combines:
-            stack = self._grown(known.stack, step)
+            names = names_of(self.experts)
+            stack = self._grown(known.stack, step, names)
             # Without recent labels the stack of rows in their order is that of any row, so far.
-            ordered = self._grown(known.ordered or (None if self.recent_labels else stack), step)
-            unordered = self._unordered(spoken)
+            begun_by = known.ordered or (None if self.recent_labels else stack)
+            ordered = self._grown(begun_by, step, names)
+            unordered = _unordered(self.experts, spoken)
             stack, by_stack = stack.learn(step, codes, weight, plain=in_order, spoken=unordered)
             given = codes, weight, events, judged, kept
             # Where labels are late, only those who are judged in order hear experts; see `keep`.
@@ -379,6 +425,21 @@ def without_class(model: Model, label: Any, settings: Settings) -> Model:
     # What was predicted of rows that wait had a column for the class.
     store = None if model.store is None else model.store.without_predictions()
     return model.but(targets=targets, state=state, store=store)
+
+
+def names_of(experts: tuple[Expert, ...]) -> tuple[str, ...]:
+    """By which a stack knows experts."""
+    return tuple(expert.name for expert in experts)
+
+
+def _unordered(experts: tuple[Expert, ...], spoken: Array | None) -> Array | None:
+    """What a stack hears that does not use the labels just before a row."""
+    silent = [x for x, expert in enumerate(experts) if expert.reads_labels]
+    if spoken is None or not silent:
+        return spoken
+    spoken = spoken.copy()
+    spoken[:, silent] = 0.0
+    return spoken
 
 
 def _learning(columns: Array, chunk: Chunk, came: int) -> ExpertRows:

@@ -56,9 +56,13 @@ def learn(
     task = settings.task
     task.check(chunk)
     parts, start, n = [], 0, len(chunk)
-    in_pieces = predict and settings.transition == "example"
+    by_rows = settings.transition == "example"
     while start < n:
-        stop = min(n, task.end_of_piece(model, chunk, start, settings)) if in_pieces else n
+        stop = n
+        if by_rows and predict:
+            stop = task.end_of_piece(model, chunk, start, settings)
+        if by_rows and task.stretch:
+            stop = min(stop, start + task.stretch - model.came % task.stretch)
         model, part = _learn_piece(model, chunk[start:stop], settings, predict)
         parts.append(part)
         start = stop

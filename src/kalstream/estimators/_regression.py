@@ -89,6 +89,11 @@ class Regression:
         """There are no experts beside the filters."""
         return False
 
+    @property
+    def stretch(self) -> int:
+        """Pieces of any length."""
+        return 0
+
     def end_of_piece(self, model: Model, chunk: Chunk, start: int, settings: Settings) -> int:
         """The end of the piece that begins at ``start``.
 

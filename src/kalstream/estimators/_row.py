@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kalstream.core.row import RowState
-from kalstream.estimators._classification import Classes, Classification
+from kalstream.estimators._classification import Classes, Classification, names_of
 from kalstream.estimators._learning import LAST_ROWS, state_of
 from kalstream.estimators._model import IN_ROW, Model
 from kalstream.estimators._settings import Settings
@@ -52,8 +52,10 @@ def learn_row(
     model: Model, X: Any, names: Any, settings: Settings, predict: bool
 ) -> tuple[Model, Array | None] | None:
     """The model after a row, without weight and time, and its probabilities (1, K) if asked for."""
-    packed = _packed(model, X, settings)
+    packed, stretch = _packed(model, X, settings), settings.task.stretch
     if packed is None or len(names) != 1:
+        return None
+    if stretch and (model.came + 1) % stretch == 0:  # experts fall asleep, or wake
         return None
     row, labels = packed.state, packed.labels
     code = labels.column.get(names[0], -1)
@@ -222,14 +224,16 @@ def _ready(model: Model, settings: Settings) -> PackedRow | None:
     known, state = model.targets, state_of(model, settings)
     stacks = [stack for stack in (known.stack, known.ordered) if stack is not None]
     task: Any = settings.task
-    names = tuple(expert.name for expert in task.experts)
+    speakers, sleepers = task.roles(model)
+    names = names_of(speakers)
     shapes = {(len(stack.counts), stack.n_filters, stack.experts) for stack in stacks}
     if shapes - {(state.n_outputs, settings.policy.n_filters, names)}:
         return None
     policy: Any = settings.policy
     learned = stacks, known.counts, model.late
     noise_var, prior_var = settings.noise_var, settings.prior_var
-    experts = {"experts": task.experts, "states": known.experts if names else {}}
+    states = known.experts if task.experts else {}
+    experts = {"experts": speakers, "sleepers": sleepers, "states": states}
     row = RowState.of(
         policy, state, model.watch, *learned, **experts, noise_var=noise_var, prior_var=prior_var
     )

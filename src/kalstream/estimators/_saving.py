@@ -225,7 +225,7 @@ def _check_classes(model: Model) -> int:
         if state is None:
             raise ValueError(f"{name} must be None without a state")
         need(stack.n_filters == len(state.half_lives), name, "of the filters of the state")
-        need(stack.experts == tuple(experts), name, "of the experts")
+        need(set(stack.experts) <= set(experts), name, "of the experts")
         need(len(stack.counts) <= state.n_outputs, name, f"of at most {len(names)} classes")
         need(not stack.counts[len(names) :].any(), name, f"of the {len(names)} labels")
     return len(names)

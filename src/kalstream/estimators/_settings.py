@@ -100,6 +100,11 @@ class Task(Protocol):
         """Whether chunks need their columns, since experts read them."""
         ...
 
+    @property
+    def stretch(self) -> int:
+        """Rows are learned in pieces that end at multiples of so many, if it is not 0."""
+        ...
+
     def end_of_piece(self, model: Model, chunk: Chunk, start: int, settings: Settings) -> int:
         """Where the rows end that can be predicted and learned together, from ``start`` on."""
         ...

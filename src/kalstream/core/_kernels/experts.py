@@ -304,8 +304,8 @@ def pass_neighbours(
         How many rows were learned, and at how many columns are weighed next.
     counts, belief, heard : (K,), (3, V), (3,)
         Rows of each class; weights of the voices in each metric; see `keep_ready`.
-    out : (b, K)
-        Log-probabilities are written here.
+    out : (b, K) or (0, K)
+        Log-probabilities are written here; with no room for them no row is predicted.
 
     Returns
     -------
@@ -319,14 +319,14 @@ def pass_neighbours(
     voices, trust = np.empty((belief.size, counts.shape[0])), np.empty(belief.size)
     distances, row = np.empty((n_metrics, capacity), np.float32), np.empty_like(means)
     near, near_distances = np.empty(sizes[-1], np.int64), np.empty(sizes[-1], np.float32)
-    awake = np.empty(n_metrics, np.bool_)
+    awake, speaks = np.empty(n_metrics, np.bool_), out.shape[0] > 0
     for i in range(rows.shape[0]):
         label = rows_labels[i]
         if label >= 0 and stop == capacity:
             return i, stop
         read_row(rows[i], origin, means, row)
         for m in range(n_metrics):
-            awake[m] = clock[0] % sleep[0] == 0 or heard[m] >= WAKES
+            awake[m] = speaks and (clock[0] % sleep[0] == 0 or heard[m] >= WAKES)
         together, done, total = awake.sum() > 1, 0, 0.0
         if together:
             distances_in_all(window, stop, row, scales, distances)
@@ -347,18 +347,20 @@ def pass_neighbours(
                 end, done = start, done + n_each
         for v in range(done):
             trust[v] /= total
-        mix_voices(voices[:done], trust[:done], out[i])
+        if speaks:
+            mix_voices(voices[:done], trust[:done], out[i])
         if label < 0:
             continue
         weight = min(rows_weights[i], LARGEST_WEIGHT)
-        judge_voices(voices[:done], share, label, weight, trust[:done])
-        done = 0
-        for m in range(n_metrics):
-            if awake[m]:
-                for v in range(n_voices):
-                    belief[m, v] = total * trust[done + v]
-                done += n_voices
-        keep_ready(belief, sleep[1], heard)
+        if speaks:
+            judge_voices(voices[:done], share, label, weight, trust[:done])
+            done = 0
+            for m in range(n_metrics):
+                if awake[m]:
+                    for v in range(n_voices):
+                        belief[m, v] = total * trust[done + v]
+                    done += n_voices
+            keep_ready(belief, sleep[1], heard)
         if counts.sum() >= newest[-1]:
             drop_one(labels, stop, counts)
         for j in range(row.shape[0]):

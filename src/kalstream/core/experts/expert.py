@@ -19,6 +19,10 @@ from kalstream.core import checks as check
 from kalstream.core.tagged import Tagged
 from kalstream.errors import InvalidInput
 
+# Experts fall asleep, or wake, at multiples of so many rows. One that sleeps is tried in one
+# stretch of 16, and before that in the first one, and in those behind 1, 2, 4 and 8 of them.
+STRETCH: Final = 1000
+TRIED: Final = 16
 # Smaller log-probabilities count as this, as in the stack: a class that was ruled out may come.
 _LEAST: Final = math.log(1e-9)
 
@@ -123,12 +127,16 @@ class Expert(Tagged):
         stack uses these too.
     expects_new_classes : bool
         Whether `new_class_proba` says how probable a class is that was never seen.
+    sleeps : bool
+        Whether it may fall silent where it does not pay. It then only watches rows, which should
+        cost much less.
     """
 
     __slots__ = ()
 
     name: ClassVar[str]
     reads_labels: ClassVar[bool] = False
+    sleeps: ClassVar[bool] = False
     expects_new_classes: ClassVar[bool] = False
     if TYPE_CHECKING:
 
@@ -151,6 +159,10 @@ class Expert(Tagged):
             Of each row, made before its label was learned. Those of classes that have not been
             seen are ignored.
         """
+
+    def watch(self, state: Any, rows: ExpertRows) -> Any:
+        """The state after rows that it need not predict, while it sleeps."""
+        return self.advance(state, rows)[0]
 
     def new_class_proba(self, state: Any, rows: ExpertRows) -> Array:
         """Probability (b,) of a class never seen, of each row before its label is learned."""
@@ -189,12 +201,25 @@ def advance(
     return after, np.maximum(spoken, _LEAST, out=spoken)
 
 
+def watch(
+    experts: Sequence[Expert], states: States, rows: ExpertRows, n_classes: int
+) -> dict[str, ExpertState]:
+    """States of experts after rows that they do not predict."""
+    return {each.name: each.watch(begun(each, states, rows, n_classes), rows) for each in experts}
+
+
 def begun(expert: Expert, states: States, rows: ExpertRows, n_classes: int) -> Any:
     """The state of an expert with room for the classes; one that has seen nothing, if need be."""
     known = states.get(expert.name)
     if known is None or type(known) is not expert.state_type:
         return expert.start(rows.columns.shape[1], n_classes)
     return known.add_classes(n_classes) if known.n_classes < n_classes else known
+
+
+def all_speak(came: int, stretch: int) -> bool:
+    """Whether every expert speaks in the stretch that begins behind so many rows."""
+    k = came // stretch
+    return k % TRIED == 0 or k & (k - 1) == 0
 
 
 def check_experts(experts: Any) -> tuple[Expert, ...]:

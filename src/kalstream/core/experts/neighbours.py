@@ -190,6 +190,9 @@ class Neighbours(Expert):
     well each has predicted. So there is no metric and no number of neighbours to choose. A metric
     that has had little weight for about 1,000 rows is tried at one row in 16, and costs little.
 
+    Where the stack would lose less than 0.0005 in log-loss without this expert, it sleeps: it only
+    keeps rows, and is tried again in one thousand rows of sixteen thousand, at first more often.
+
     A missing value counts as the mean. Values are kept in float32, as differences from the first
     row.
 
@@ -218,6 +221,7 @@ class Neighbours(Expert):
     tag: ClassVar[str] = "kalstream.Neighbours"
     name: ClassVar[str] = "neighbours"
     state_type: ClassVar[type] = NeighboursState
+    sleeps: ClassVar[bool] = True
 
     limit: int = 5000
 
@@ -235,9 +239,17 @@ class Neighbours(Expert):
 
     def advance(self, state: NeighboursState, rows: ExpertRows) -> tuple[NeighboursState, Array]:
         """Predict each row, then put it into the window if it has a label."""
+        return self._passed(state, rows, np.empty((len(rows), state.n_classes)))
+
+    def watch(self, state: NeighboursState, rows: ExpertRows) -> NeighboursState:
+        """The state with rows in the window that are not predicted."""
+        return self._passed(state, rows, np.empty((0, state.n_classes)))[0]
+
+    def _passed(
+        self, state: NeighboursState, rows: ExpertRows, out: Array
+    ) -> tuple[NeighboursState, Array]:
         from kalstream.core._kernels.experts import pass_neighbours
 
-        out = np.empty((len(rows), state.n_classes))
         left: tuple[Array, ...] = rows.columns, rows.labels, rows.weight, out
         now = state
         learns = rows.labels[0] >= 0 if len(rows) == 1 else (rows.labels >= 0).any()
