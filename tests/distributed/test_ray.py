@@ -127,3 +127,39 @@ def test_no_cluster_at_the_address() -> None:
     last = ended.stderr.strip().splitlines()[-1]
     assert "KalstreamError: no Ray cluster could be reached at '127.0.0.1:1'" in last
     assert "ray start --head" in last
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_lost_loses_nothing(tmp_path: Path) -> None:
+    """A cluster of three machines on this one, of which two are lost in turn."""
+    code = f"""
+import sys, time
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+import ray
+from ray.cluster_utils import Cluster
+from distributed.test_crew import BASE, CLASSES, passed, same
+from kalstream import KeyedClassifier
+from kalstream.distributed import Keyed
+
+cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 0}})
+small = {{"num_cpus": 1, "object_store_memory": 100_000_000}}
+nodes = [cluster.add_node(**small) for _ in range(3)]
+ray.init(address=cluster.address, log_to_driver=False)
+first, last = ([part[at] for part in CLASSES] for at in (slice(400), slice(400, 700)))
+alone = KeyedClassifier(BASE)
+with Keyed(KeyedClassifier(BASE), shards=2, folder={str(tmp_path)!r}, every=150) as model:
+    same(passed(model, first, [20]), passed(alone, first, [20]))
+    for node, part in zip(nodes[:2], (slice(150), slice(150, 300))):
+        cluster.remove_node(node)
+        cluster.add_node(**small)
+        rows = [each[part] for each in last]
+        same(passed(model, rows, [20]), passed(alone, rows, [20]))
+ray.shutdown()
+cluster.shutdown()
+print("the same")
+"""
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    printed = tmp_path / "printed"
+    with printed.open("wb") as file:  # processes of Ray would keep a pipe open
+        subprocess.run([sys.executable, "-c", code], stdout=file, stderr=file, env=environment)
+    assert printed.read_text().endswith("the same\n"), printed.read_text()[-3000:]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -34,14 +35,22 @@ def connect(address: str | None = None) -> Any:
     if ray.is_initialized():
         return ray
     try:
+        _knock(address)
         ray.init(address, log_to_driver=False, include_dashboard=False if address is None else None)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         where = "on this machine" if address is None else f"at {check.shown(address)}"
         raise KalstreamError(
             f"no Ray cluster could be reached {where} ({check.error_text(error, 100)}); "
             f"{_NO_CLUSTER}"
         ) from error
     return ray
+
+
+def _knock(address: str | None) -> None:
+    """See whether somebody listens at an address; Ray would try for minutes."""
+    host, _, port = (address or "").rpartition("/")[2].rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10.0).close()
 
 
 @dataclass(frozen=True)
