@@ -59,18 +59,14 @@ def test_values_are_chosen_as_the_equations_say(seed: int) -> None:
     means = rng.standard_normal((n, 2, n_outputs))
     variances = rng.uniform(0.3, 2.0, (n, 2, n_outputs))
     variances[rng.random(n) < 0.2, 0] = 0.0  # unknown
-    since, known = rng.integers(0, 4, n), rng.integers(0, 8, n // 2).astype(float)
-    calm = (since == 0) | (known[slot] - since >= lag)
-    answers, beliefs = np.zeros((n // 2, 2, 2 * n_outputs)), rng.dirichlet([2.0, 2.0])
+    answers, beliefs = np.zeros((n // 2, 2, 2 * n_outputs)), np.array([0.3, 0.7])
     expected, kept, now = beliefs.copy(), {}, []
     for i in range(n):
         switch = 1.0 - (1.0 - share) ** (gap[i] * rates[i])
         ahead = (1.0 - switch) * expected + switch / 2.0
         if asked[i]:
             others = 0.5 * lag[i] / (1.0 + lag[i])
-            odds = ahead[1] / ahead[0]
-            doubt = max(odds, 1.0) ** ((1.0 - share) ** gap[i] - 1.0) if calm[i] else 1.0
-            w = ahead * [1.0 - others, others * doubt]
+            w = ahead * [1.0 - others, others]
             w = w / w.sum()
             mean = w @ means[i]
             now.append(np.r_[mean, w @ (variances[i] + (means[i] - mean) ** 2)])
@@ -78,15 +74,15 @@ def test_values_are_chosen_as_the_equations_say(seed: int) -> None:
             continue
         expected = ahead
         mean, var = kept[slot[i]]
-        if weight[i] == 0.0 or known[slot[i]] < since[i] or not (var > 0.0).all():
+        if weight[i] == 0.0 or not (var > 0.0).all():
             continue
         logs = -0.5 * (np.log(var) + (dense[i] - mean) ** 2 / var).sum(axis=1)
         floored = np.maximum(np.exp(logs - logs.max()), 1e-9)
         expected = expected * floored ** (weight[i] * rates[i])
         expected = np.maximum(expected / expected.sum(), 1e-9)
     out = choose_rows(
-        *(asked, slot, gap, lag, NO_LABELS, dense, weight, rates, since),
-        *(np.concatenate([means, variances], axis=2), answers, known),
+        *(asked, slot, gap, lag, NO_LABELS, dense, weight, rates, np.zeros(n, np.int64)),
+        *(np.concatenate([means, variances], axis=2), answers, np.zeros(n // 2)),
         *(share, beliefs),
     )
     np.testing.assert_allclose(out[asked], now, rtol=1e-10)

@@ -503,8 +503,9 @@ def choose_rows(
         for a in range(n_answers):
             now[a] = beliefs[a] + switch * (1.0 / n_answers - beliefs[a])
         if asked[i]:
-            # Since an alarm that few targets followed, only the order of targets knows the change.
-            if since[i] == 0 or known_then[s] - since[i] >= lag[i]:
+            # Since an alarm that few labels followed, only the order of labels knows the change.
+            calm = since[i] == 0 or known_then[s] - since[i] >= lag[i]
+            if labels.shape[0] and calm:
                 doubt_order(now, 1.0 - (1.0 - share) ** gap[i])
             others = 0.5 * lag[i] / (1.0 + lag[i])
             now[0] *= 1.0 - others
@@ -548,7 +549,7 @@ def choose_rows(
 def doubt_order(beliefs: Floats, switch: float) -> None:
     """Divide the odds of the second half of beliefs (A,) by themselves to this power, if above 1.
 
-    Nothing has told for a while that the order of targets has stopped being better.
+    No label has told for a while whether the order of labels is still better.
     """
     half = beliefs.shape[0] // 2
     late, in_order = beliefs[:half].sum(), beliefs[half:].sum()
