@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kalstream import KalmanClassifier, KalmanRegressor
 from kalstream.core import Mixture
+from kalstream.core._kernels.judging import choose_rows
 from kalstream.core.judging_reference import LateReference
 from kalstream.errors import InvalidInput
 
@@ -200,6 +201,23 @@ def test_labels_that_come_late_change_what_is_believed() -> None:
 
 
 # ---- ids -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("since", "doubted"), [(0, True), (20, True), (25, False)])
+def test_a_lead_of_the_order_of_labels_is_doubted(since, doubted) -> None:
+    """Unless few labels have come since an alarm: 30 are known, and 8 rows wait."""
+    lead, one = np.array([0.05, 0.05, 0.6, 0.3]), np.ones(1)
+    made, share, gap, lag = np.eye(4)[None], 0.1, 9.0, 8.0
+    out = choose_rows(
+        *(np.array([True]), np.zeros(1, int), gap * one, lag * one, np.zeros(1, int)),
+        *(np.empty((1, 0)), 0.0 * one, 0.0 * one, np.array([since])),
+        *(made, np.zeros((1, 4, 4)), 30.0 * one, share, lead.copy()),
+    )
+    others = 0.5 * lag / (1.0 + lag)
+    odds = 9.0 ** ((1.0 - share) ** gap) if doubted else 9.0
+    prior = np.array([1.0 - others, others / 3.0, others / 3.0, others / 3.0])
+    expected = prior * lead * np.repeat([1.0, odds / 9.0], 2)
+    np.testing.assert_allclose(out[0], expected / expected.sum(), rtol=1e-12)
 
 
 @pytest.fixture

@@ -302,6 +302,7 @@ def choose(
     the labels before, the order of targets favours filters that forget too fast. Each is wrong
     where another one is right, so a mixture and a stack of both judges are kept. Once a drift alarm
     has begun, rows that were predicted before it tell nothing about which of them is right now.
+    A lead of the order of labels is doubted the more, the longer no label has come.
 
     Parameters
     ----------

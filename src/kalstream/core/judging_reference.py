@@ -178,7 +178,9 @@ class LateReference:
         row.answers = np.array([*late, self.stack.answer(described, plain, 1.0), plain])
         others = 0.5 * lag / (1.0 + lag)
         prior = np.array([1.0 - others, others / 3.0, others / 3.0, others / 3.0])
-        beliefs = prior * (self.beliefs + self._switch(gap * rate) * (0.25 - self.beliefs))
+        beliefs = self.beliefs + self._switch(gap * rate) * (0.25 - self.beliefs)
+        odds = beliefs[2:].sum() / beliefs[:2].sum()  # of what is judged in the order of labels
+        beliefs = prior * beliefs * np.repeat([1.0, min(odds ** -self._switch(gap), 1.0)], 2)
         out[row.seen] = beliefs @ row.answers / beliefs.sum()
         return out
 

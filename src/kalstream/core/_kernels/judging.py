@@ -493,7 +493,7 @@ def choose_rows(
 
     W is K' probabilities, or 2 K' means and variances. answers (S, A, W) and beliefs (A,) change in
     place; see `judging.choose`. The first prediction alone counts if no target is late; the others
-    have half of the prior weight if many are.
+    have half of the prior weight if many are. The second half of them are in the order of targets.
     """
     n, n_answers, width = made.shape
     out, now, scores = np.zeros((n, width)), np.empty(n_answers), np.empty(n_answers)
@@ -503,6 +503,10 @@ def choose_rows(
         for a in range(n_answers):
             now[a] = beliefs[a] + switch * (1.0 / n_answers - beliefs[a])
         if asked[i]:
+            # Since an alarm that few labels followed, only the order of labels knows the change.
+            calm = since[i] == 0 or known_then[s] - since[i] >= lag[i]
+            if labels.shape[0] and calm:
+                doubt_order(now, 1.0 - (1.0 - share) ** gap[i])
             others = 0.5 * lag[i] / (1.0 + lag[i])
             now[0] *= 1.0 - others
             whole = now[0]
@@ -539,6 +543,18 @@ def choose_rows(
         for a in range(n_answers):
             beliefs[a] = max(beliefs[a] / whole, LEAST_PROBABILITY)  # it may come back
     return out
+
+
+@jit
+def doubt_order(beliefs: Floats, switch: float) -> None:
+    """Divide the odds of the second half of beliefs (A,) by themselves to this power, if above 1.
+
+    No label has told for a while whether the order of labels is still better.
+    """
+    half = beliefs.shape[0] // 2
+    late, in_order = beliefs[:half].sum(), beliefs[half:].sum()
+    if in_order > late:
+        beliefs[half:] *= (late / in_order) ** switch
 
 
 @jit
