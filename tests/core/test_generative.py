@@ -163,6 +163,28 @@ def test_a_new_class_is_expected_far_off_and_curved_classes_are_told_apart() -> 
     assert np.median(np.delete(out[:, 20], first)) < 0.02
 
 
+def test_the_prior_is_learned_less_often_the_more_classes_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times, once = [], GenerativeState.with_prior
+
+    def counted(state: GenerativeState) -> GenerativeState:
+        times.append(int((state.counts > 0.0).sum()))
+        return once(state)
+
+    monkeypatch.setattr(GenerativeState, "with_prior", counted)
+    rng = np.random.default_rng(0)
+    y = np.arange(140)
+    X = 9.0 * rng.standard_normal((140, 3))
+    settings = Generative(most_columns=1)
+    state, _ = passed(settings.start(3, 140), X, y, settings)
+    by_growth = {n for n in times if n >= 32 and n % (2 if n < 64 else 4 if n < 128 else 8)}
+    assert set(range(1, 32)) <= set(times)
+    assert {32, 34, 62, 64, 68, 124, 128, 136} <= set(times)
+    assert len(by_growth) <= 4  # learned again as there are half as many rows more
+    assert np.isfinite(state.shared).all()
+
+
 def test_bad_settings_and_states_are_refused() -> None:
     for bad in ({"half_life": 0.0}, {"powers": (-1.0,)}, {"most_columns": 0}):
         with pytest.raises(InvalidInput, match=next(iter(bad))):

@@ -135,6 +135,17 @@ def test_extreme_columns_and_bad_input() -> None:
         CRPClassifier().fit(X[:2], ["a", None])
 
 
+def test_windows_have_how_many_new_classes_were_expected() -> None:
+    X, y = stream(300)
+    _, new = CRPClassifier().predict_open_then_learn(X, y)
+    windows = prequential(CRPClassifier(), ArrayStream(X, y), window=100).windows
+    new[0] = 0.0  # not scored: no label was known
+    made = [line["expected_new"] for line in windows]
+    np.testing.assert_allclose(made, new.reshape(3, 100).sum(axis=1), rtol=1e-9)
+    silent = prequential(KalmanClassifier(features="raw"), ArrayStream(X, y), window=100)
+    assert not any("expected_new" in line for line in silent.windows)
+
+
 @pytest.mark.parametrize("chunk", [1, 7])
 def test_open_log_loss_is_by_its_own_probability_of_a_new_class(chunk: int) -> None:
     X, y = stream(300)

@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 
 from kalstream import KalmanClassifier, KalmanRegressor
 from kalstream.estimators.checkpoint import FORMAT
+from kalstream.estimators.migrations import MIGRATIONS
 
 FOLDER = Path(__file__).parents[1] / "data"
 ROWS = np.linspace(-2.0, 2.0, 12).reshape(4, 3)
@@ -90,13 +92,37 @@ def test_rows_that_wait_in_an_earlier_format_are_learned() -> None:
 
 def test_values_that_wait_in_an_earlier_format_are_learned() -> None:
     made = []
-    for number in (7, FORMAT):
+    for number in (7, 9):  # with the same filters
         model = KalmanRegressor.load(FOLDER / f"late-format-{number}.safetensors")
         model.tell(range(30, 40), np.linspace(-1.0, 1.0, 10))
         mean, std = model.ask(ROWS, keep=False)
         assert np.isfinite([mean, std]).all()
         made.append(mean)
     np.testing.assert_allclose(made[0], made[1], atol=0.1)  # other beliefs in the two judges
+
+
+def test_a_regression_keeps_the_filters_it_had() -> None:
+    old, new = (KalmanRegressor.load(FOLDER / f"late-format-{n}.safetensors") for n in (9, FORMAT))
+    assert new.forgetting == "mixture"
+    assert len(new.half_life_weights_) == 6
+    assert list(old.half_life_weights_) == [1e2, 1e3, 1e4, 1e5, np.inf]
+    assert {scale for scale in old.forgetting.prior_scales} == {1.0}
+    again = clone(old).fit(ROWS, ROWS[:, 0])
+    assert list(again.half_life_weights_) == list(old.half_life_weights_)
+
+
+@pytest.mark.parametrize("orders", [2, {"@tuple": [1, 2]}])
+def test_filters_of_earlier_regressions_have_their_orders(orders: Any) -> None:
+    params = [["forgetting", "mixture"], ["order", orders], ["calibration", 3.0]]
+    values = {"Model": {"targets": {"Values": {}}}}
+    base = {"@dict": [["params", {"@dict": params}], ["model", values]]}
+    MIGRATIONS[9]({"@dict": [["base", base]]})  # also where it is the base of a keyed model
+    found = dict(params)
+    each = [2] if orders == 2 else [1, 2]
+    mixture = found["forgetting"]["Mixture"]
+    assert mixture["order"]["@tuple"] == [*np.repeat(each, 4).tolist(), 1]
+    assert len(mixture["half_lives"]["@tuple"]) == 4 * len(each) + 1
+    assert (found["order"], found["calibration"]) == (1, "auto")
 
 
 if __name__ == "__main__":

@@ -491,6 +491,24 @@ def test_new_classes_are_told(pages: dict[str, tuple[Path, str]]) -> None:
     assert "◂" in text
 
 
+def test_new_classes_that_were_expected_are_drawn(tmp_path: Path) -> None:
+    def change(lines: list[Any]) -> list[Any]:
+        for line in lines[:-1]:
+            line["expected_new"] = 0.25
+        return lines
+
+    title, folder = "New classes, expected and seen", synthetic.many_classes(tmp_path, rows=4000)
+    assert title not in make_report(folder)
+    page = make_report(synthetic.change_lines(folder, change))
+    assert title in page
+    n_windows, n_classes = len(read_run(folder).windows), len(read_run(folder).labels)
+    said = words_of(page)
+    assert f"In all it expected {0.25 * n_windows:g}, without the rows before" in said
+    assert "classes appeared." in said
+    assert n_classes > 10
+    Strict(page)
+
+
 def test_regression_tells_coverage(pages: dict[str, tuple[Path, str]]) -> None:
     folder, page = pages["regression"]
     coverage = read_run(folder).total("coverage")

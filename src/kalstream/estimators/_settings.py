@@ -27,8 +27,15 @@ if TYPE_CHECKING:
     from kalstream.estimators._model import Model
 
 
-# The filters of forgetting="mixture"; benchmarks/choose.py chose them. A likelihood without entry
-# has those of the softmax if it is one, else those of "onehot".
+# The filters of a regression with forgetting="mixture". Columns differ in how much they say, so
+# prior variances do too; benchmarks/regression.py compares them with one prior variance.
+VALUES: Final = Mixture(
+    half_lives=(15.0, 1e2, 1e3, 1e4, 1e5, math.inf),
+    prior_scale=(0.5, 1.0, 1.0, 0.1, 10.0, 1.0),
+    predictive="probit",
+)
+# The filters of a classification; benchmarks/choose.py chose them. A likelihood without entry has
+# those of the softmax if it is one, else those of "onehot".
 _BANKS: Final = {
     "onehot": Mixture(predictive="probit"),
     "softmax": Mixture(
@@ -191,9 +198,16 @@ class Task(Protocol):
 
 
 def policy_of(
-    forgetting: Any, calibration: Any, likelihood: Any = "auto", order: Any = 1
+    forgetting: Any,
+    calibration: Any,
+    likelihood: Any = "auto",
+    order: Any = 1,
+    usual: Mixture | None = None,
 ) -> Policy:
-    """The policy that the parameters of these names ask for."""
+    """The policy that the parameters of these names ask for.
+
+    ``usual`` are the filters of a mixture; by default those of the likelihood.
+    """
     check.choice("likelihood", likelihood, ("auto", *LIKELIHOODS))
     orders = _orders(order)
     if isinstance(calibration, str) and calibration != "auto":
@@ -202,15 +216,15 @@ def policy_of(
             f"of numbers; got {calibration!r}"
         )
     if isinstance(forgetting, Policy):
-        for name, value, usual, is_usual in (
+        for name, value, default, is_default in (
             ("order", order, "1", orders == (1,)),
             ("likelihood", likelihood, '"auto"', likelihood == "auto"),
             ("calibration", calibration, '"auto"', isinstance(calibration, str)),
         ):
-            if not is_usual:
+            if not is_default:
                 raise InvalidInput(
                     f"{name}={value!r} cannot be combined with a policy object; give the {name} to "
-                    f"{type(forgetting).__name__}(...), and leave {name}={usual}"
+                    f"{type(forgetting).__name__}(...), and leave {name}={default}"
                 )
         for cls in (type(forgetting), forgetting.state_type):
             if not hasattr(cls, "tag"):
@@ -220,7 +234,8 @@ def policy_of(
                 )
         return forgetting
     if isinstance(forgetting, str) and forgetting == "mixture":
-        return _with_orders(_mixture(calibration, likelihood), orders)
+        bank = _bank_of(likelihood) if usual is None else usual
+        return _with_orders(_mixture(calibration, bank), orders)
     if len(orders) > 1:
         raise InvalidInput(
             f"order={order!r} with forgetting={forgetting!r}: one filter has one order; give one, "
@@ -246,13 +261,12 @@ def policy_of(
     )
 
 
-def _mixture(calibration: Any, likelihood: str) -> Mixture:
+def _mixture(calibration: Any, bank: Mixture) -> Mixture:
     if isinstance(calibration, Calibration):
         raise InvalidInput(
             "calibration=Calibration(...) works with one filter only; for a mixture give a list "
             "of numbers, or one number to fix it"
         )
-    bank = _bank_of(likelihood)
     if isinstance(calibration, str):
         return bank
     one = isinstance(calibration, float | int | np.number)

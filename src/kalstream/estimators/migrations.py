@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from struct import pack
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from kalstream.core.judging import Kept
 from kalstream.estimators._soundness import need
 
-FORMAT: Final = 9
+FORMAT: Final = 10
 
 
 def _everywhere(tree: Any, tag: str, change: Callable[[dict[str, Any]], Any]) -> Any:
@@ -125,6 +126,11 @@ def _params(tree: Any) -> Iterator[list[Any]]:
     for key, params in tree.get("@dict", ()) if isinstance(tree, dict) else ():
         if key == "params" and isinstance(params, dict):
             yield params["@dict"]
+
+
+def _models(tree: Any) -> Iterator[dict[str, Any]]:
+    """The model of a tree."""
+    yield from (each for key, each in tree.get("@dict", ()) if key == "model")
 
 
 def _with_count(tree: Any) -> Any:
@@ -255,6 +261,31 @@ def _with_answers(tree: Any) -> Any:
     return tree
 
 
+def _with_five_filters(tree: Any) -> Any:
+    """Format 10: a regression keeps the mixture it had, of five filters of one prior variance."""
+    keyed = [each for key, each in tree.get("@dict", ()) if key == "base"]
+    for part in (tree, *keyed):
+        if any("Values" in each["Model"]["targets"] for each in _models(part)):
+            for params in _params(part):
+                params[:] = map(list, _as_five_filters(dict(params)).items())
+    return tree
+
+
+def _as_five_filters(params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of a regression whose mixture is a policy of its own."""
+    if params["forgetting"] != "mixture":
+        return params
+    orders = params.get("order", 1)
+    orders = [orders] if isinstance(orders, int) else next(iter(orders.values()))
+    moving = [1e2, 1e3, 1e4, 1e5]
+    mixture = {
+        "half_lives": {"@tuple": [*moving * len(orders), {"@float": pack("<d", math.inf).hex()}]},
+        "order": {"@tuple": [*(each for each in orders for _ in moving), 1]},
+        "predictive": "probit",
+    }
+    return params | {"forgetting": {"Mixture": mixture}, "order": 1, "calibration": "auto"}
+
+
 # MIGRATIONS[n] turns a tree of format n into one of format n + 1.
 MIGRATIONS: Final[dict[int, Callable[[Any], Any]]] = {
     1: lambda tree: tree,  # Model.stack is newer, and None if it is not there
@@ -265,4 +296,5 @@ MIGRATIONS: Final[dict[int, Callable[[Any], Any]]] = {
     6: _with_judge,
     7: _with_answers,
     8: lambda tree: tree,  # Representation.before is newer, and None if it is not there
+    9: _with_five_filters,
 }

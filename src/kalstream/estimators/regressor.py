@@ -18,7 +18,7 @@ from kalstream.errors import InvalidInput
 from kalstream.estimators._asking import AskingEstimator
 from kalstream.estimators._model import Model
 from kalstream.estimators._regression import Regression, r_squared, shaped
-from kalstream.estimators._settings import policy_of, store
+from kalstream.estimators._settings import VALUES, policy_of, store
 from kalstream.estimators._value_row import learn_value
 from kalstream.estimators.inputs import read_values
 
@@ -149,7 +149,7 @@ dtype, random_state, max_waiting, max_age
     def _policy(self) -> Policy:
         own = isinstance(self.forgetting, Policy)  # values have no likelihood to choose
         likelihood = "auto" if own else "onehot"
-        policy = policy_of(self.forgetting, self.calibration, likelihood, self.order)
+        policy = policy_of(self.forgetting, self.calibration, likelihood, self.order, VALUES)
         return policy.with_noise(known=not isinstance(self.noise_var, str))
 
     def predict(self, X: ArrayLike, return_std: bool = False, time: Any = None) -> Any:

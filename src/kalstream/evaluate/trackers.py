@@ -94,6 +94,7 @@ class LabelTracker:
         self.naive_before = sums_of(self.naive)
         self.confusion: dict[int, int] = {}
         self.new_classes: list[dict[str, Any]] = []
+        self.expected_new: float | None = None
         self.missing = 0
 
     def score(self, batch: Batch, answer: Answer, revealed: _Reveals | None = None) -> Scored:
@@ -132,6 +133,8 @@ class LabelTracker:
             p = self._in_codes(answer.labels or [], answer.probabilities)
             new = None if answer.new is None else answer.new[there]
             scored = score_labels(codes, p[there], np.array(self.ranks), n_seen, n_known, new)
+            if new is not None:
+                self.expected_new = (self.expected_new or 0.0) + float(new.sum())
         return self._added(scored)
 
     def _reveals(self, revealed: _Reveals | None) -> Iterator[tuple[int, int, int]]:
@@ -261,6 +264,7 @@ class LabelTracker:
             "total": self.values(),
             "baselines": {name: {"window": recent[name], "total": now[name]} for name in now},
             "new_classes": self.new_classes,
+            **self._expected(),
             "confusion": [
                 [pair // _MANY, pair % _MANY - 1, count]
                 for pair, count in sorted(self.confusion.items())
@@ -269,11 +273,16 @@ class LabelTracker:
             "missing": self.missing,
         }
 
+    def _expected(self) -> dict[str, float]:
+        """How many new classes the learner expected in the window, if it says so."""
+        return {} if self.expected_new is None else {"expected_new": self.expected_new}
+
     def state(self) -> dict[str, Any]:
         """Everything, as JSON."""
         return {
             **_common_state(self),
             "new_classes": list(self.new_classes),
+            **self._expected(),
             "codes": list(self.codes),
             "confusion": list(self.confusion.items()),
             "ranks": list(self.ranks),
@@ -288,6 +297,7 @@ class LabelTracker:
         self.n_seen, self.n_known = state["n_seen"], state["n_known"]
         self.ranks = list(state["ranks"])
         self.new_classes = list(state["new_classes"])
+        self.expected_new = state.get("expected_new")
         self.codes = {label: code for code, label in enumerate(state["codes"])}
         self.confusion = dict(state["confusion"])
         self.guesses = dict(state.get("guesses", ()))

@@ -171,6 +171,7 @@ class Window(_Line):
     half_life: _HalfLives | None = None
     drift: list[Alarm] = []
     new_classes: list[_NewClass] = []
+    expected_new: Annotated[float, Field(ge=0.0, le=_LARGEST)] | None = None
     confusion: Annotated[Any, PlainValidator(_confusion)] = Field(
         default_factory=lambda: _confusion([])
     )

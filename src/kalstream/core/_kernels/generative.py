@@ -13,6 +13,9 @@ LARGEST_WEIGHT = 10.0
 # Half-lives, times ln 2, after which the prior is put back in full, since what was added to the
 # scatters before is forgotten with it.
 LONGEST = 0.05
+# The prior is learned again after the first row of each of so many classes, then of every second
+# one, and of every fourth one when there are twice as many: it costs as much as thousands of rows.
+MANY = 32
 _LEAST = 1e-12
 _SMALLEST = 1e-200
 
@@ -234,6 +237,15 @@ def forget(gone: float, clock: Floats, counts: Floats, pooled: Floats, scatters:
 
 
 @jit
+def teaches_prior(counts: Floats) -> bool:
+    """Whether the prior is learned again now that one more class has come."""
+    n_live, every = (counts > 0.0).sum(), 1
+    while MANY * every <= n_live:
+        every *= 2
+    return n_live % every == 0
+
+
+@jit
 def pass_rows(
     rows: Floats,
     labels: Labels,
@@ -276,7 +288,7 @@ def pass_rows(
     learned, due : int
         Rows learned, and that number at which the prior is learned again.
     often : bool
-        Whether the prior is learned again after the first row of a class, and as time passes.
+        Whether the prior is learned again as classes come, and as time passes.
     clock, counts, ...
         See `GenerativeState`; they change in place.
     out : (b, K + 1)
@@ -336,6 +348,7 @@ def pass_rows(
             *(strengths, within, shared, squares, own, own_log_dets, work),
         )
         learned += 1
-        if learned >= due or (often and (is_new or restore)):
+        restore = restore or (is_new and teaches_prior(counts))
+        if learned >= due or (often and restore):
             return i + 1, learned, True
     return rows.shape[0], learned, False

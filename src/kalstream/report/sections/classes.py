@@ -117,6 +117,7 @@ def classes(run: RunRecord) -> Children:
         _worst(run, counted) if len(choice.codes) > 2 else None,
         _recall(run, counted, choice),
         _seen(run),
+        _expected(run),
         _appearances(run),
     ]
 
@@ -293,6 +294,33 @@ def _seen(run: RunRecord) -> Markup | None:
     mark_alarms(figure, run)
     figure.line(time.right, new, "model", name="classes", label="classes")
     return figure.render()
+
+
+def _expected(run: RunRecord) -> Markup | None:
+    """Figure of the new classes that the learner expected and those that came, if it says so."""
+    offered = [window.expected_new for window in run.windows]
+    if not run.classification or all(value is None for value in offered):
+        return None
+    time = Timeline(run)
+    expected = time.sum(np.array([value or 0.0 for value in offered]))
+    came = time.sum(np.array([float(len(window.new_classes)) for window in run.windows]))
+    total, all_came = fmt.compact(expected.sum()), fmt.plural(int(came.sum()), "class", "classes")
+    figure = Figure(
+        "New classes, expected and seen",
+        f"Two lines: new classes that the learner expected, {total} in all, and {all_came} that "
+        "appeared.",
+        rows_axis(run.rows, run.dates),
+        linear(0, max(expected.max(), came.max()), steps=3),
+        height=120,
+    )
+    mark_alarms(figure, run)
+    figure.line(time.right, came, "constant", name="appeared", label="appeared")
+    figure.line(time.right, expected, "model", name="expected", label="expected")
+    return figure.render(
+        "Expected: the sum of the learner’s own probabilities that a row is of a class never seen. "
+        f"In all it expected {total}, without the rows before its first label, and {all_came} "
+        "appeared."
+    )
 
 
 def _appearances(run: RunRecord) -> Markup | None:
