@@ -326,6 +326,24 @@ def test_it_goes_on_with_the_model_of_a_run(start: Start, tmp_path: Path) -> Non
     assert service.models["default"].n_rows == 20
 
 
+def test_the_document_says_what_is_answered(start: Start) -> None:
+    _, client = start()
+    document = client.get("/openapi.json").json()
+    assert "oneOf" not in json.dumps(document)  # {"rows": []} is one answer and several
+    for method, path, media in (
+        ("get", "/metrics", "text/plain"),
+        ("post", "/models/{name}/stream", "application/x-ndjson"),
+        ("get", "/models/{name}", "application/json"),
+    ):
+        responses = document["paths"][path][method]["responses"]
+        assert list(responses["200"]["content"]) == [media]
+        assert {"401", "403", "421"} < responses.keys()
+        answer = client.request(
+            method, path.format(name="default"), headers={"content-type": media}
+        )
+        assert answer.headers["content-type"].startswith(media)
+
+
 def test_models_come_and_go(start: Start) -> None:
     _, client = start()
     assert client.put("/models/other", json={"task": "regression"}).status_code == 201
