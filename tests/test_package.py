@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -125,8 +127,64 @@ def sent(address: str, body: dict[str, Any], token: str = "") -> Any:
 EVENT = {"row": {"amount": 12.5, "country": "DE"}, "label": "paid"}
 
 
-def test_from_nothing_to_a_service(built: tuple[Path, Path], tmp_path: Path) -> None:
-    commands = environment(tmp_path / "new", f"{built[0]}[serve]")
+@pytest.fixture(scope="module")
+def commands_of_service(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the commands of an environment with the wheel and the extra serve."""
+    return environment(tmp_path_factory.mktemp("service") / "new", f"{built[0]}[serve]")
+
+
+def test_from_nothing_to_a_service(commands_of_service: Path, tmp_path: Path) -> None:
+    commands = commands_of_service
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with serving([str(commands / "kalstream"), "serve"], tmp_path, clean) as address:
         assert sent(address, EVENT) == {"status": "learned"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the image is of Linux")
+def test_the_commands_of_the_image(commands_of_service: Path, tmp_path: Path) -> None:
+    """Every RUN and CMD, with folders of the image below tmp_path, and no engine.
+
+    Their environment has the packages already, but this checkout is installed anew.
+    """
+    run(commands_of_service / "python", "-m", "pip", "uninstall", "-y", "kalstream", cwd=tmp_path)
+    lines = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    folders = {f"/{name}": str(tmp_path / name) for name in ("source", "data", "opt/kalstream")}
+    clean = {
+        "PATH": f"{commands_of_service}:{os.environ['PATH']}",
+        "HOME": os.environ.get("HOME", "/"),
+    }
+    # Versions that are tested, as elsewhere here; users are for who builds the image.
+    clean["PIP_CONSTRAINT"] = str(ROOT / "constraints.txt")
+    n_run, addresses = 0, 0
+    for line in lines:
+        name, _, rest = line.partition(" ")
+        for folder, here in folders.items():
+            rest = re.sub(rf"(?<![\w/]){folder}\b", here, rest)
+        if name == "ENV":
+            variable, _, value = rest.partition("=")
+            clean[variable] = value
+        elif name == "COPY":
+            *copied, to = rest.split()
+            for each in copied:
+                if (ROOT / each).is_dir():
+                    shutil.copytree(ROOT / each, to)
+                else:
+                    Path(to).mkdir(exist_ok=True)
+                    shutil.copy(ROOT / each, to)
+        elif name == "RUN":
+            n_run += 1
+            rest = rest.replace("useradd --system kalstream && install -d -o kalstream", "mkdir -p")
+            done = subprocess.run(
+                ["sh", "-ec", rest], cwd=tmp_path, env=clean, capture_output=True, text=True
+            )
+            assert done.returncode == 0, (rest, done.stdout + done.stderr)
+        elif name == "CMD":
+            n_run += 1
+            data = folders["/data"]
+            making = shlex.split(f"kalstream token shop --rights learn --data {data}")
+            token = subprocess.check_output(making, env=clean, cwd=tmp_path, text=True).strip()
+            with serving(json.loads(rest), tmp_path, clean) as address:
+                addresses += 1
+                assert sent(address, EVENT, token) == {"status": "learned"}
+    assert (n_run, addresses) == (4, 1)
+    assert any(Path(clean["NUMBA_CACHE_DIR"]).rglob("*.nbc"))  # compiled when it was built

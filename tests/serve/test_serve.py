@@ -16,7 +16,9 @@ from kalstream.errors import InUse, InvalidInput, InvalidOption
 from kalstream.runs import open_run
 from kalstream.runs.options import Options
 from kalstream.serve.app import Limits, make_app
+from kalstream.serve.events import read_body
 from kalstream.serve.gate import needed
+from kalstream.serve.served import Served
 from kalstream.serve.service import Service
 from kalstream.serve.store import Entry, Store, StoreError
 from kalstream.serve.tokens import RIGHTS, Tokens, make_token
@@ -191,6 +193,45 @@ def test_a_first_request_that_is_refused_decides_no_columns(start: Start) -> Non
     assert client.get("/models/default").json()["columns"] == {"x": "number"}
 
 
+@pytest.mark.parametrize("n_good", [1, 6])
+def test_what_is_refused_across_windows_teaches_nothing(start: Start, n_good: int) -> None:
+    service, client = start(Options(features="raw", window=5))
+    learn(client, {"rows": rows(8)})
+    predict(client, {"row": rows(1)[0]["row"], "id": "a"})
+    bad = {"row": {"x": 1e60, "color": "green"}, "label": "maybe"}
+    good = [{**each, "id": f"b{k}"} for k, each in enumerate(rows(n_good))]
+    before, waits = client.get("/models/default/metrics").json(), {"id": "a", "label": "no"}
+    columns = service.models["default"].encoder
+    assert "float64" in learn(client, {"rows": [waits, *good, bad]}, 422)["error"]
+    after = client.get("/models/default/metrics").json()
+    for name in ("rows", "scored", "total", "waiting", "classes"):
+        assert after[name] == before[name], name
+    assert service.models["default"].encoder == columns
+    assert [each["row"] for each in client.get("/models/default/windows").json()["windows"]] == [5]
+    answers = [each["status"] for each in learn(client, {"rows": [waits, *good]})["rows"]]
+    assert answers == ["learned"] * (1 + n_good)
+
+
+def test_categories_of_a_refused_request_are_not_learned(tmp_path: Path) -> None:
+    colors = [f"c{k}" for k in range(6)]
+    plain, tried = (Served(name, RAW, tmp_path / name) for name in ("plain", "tried"))
+    groups = [[{"rows": rows(40)}]]
+    for k, color in enumerate(colors):
+        groups.append([{"row": {"x": 1e60, "color": color}, "label": "no"}, rows(1, k)[0]])
+    for group in groups:
+        for served, bodies in ((plain, group[-1:]), (tried, group)):
+            requests, encoder = [], served.encoder
+            for body in bodies:
+                events, _ = read_body(json.dumps(body).encode(), 100)
+                requests.append(served.prepare(events, encoder))
+                encoder = requests[-1].encoder
+            served.learn(requests)
+    probes = [{"x": 0.3, "color": color} for color in ("red", *colors)]
+    assert tried.n_rows == plain.n_rows == 46
+    assert tried.encoder == plain.encoder
+    assert tried.predict(probes) == plain.predict(probes)
+
+
 def test_lists_and_columns_called_rows(start: Start) -> None:
     _, client = start()
     for path in ("learn", "predict", "learn"):
@@ -206,8 +247,6 @@ def test_one_bad_request_of_a_group_does_not_harm_the_others(start: Start) -> No
     service.call(hold.wait, lambda _: None)
     bodies = [rows(1, seed=k)[0] for k in range(6)]
     bodies[2]["row"]["x"] = "bad"
-    from kalstream.serve.events import read_body
-
     for body in bodies:
         events, _ = read_body(json.dumps(body).encode(), 10)
         service.learn("default", events, done.append)
@@ -285,6 +324,24 @@ def test_it_goes_on_with_the_model_of_a_run(start: Start, tmp_path: Path) -> Non
     learn(client, {"rows": rows(20, seed=5)})
     service, client = start(Options(origin=str(tmp_path / "run")))
     assert service.models["default"].n_rows == 20
+
+
+def test_the_document_says_what_is_answered(start: Start) -> None:
+    _, client = start()
+    document = client.get("/openapi.json").json()
+    assert "oneOf" not in json.dumps(document)  # {"rows": []} is one answer and several
+    for method, path, media in (
+        ("get", "/metrics", "text/plain"),
+        ("post", "/models/{name}/stream", "application/x-ndjson"),
+        ("get", "/models/{name}", "application/json"),
+    ):
+        responses = document["paths"][path][method]["responses"]
+        assert list(responses["200"]["content"]) == [media]
+        assert {"401", "403", "421"} < responses.keys()
+        answer = client.request(
+            method, path.format(name="default"), headers={"content-type": media}
+        )
+        assert answer.headers["content-type"].startswith(media)
 
 
 def test_models_come_and_go(start: Start) -> None:

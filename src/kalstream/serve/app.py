@@ -80,6 +80,7 @@ def make_app(
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
         lifespan=_lifespan(service),
+        responses=_REFUSED,
     )
     gauges = Gauges()
     _add_rows(api, service, limits)
@@ -161,7 +162,7 @@ _SCHEMAS = msgspec.json.schema_components(
 def _documented(takes: str, *examples: Any, media: str = "application/json") -> dict[str, Any]:
     one, many = {"learn": ("Event", "Events")}.get(takes, (takes, takes))
     refs = [{"$ref": f"#/components/schemas/{name}"} for name in dict.fromkeys((one, many))]
-    schema = refs[0] if len(refs) == 1 else {"oneOf": refs}
+    schema = refs[0] if len(refs) == 1 else {"anyOf": refs}
     body = {"required": True, "content": {media: {"schema": schema}}}
     if examples:
         shown = {f"example {k}": {"value": each} for k, each in enumerate(examples, 1)}
@@ -169,35 +170,41 @@ def _documented(takes: str, *examples: Any, media: str = "application/json") -> 
     return {"requestBody": body}
 
 
-_ANSWER: Final[dict[int | str, dict[str, Any]]] = {
-    200: {
-        "description": "What became of each row.",
-        "content": {
-            "application/json": {
-                "schema": {
-                    "oneOf": [
-                        {"$ref": "#/components/schemas/Made"},
-                        {"$ref": "#/components/schemas/Answers"},
-                    ]
-                }
-            }
-        },
-    },
-    **{
-        status: {"description": what}
-        for status, what in {
-            401: "A token is needed.",
-            403: "The token lacks a right, or a page of another host asks.",
-            404: "No such model.",
-            413: "The body is too large.",
-            415: "The body is not declared as JSON.",
-            421: "The service is not called by this name.",
-            422: "The request cannot be used; nothing was learned.",
-            429: "Too many rows wait; ask again later.",
-            503: "The service cannot learn now.",
-        }.items()
-    },
+_Responses = dict[int | str, dict[str, Any]]
+# Of every request.
+_REFUSED: Final[_Responses] = {
+    401: {"description": "A token is needed."},
+    403: {"description": "The token lacks a right, or a page of another host asks."},
+    421: {"description": "The service is not called by this name."},
+    503: {"description": "The service cannot learn now."},
 }
+# Of requests to a model.
+_OF_MODEL: Final[_Responses] = {
+    404: {"description": "No such model."},
+    413: {"description": "The body is too large."},
+    415: {"description": "The body is not declared as JSON."},
+    422: {"description": "The request cannot be used; nothing was learned."},
+    429: {"description": "Too many rows wait; ask again later."},
+}
+
+
+def _answered_with(description: str, media: str, *schemas: str) -> _Responses:
+    refs = [{"$ref": f"#/components/schemas/{name}"} for name in schemas]
+    # {"rows": []} is of two schemas, so not oneOf
+    schema = {"anyOf": refs} if refs else {"type": "string"}
+    return {200: {"description": description, "content": {media: {"schema": schema}}}}
+
+
+_ANSWER: Final[_Responses] = {
+    **_OF_MODEL,
+    **_answered_with("What became of each row.", "application/json", "Made", "Answers"),
+}
+# An error ends the lines.
+_LINE: Final[_Responses] = {
+    **_OF_MODEL,
+    **_answered_with("A JSON line for each line.", "application/x-ndjson", "Made", "object"),
+}
+_TEXT: Final = _answered_with("Lines of text.", "text/plain")
 
 
 def _add_rows(api: FastAPI, service: Service, limits: Limits) -> None:
@@ -238,7 +245,8 @@ def _add_rows(api: FastAPI, service: Service, limits: Limits) -> None:
 
     @api.post(
         "/models/{name}/stream",
-        responses={**_ANSWER, 200: {"description": "A JSON line for each line."}},
+        response_class=Response,
+        responses=_LINE,
         openapi_extra=_documented("Event", media="application/x-ndjson"),
         summary="Predict and learn JSON lines in one connection, and answer each line.",
     )
@@ -302,7 +310,7 @@ def _add_models(api: FastAPI, service: Service) -> None:
     @api.put(
         "/models/{name}",
         status_code=201,
-        responses={key: _ANSWER[key] for key in (401, 403, 413, 415, 421, 422, 503)},
+        responses={key: _OF_MODEL[key] for key in (413, 415, 422)},
         openapi_extra=_documented("object", {"task": "classification"}),
         summary="Make a model, with options of kalstream run.",
     )
@@ -311,13 +319,13 @@ def _add_models(api: FastAPI, service: Service) -> None:
         await _called(service, lambda: service.add(name, options))
         return JSONResponse({"model": name}, 201)
 
-    @api.delete("/models/{name}", responses=_ANSWER, summary="Remove a model.")
+    @api.delete("/models/{name}", responses=_OF_MODEL, summary="Remove a model.")
     async def remove(name: str) -> Response:
         service.model(name)
         await _called(service, lambda: service.remove(name))
         return JSONResponse({"removed": name})
 
-    @api.get("/models/{name}", responses=_ANSWER, summary="Options of a model.")
+    @api.get("/models/{name}", responses=_OF_MODEL, summary="Options of a model.")
     async def model(name: str) -> Response:
         found = service.model(name)
         columns = found.encoder
@@ -333,7 +341,7 @@ def _add_models(api: FastAPI, service: Service) -> None:
             }
         )
 
-    @api.post("/models/{name}/snapshot", responses=_ANSWER, summary="Write a checkpoint now.")
+    @api.post("/models/{name}/snapshot", responses=_OF_MODEL, summary="Write a checkpoint now.")
     async def snapshot(name: str) -> Response:
         service.model(name)
         return JSONResponse(await _called(service, lambda: service.snapshot(name)))
@@ -346,18 +354,18 @@ def _add_results(api: FastAPI, service: Service) -> None:
         made: dict[str, Any] = await _called(service, service.model(name).summary)
         return made
 
-    @api.get("/models/{name}/metrics", responses=_ANSWER, summary="How good a model is so far.")
+    @api.get("/models/{name}/metrics", responses=_OF_MODEL, summary="How good a model is so far.")
     async def metrics(name: str) -> Response:
         made = await summary(name)
         return JSONResponse({**made, "queued": service.n_queued, "problem": service.problem})
 
-    @api.get("/models/{name}/windows", responses=_ANSWER, summary="The last windows of a model.")
+    @api.get("/models/{name}/windows", responses=_OF_MODEL, summary="The last windows of a model.")
     async def windows(name: str) -> Response:
         service.model(name)
         lines = await asyncio.to_thread(service.store.windows, name, _WINDOWS)
         return _json(f'{{"windows": [{", ".join(lines)}]}}'.encode())
 
-    @api.get("/models/{name}/drift", responses=_ANSWER, summary="The drift alarm of a model.")
+    @api.get("/models/{name}/drift", responses=_OF_MODEL, summary="The drift alarm of a model.")
     async def drift(name: str) -> Response:
         made = await summary(name)
         windows = [json.loads(line) for line in service.store.windows(name, _WINDOWS)]
@@ -368,7 +376,12 @@ def _add_results(api: FastAPI, service: Service) -> None:
 def _add_state(api: FastAPI, service: Service, gauges: Gauges) -> None:
     """Endpoints for who watches the service."""
 
-    @api.get("/metrics", summary="Everything for Prometheus.")
+    @api.get(
+        "/metrics",
+        response_class=Response,
+        responses=_TEXT,
+        summary="Everything for Prometheus.",
+    )
     async def prometheus() -> Response:
         def all_summaries() -> dict[str, Any]:
             return {name: model.summary() for name, model in service.models.items()}
@@ -380,7 +393,7 @@ def _add_state(api: FastAPI, service: Service, gauges: Gauges) -> None:
     async def health() -> Response:
         return JSONResponse({"alive": True, "version": __version__})
 
-    @api.get("/ready", responses={503: _ANSWER[503]}, summary="Whether the service learns.")
+    @api.get("/ready", summary="Whether the service learns.")
     async def ready() -> Response:
         failures = [model.failure for model in service.models.values() if model.failure]
         problem = service.problem or next(iter(failures), "")

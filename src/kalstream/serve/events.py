@@ -38,7 +38,7 @@ class Events(Struct, forbid_unknown_fields=True):
     rows: list[Event]
 
 
-class Made(Struct, omit_defaults=True):
+class Made(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """What became of an event.
 
     Attributes
@@ -61,7 +61,7 @@ class Made(Struct, omit_defaults=True):
     status: str | None = None
 
 
-class Answers(Struct):
+class Answers(Struct, forbid_unknown_fields=True):
     """What became of several events."""
 
     rows: list[Made]

@@ -50,12 +50,18 @@ class Prepared:
 
     Attributes
     ----------
+    events : list of Event
+    before, encoder : Columns or None
+        The encoder before them and after them.
     rows : (n, d)
         NaN for an event that only brings a label.
     targets, ids : (n,)
     times : (n,) or None
     """
 
+    events: Sequence[Event]
+    before: Columns | None
+    encoder: Columns | None
     rows: Array
     targets: Array
     ids: Array
@@ -66,8 +72,14 @@ class Prepared:
         return Batch(start, self.rows, self.targets, self.times, ids=self.ids)
 
     def __getitem__(self, part: slice) -> Prepared:
-        times = None if self.times is None else self.times[part]
-        return Prepared(self.rows[part], self.targets[part], self.ids[part], times)
+        return replace(
+            self,
+            events=self.events[part],
+            rows=self.rows[part],
+            targets=self.targets[part],
+            ids=self.ids[part],
+            times=None if self.times is None else self.times[part],
+        )
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -79,6 +91,9 @@ def joined(parts: Sequence[Prepared]) -> Prepared:
         return parts[0]
     times = [part.times for part in parts if part.times is not None]
     return Prepared(
+        [event for part in parts for event in part.events],
+        parts[0].before,
+        parts[-1].encoder,
         np.concatenate([part.rows for part in parts]),
         np.concatenate([part.targets for part in parts]),
         np.concatenate([part.ids for part in parts]),
@@ -152,8 +167,7 @@ class Served:
             learner = load_learner(make_learner(options, self.stream), folder, progress)
         elif options.origin is None:
             learner = make_learner(options, self.stream)
-        window = window_of(options, self.stream)
-        self.evaluation = Evaluation(learner, self.stream, window=window, together=_TOGETHER)
+        self.evaluation = self._evaluation(learner)
         if progress is not None:
             self.evaluation.restore(progress["evaluation"])
         elif options.origin is not None:
@@ -165,6 +179,10 @@ class Served:
         self.failure: str | None = None
         self.lines: list[dict[str, Any]] = []  # of windows that ended; the service takes them
         self._ended: dict[str, Made] = {}  # first predictions of rows that no longer wait
+
+    def _evaluation(self, learner: Any) -> Evaluation:
+        window = window_of(self.options, self.stream)
+        return Evaluation(learner, self.stream, window=window, together=_TOGETHER)
 
     @property
     def learner(self) -> Any:
@@ -183,10 +201,9 @@ class Served:
         """How columns become numbers; None before the first row."""
         return self._encoder
 
-    def prepare(
-        self, events: Sequence[Event], encoder: Columns | None
-    ) -> tuple[Prepared, Columns | None]:
-        """Events as numbers, and the encoder after them; nothing changes before `learn`."""
+    def prepare(self, events: Sequence[Event], before: Columns | None) -> Prepared:
+        """Events as numbers, by the encoder before them; nothing changes before `learn`."""
+        encoder = before
         rows = [event.row for event in events if event.row is not UNSET]
         if encoder is None and rows:
             encoder = self._first_encoder(rows)
@@ -204,7 +221,8 @@ class Served:
             some[there] = times
             times = some
         ids = np.array([None if e.id is UNSET else str(e.id) for e in events], object)
-        return Prepared(whole, self._targets(events, encoder), ids, times), encoder
+        targets = self._targets(events, encoder)
+        return Prepared(events, before, encoder, whole, targets, ids, times)
 
     def _first_encoder(self, rows: Sequence[dict[str, Any]]) -> Columns:
         """Decide from the first rows what their columns hold."""
@@ -264,30 +282,42 @@ class Served:
 
     # ---- learning -------------------------------------------------------------------------
 
-    def learn(self, requests: Sequence[Prepared], encoder: Columns | None) -> list[Result]:
+    def learn(self, requests: Sequence[Prepared]) -> list[Result]:
         """Predict and learn requests in their order: for each what was made of it, or an error.
 
-        ``encoder`` is the one after them.
-
         Rows of several requests are one call of the learner. If it refuses them, each request is
-        one; of a request that is refused nothing is learned, unless it spans two windows.
+        one; a request that is refused changes nothing.
         """
-        before, self._encoder, self.stream.encoder = self._encoder, encoder, encoder
         done: list[Result] = []
+        n_alone = 0  # requests before this one are not put together
         while len(done) < len(requests):
-            some = list(self._fitting(requests[len(done) :]))
+            some = requests[len(done) : len(done) + 1]
+            if len(done) >= n_alone:
+                some = list(self._fitting(requests[len(done) :]))
+            before = self._encoder
             try:
-                made = self._step(joined(some)) if len(some) > 1 else self._whole(some[0])
+                made = self._together(some)
             except KalstreamError as error:
-                done += self._one_by_one(some) if len(some) > 1 else [error]
+                self._use(before)
+                n_alone = len(done) + len(some)
+                if len(some) == 1:
+                    done.append(error)
                 continue
-            at = 0
             for each in some:
-                done.append(made[at : at + len(each)])
-                at += len(each)
-        if not self.n_rows:  # columns of a first request that was refused bind nobody
-            self._encoder = self.stream.encoder = before
+                done.append(made[: len(each)])
+                made = made[len(each) :]
         return done
+
+    def _together(self, requests: Sequence[Prepared]) -> list[Made]:
+        """Learn requests in one call of the learner, or one request in as many as it needs."""
+        rows = joined(requests)
+        if rows.before is not self._encoder:  # a request before them was refused
+            rows = self.prepare(rows.events, self._encoder)
+        self._use(rows.encoder)
+        return self._step(rows) if len(requests) > 1 else self._whole(rows)
+
+    def _use(self, encoder: Columns | None) -> None:
+        self._encoder = self.stream.encoder = encoder
 
     def _fitting(self, requests: Sequence[Prepared]) -> Iterator[Prepared]:
         """The first request, and those after it that end in the same record."""
@@ -305,23 +335,22 @@ class Served:
         window = evaluation.window
         return min(evaluation.together, window - evaluation.next_row % window)
 
-    def _one_by_one(self, requests: Sequence[Prepared]) -> list[Result]:
-        results: list[Result] = []
-        for each in requests:
-            try:
-                results.append(self._whole(each))
-            except KalstreamError as error:
-                results.append(error)
-        return results
-
     def _whole(self, rows: Prepared) -> list[Made]:
-        """Learn the rows of one request, record by record."""
+        """Learn the rows of one request, record by record: all of them, or none."""
+        if len(rows) <= self._room():
+            return self._step(rows)
+        learner, state = self.learner.snapshot(), self.evaluation.state()
+        ended, n_lines = dict(self._ended), len(self.lines)
         made: list[Made] = []
-        while len(made) < len(rows) or not len(rows):
-            part = rows[len(made) : len(made) + self._room()]
-            made += self._step(part)
-            if not len(rows):
-                break
+        try:
+            while len(made) < len(rows):
+                made += self._step(rows[len(made) : len(made) + self._room()])
+        except KalstreamError:
+            self.evaluation = self._evaluation(learner)
+            self.evaluation.restore(state)
+            self._ended = ended
+            del self.lines[n_lines:]
+            raise
         return made
 
     def _step(self, rows: Prepared) -> list[Made]:

@@ -265,11 +265,12 @@ class Service:
             try:
                 served = self.model(job.model)
                 before = encoders.get(job.model, served.encoder)
-                prepared, encoders[job.model] = served.prepare(job.events, before)
+                prepared = served.prepare(job.events, before)
+                encoders[job.model] = prepared.encoder
                 ready.setdefault(job.model, []).append((k, prepared))
             except Exception as error:
                 results[k] = error
-        results |= self._logged_and_learned(group, ready, encoders)
+        results |= self._logged_and_learned(group, ready)
         self.n_queued -= sum(len(job.events) for job in group)
         for k, job in enumerate(group):
             job.answer(results[k])
@@ -278,7 +279,6 @@ class Service:
         self,
         group: Sequence[_Learn],
         ready: dict[str, list[tuple[int, Prepared]]],
-        encoders: dict[str, Any],
     ) -> dict[int, Any]:
         entries = [
             Entry(name, self.models[name].n_rows, to_log([group[k].events for k, _ in parts]))
@@ -293,15 +293,15 @@ class Service:
             return {k: failure for parts in ready.values() for k, _ in parts}
         results: dict[int, Any] = {}
         for name, parts in ready.items():
-            made = self._learned(self.models[name], [p for _, p in parts], encoders[name])
+            made = self._learned(self.models[name], [p for _, p in parts])
             results |= {k: each for (k, _), each in zip(parts, made, strict=True)}
         return results
 
     def _learned(
-        self, served: Served, requests: list[Prepared], encoder: Any
+        self, served: Served, requests: list[Prepared]
     ) -> Sequence[list[Made] | Exception]:
         try:
-            made = served.learn(requests, encoder)
+            made = served.learn(requests)
         except Exception as error:  # the state is not known any more: a restart replays the log
             logger.exception("model_failed %(model)s", {"model": served.name})
             served.failure = f"{served.name} failed ({error!r}); restart the service"
@@ -317,11 +317,11 @@ class Service:
 
     def _learn(self, served: Served, requests: Sequence[Sequence[Event]]) -> None:
         """Learn an entry of the log again, as when it was written."""
-        encoder, ready = served.encoder, []
+        encoder, ready = served.encoder, list[Prepared]()
         for events in requests:
-            prepared, encoder = served.prepare(events, encoder)
-            ready.append(prepared)
-        self._learned(served, ready, encoder)
+            ready.append(served.prepare(events, encoder))
+            encoder = ready[-1].encoder
+        self._learned(served, ready)
 
     # ---- checkpoints ----------------------------------------------------------------------
 
