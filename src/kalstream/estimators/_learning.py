@@ -56,9 +56,14 @@ def learn(
     task = settings.task
     task.check(chunk)
     parts, start, n = [], 0, len(chunk)
-    in_pieces = predict and settings.transition == "example"
+    by_rows = settings.transition == "example"
+    hears = bool(model.representation.hears)
     while start < n:
-        stop = min(n, task.end_of_piece(model, chunk, start, settings)) if in_pieces else n
+        stop = n
+        if by_rows and hears:  # features of a row depend on the target before
+            stop = start + 1
+        elif by_rows and predict:
+            stop = min(n, task.end_of_piece(model, chunk, start, settings))
         model, part = _learn_piece(model, chunk[start:stop], settings, predict)
         parts.append(part)
         start = stop
@@ -78,6 +83,9 @@ def _learn_piece(
     model = before.but(representation=representation)
     model, answers = learn_features(before, model, phi, chunk, settings, predict)
     numbers = before.came + np.arange(len(chunk))
+    if hears := representation.hears:
+        heard = representation.told(chunk.rows[:, hears], chunk.targets, chunk.weight)
+        model = model.but(representation=heard)
     return model.but(watch=model.watch.in_rows(before.watch, numbers)), answers
 
 
