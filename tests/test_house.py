@@ -68,6 +68,7 @@ SHARED_NAMES = {
     "KalmanClassifier": ADAPTER,
     "KalmanRegressor": ADAPTER,
     "KeyedClassifier": ADAPTER,
+    "KeyedRegressor": ADAPTER,
     "Stack": "the same rule in the core and, as a head of networks, in deep; both are public",
     "Keyed": "the core's settings of keys, and the model of `kalstream.distributed`",
     "Events": OLDER,

@@ -17,7 +17,12 @@ from river import checks, compose, datasets, evaluate, metrics, preprocessing
 from sklearn.preprocessing import StandardScaler
 
 from kalstream import estimators
-from kalstream.compat.river import KalmanClassifier, KalmanRegressor, KeyedClassifier
+from kalstream.compat.river import (
+    KalmanClassifier,
+    KalmanRegressor,
+    KeyedClassifier,
+    KeyedRegressor,
+)
 from kalstream.errors import InvalidInput, OutOfMemory
 from kalstream.estimators import inputs
 from kalstream.features import OnlineScaler, RandomFourierFeatures
@@ -707,3 +712,75 @@ def test_keyed_models_stand_in_pipelines_of_river() -> None:
     model = compose.Discard("price") | KeyedClassifier("shop", BASE)
     stream = zip(rows, labels, strict=True)
     assert evaluate.progressive_val_score(stream, model, metrics.Accuracy()).get() > 0.75
+
+
+VALUES = estimators.KalmanRegressor(features="scaled")
+
+
+def keyed_values(n: int = 120) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Rows and targets, a few of which are missing; one shop is the opposite of the others."""
+    rows, _ = keyed_rows(n)
+    values = [2.0 * row["size"] * (-1.0 if row["shop"] == "c" else 1.0) for row in rows]
+    return rows, [None if i % 11 == 5 else value for i, value in enumerate(values)]
+
+
+@pytest.mark.parametrize("max_keys", [None, 1])
+def test_keyed_values_are_those_of_the_estimator(max_keys: int | None) -> None:
+    rows, values = keyed_values()
+    model = KeyedRegressor("shop", VALUES, max_keys)
+    own = estimators.KeyedRegressor(VALUES)
+    for i, (row, value) in enumerate(zip(rows, values, strict=True)):
+        x, y = [[row.get("price", np.nan), row["size"]]], [np.nan if value is None else value]
+        mean, predicted = model.predict_one(row), model.predict_one(row, with_dist=True)
+        model.learn_one(row, value, 1.0 + i % 2)
+        (own_mean,), (std,) = own.predict_then_learn(x, y, [row["shop"]], [1.0 + i % 2])
+        assert mean == predicted.mu == pytest.approx(np.nan_to_num(own_mean), rel=1e-9)
+        assert predicted.sigma == pytest.approx(std, rel=1e-9)
+    assert model.feature_names_ == ("price", "size")
+    assert model.estimator.n_keys_ == 3
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other.predict_one(rows[0]) == model.predict_one(rows[0])
+    clone = model.clone()
+    assert (clone.key, clone.max_keys, clone.predict_one(rows[0])) == ("shop", max_keys, 0.0)
+
+
+def test_frames_of_keyed_values_equal_rows() -> None:
+    rows, values = keyed_values()
+    one, many, frame = *(KeyedRegressor("shop", VALUES) for _ in range(2)), pd.DataFrame(rows)
+    assert many.predict_many(frame).tolist() == [0.0] * len(rows)
+    for row, value in zip(rows, values, strict=True):
+        one.learn_one(row, value)
+    targets = pd.Series(values, dtype=float)
+    many.learn_many(frame[:50], targets[:50])
+    many.learn_many(frame[50:], targets[50:].to_frame())
+    frame.index = frame.index + 7
+    predicted = many.predict_many(frame)
+    np.testing.assert_allclose(predicted, [one.predict_one(row) for row in rows], rtol=1e-9)
+    assert predicted.index.equals(frame.index)
+
+
+def test_keyed_values_that_do_not_fit_are_refused() -> None:
+    rows, values = keyed_values(40)
+    model = KeyedRegressor("shop", VALUES)
+    model.learn_one(rows[0], None)
+    assert model.predict_one(rows[0]) == 0.0  # nothing is known before the first target
+    assert model.predict_one(rows[0], with_dist=True).sigma == np.inf
+    assert model.predict_many(pd.DataFrame(rows[:1])).tolist() == [0.0]
+    for row, value in zip(rows, values, strict=True):
+        model.learn_one(row, value)
+    before = model.predict_one(rows[0])
+    for y in ("much", np.inf):
+        with pytest.raises(InvalidInput, match=r"y is .* pass one finite number"):
+            model.learn_one(rows[0], y)
+    with pytest.raises(InvalidInput, match="y has shape"):
+        model.learn_many(pd.DataFrame(rows[:2]), pd.DataFrame({"a": [1.0, 2], "b": [1.0, 2]}))
+    with pytest.raises(InvalidInput, match="x has no 'shop', which is the key"):
+        model.predict_one({"size": 1.0})
+    assert model.predict_one(rows[0]) == before
+
+
+def test_keyed_regressors_stand_in_pipelines_of_river() -> None:
+    rows, values = keyed_values(300)
+    known = [(row, value) for row, value in zip(rows, values, strict=True) if value is not None]
+    model = compose.Discard("price") | KeyedRegressor("shop", VALUES)
+    assert evaluate.progressive_val_score(known, model, metrics.R2()).get() > 0.75

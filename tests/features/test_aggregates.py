@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 from collections import defaultdict
@@ -9,13 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kalstream import KalmanClassifier, KalmanRegressor
 from kalstream.errors import InvalidInput
+from kalstream.evaluate import prequential
 from kalstream.features import Aggregates
 from kalstream.features.aggregates import KINDS_OF_AGGREGATES, MOST_ROWS
+from kalstream.streams import ArrayStream
 
 SPECS = ["0:2:lag:1", "0:2:lag:3", "1:3:mean:4", "0:3:count:2", "1:2:ewm:2", "0:2:ewm:5"]
 
@@ -181,7 +184,7 @@ def test_a_regression_has_them_too() -> None:
         ({"specs": ["0:1:mean"]}, "is not KEY:COLUMN:KIND:WINDOW; write it as customer:amount"),
         ({"specs": ["0::mean:3"]}, "is not KEY:COLUMN:KIND:WINDOW"),
         ({"specs": [7]}, "is not KEY:COLUMN:KIND:WINDOW"),
-        ({"specs": ["0:1:median:3"]}, "kind 'median'; give one of lag, mean, ewm, count"),
+        ({"specs": ["0:1:median:3"]}, "kind 'median'; give one of lag, mean, ewm, count, target"),
         ({"specs": ["0:1:mean:0"]}, f"window '0'; give .* from 1 to {MOST_ROWS}"),
         ({"specs": ["0:1:mean:1d"]}, "window '1d'; give a number of rows"),
         ({"specs": ["a:1:mean:3"]}, "column 'a'; give names="),
@@ -200,5 +203,148 @@ def test_errors_say_what_to_give(parameters: dict[str, Any], message: str) -> No
     assert not hasattr(model, "classes_")
 
 
+# ---- means of targets ----------------------------------------------------------------------
+
+
+def replayed(
+    rows: np.ndarray, told: list[tuple[int, float, int]], window: int, labels: bool
+) -> np.ndarray:
+    """The mean of the last targets of each row's key that were told before it.
+
+    Events are replayed by their time; ``told`` are the row, its target and how many rows came
+    before that. Several targets between two rows are in their order.
+    """
+    known: dict[float, list[float]] = defaultdict(list)
+    out = np.full(len(rows), np.nan)
+    for i, key in enumerate(rows[:, 0].tolist()):
+        for row, target, _ in (each for each in told if each[2] == i):
+            if target == target:
+                known[rows[row, 0]].append(float(target > 0) if labels else target)
+        if key == key:
+            last = known[key][-window:]
+            out[i] = np.mean(last) if last else np.nan
+    return out
+
+
+class Seen(Aggregates):
+    """Aggregates that note the first column that each row became."""
+
+    def passed(self, rows: np.ndarray) -> Any:
+        after, made = super().passed(rows)
+        SEEN.extend(made[:, 0].tolist())
+        return after, made
+
+
+SEEN: list[float] = []
+
+
+def target_stream(seed: int, n: int = 60) -> tuple[Any, Any, Any]:
+    """Rows with a key, targets of which some never come, and when each is told."""
+    rng = np.random.default_rng(seed)
+    rows = np.column_stack([rng.integers(0, 4, n).astype(float), rng.standard_normal(n)])
+    rows[rng.random(n) < 0.1, 0] = np.nan
+    y = rng.standard_normal(n)
+    y[rng.random(n) < 0.1] = np.nan
+    delay = rng.integers(1, 12, n)
+    told = [(i, y[i], i + int(delay[i])) for i in range(n)]
+    return rows, y, sorted(told, key=lambda each: each[2])
+
+
+def as_targets(values: Any, labels: bool) -> Any:
+    if not labels:
+        return np.array(values, float)
+    return [None if v != v else "up" if v > 0 else "down" for v in values]
+
+
+def target_model(labels: bool) -> Any:
+    kind = KalmanClassifier if labels else KalmanRegressor
+    SEEN.clear()
+    return kind(features=Seen(["0:up:target:5"], then="scaled"))
+
+
+@pytest.mark.parametrize("labels", [True, False])
+@pytest.mark.parametrize("size", [1, 7, 60])
+def test_targets_count_from_the_next_row_if_they_are_not_late(labels: bool, size: int) -> None:
+    rows, y, _ = target_stream(size)
+    model = target_model(labels)
+    for i in range(0, 60, size):
+        part = slice(i, i + size)
+        learn = model.predict_then_learn if i % 2 else model.partial_fit
+        learn(rows[part], as_targets(y[part], labels))
+    expected = replayed(rows, [(i, v, i + 1) for i, v in enumerate(y)], 5, labels)
+    np.testing.assert_allclose(SEEN, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("labels", [True, False])
+@given(seed=st.integers(0, 1000), cuts=st.lists(st.integers(1, 59), max_size=5))
+@settings(max_examples=8)
+def test_late_targets_count_from_the_moment_they_were_told(
+    labels: bool, seed: int, cuts: list[int]
+) -> None:
+    """`ask` and `tell` one by one, and `ask_and_tell` in any cuts, equal a replay of events."""
+    rows, _, told = target_stream(seed)
+    expected = replayed(rows, told, 5, labels)
+    one = target_model(labels)
+    made = []
+    for i in range(60):
+        for row, target, at in told:
+            if at == i:
+                one.tell([row], as_targets([target], labels))
+        made.append(np.ravel(one.ask(rows[i : i + 1])))
+    np.testing.assert_allclose(SEEN, expected, atol=1e-12)
+    many = target_model(labels)
+    for start, stop in itertools.pairwise([0, *sorted(set(cuts)), 60]):
+        now = [each for each in told if start <= each[2] < stop]
+        given = [row for row, *_ in now], as_targets([v for _, v, _ in now], labels)
+        many.ask_and_tell(rows[start:stop], *given, before=[at - start for *_, at in now])
+    np.testing.assert_allclose(SEEN, expected, atol=1e-12)
+    last = np.ravel(many.ask(rows[:1], keep=False))
+    np.testing.assert_allclose(last, np.ravel(one.ask(rows[:1], keep=False)), atol=1e-9)
+
+
+@pytest.mark.parametrize("delay", [0, 3])
+def test_a_run_with_late_labels_equals_a_replay(delay: int) -> None:
+    rows, y, _ = target_stream(1)
+    model = target_model(labels=True)
+    stream = ArrayStream(rows, as_targets(y, labels=True))
+    prequential(model, stream, delay=delay, together=4)
+    told = [(i, v, i + 1 + delay) for i, v in enumerate(y)]
+    np.testing.assert_allclose(SEEN, replayed(rows, told, 5, labels=True), atol=1e-12)
+
+
+def test_targets_of_rows_that_wait_in_a_file_find_their_key(tmp_path: Any) -> None:
+    rows, y, _ = target_stream(4)
+    whole = KalmanRegressor(features=Aggregates(["0:y:target:3"], then="scaled"))
+    whole.ask(rows[:40])
+    whole.tell(range(20), y[:20])
+    whole.save(tmp_path / "model.safetensors")
+    again = KalmanRegressor.load(tmp_path / "model.safetensors")
+    for model in (whole, again, pickle.loads(pickle.dumps(again))):
+        model.tell(range(20, 40), y[20:40])
+        made = model.ask(rows[40:])[0].tolist()
+        if model is whole:
+            expected = made
+        assert made == expected
+
+
+def test_a_target_of_weight_0_and_one_of_a_dropped_key_do_not_count() -> None:
+    rows = np.array([[1.0, 0.0], [2.0, 0.0], [1.0, 0.0], [2.0, 0.0]])
+    model = target_model(labels=False)
+    model.partial_fit(rows[:2], [3.0, 5.0], sample_weight=[0.0, 1.0])
+    model.partial_fit(rows[2:], [0.0, 0.0])
+    np.testing.assert_array_equal(SEEN, [np.nan, np.nan, np.nan, 5.0])
+    bounded = Aggregates(["0:y:target:3"], max_keys=1)
+    after = bounded.passed(rows[:2])[0].told(np.array([[1.0], [2.0]]), np.array([3.0, 5.0]))
+    assert after.n_keys_ == [1]
+    np.testing.assert_array_equal(after.columns(rows[:2])[:, 0], [np.nan, 5.0])
+
+
+def test_aggregates_of_targets_need_one_target() -> None:
+    model = KalmanRegressor(features=Aggregates(["0:y:target:3"]))
+    with pytest.raises(InvalidInput, match="y has 2 columns, and aggregates of targets need one"):
+        model.partial_fit([[1.0, 2.0]], [[1.0, 2.0]])
+
+
 def test_every_kind_is_compared_with_lists() -> None:
-    assert {spec.split(":")[2] for spec in SPECS} == set(KINDS_OF_AGGREGATES)
+    kinds = {spec.split(":")[2] for spec in SPECS} | {"target"}
+    assert kinds == set(KINDS_OF_AGGREGATES)

@@ -73,7 +73,16 @@ def test_they_are_of_the_earlier_rows_of_the_key(data: Path, run: Path) -> None:
             past.append(amount)
 
 
-@pytest.mark.parametrize("more", [{}, {"chunk": 7, "delay": "5"}, {"ignore": ["customer"]}])
+TARGET = {"aggregate": [*SPECS, "customer:up:target:4"]}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        *({}, {"chunk": 7, "delay": "5"}, {"ignore": ["customer"]}),
+        *(TARGET, {**TARGET, "delay": "5"}, {**TARGET, "chunk": 7, "delay": "5"}),
+    ],
+)
 def test_a_resumed_run_ends_with_the_same_bits(
     data: Path, tmp_path: Path, more: dict[str, Any]
 ) -> None:
@@ -127,7 +136,7 @@ def test_rows_are_predicted_with_what_their_key_had(run: Path, tmp_path: Path) -
         ({"aggregate": ["customer:amount:mean:1d"]}, "window '1d'; give a number of rows"),
         ({"aggregate": ["custmer:amount:mean:3"]}, "Did you mean 'customer'"),
         ({"aggregate": ["customer:customer:mean:3"]}, "there is no column of numbers 'customer'"),
-        ({"aggregate": ["customer:y:mean:3"]}, "is of the target, and only features have"),
+        ({"aggregate": ["customer:y:mean:3"]}, "is of the target, which only the kind target"),
         ({"aggregate": ["y:amount:mean:3"]}, "'y' is target, which is not known when a row comes"),
         ({"key": "customer"}, "--aggregate is .*, but models by key see no aggregates"),
         ({"source": "series", "target": None}, "--aggregate does not apply to 'series'"),

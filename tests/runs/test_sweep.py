@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from kalstream.errors import InvalidOption, KalstreamError
-from kalstream.report import read_run, write_report
+from kalstream.report import write_report
 from kalstream.runs import Run
 from kalstream.runs.files import METRICS, last_line, read_config
 from kalstream.runs.jobs import STOPPED, Job, run_jobs
@@ -220,21 +220,39 @@ def test_a_job_whose_options_or_data_changed_is_a_problem(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_each_with_a_broken_file(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_each_of_twenty_files_of_which_one_is_broken_and_killed(tmp_path: Path) -> None:
     (tmp_path / "stores").mkdir()
-    for k in range(2):
-        write_csv(tmp_path / "stores" / f"good-{k}.csv", seed=k)
+    names = [f"good-{k:02}.csv" for k in range(19)]
+    for k, name in enumerate(names):
+        write_csv(tmp_path / "stores" / name, seed=k)
     (tmp_path / "stores" / "broken.csv").write_text("a,b\n1,2\n")
     given = ("--target", "y", "--features", "raw", "--preset", "fast", "--workers", "2")
-    made = command("run", "stores/*.csv", "--each", *given, "--out", "out", cwd=tmp_path)
+    each = ("run", "stores/*.csv", "--each", *given, "--out", "out")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kalstream", *each], cwd=tmp_path, stdout=subprocess.DEVNULL
+    )
+    while len(list((tmp_path / "out").glob("*/metrics.jsonl"))) < 5:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    assert len(list((tmp_path / "out").glob("*/metrics.jsonl"))) < 19
+    assert not (tmp_path / "out" / "summary.html").exists()
+    made = command(*each, cwd=tmp_path)
     assert made.returncode == 1, made.stderr
     assert "broken.csv: " in made.stderr
     listed = [line.split()[0] for line in made.stdout.splitlines() if ".csv " in line]
-    assert listed[-3:] == ["broken.csv", "good-0.csv", "good-1.csv"]
+    assert listed[-20:-18] == ["broken.csv", listed[-19]]
+    assert sorted(listed[-19:]) == names
     page = (tmp_path / "out" / "summary.html").read_text()
-    assert page.index("broken.csv") < page.index("good-0.csv") < page.index("good-1.csv")
-    assert 'href="good-1.csv/report.html"' in page
-    assert all(read_run(tmp_path / "out" / f"good-{k}.csv").rows == 400 for k in range(2))
+    places = [page.index(f'href="{name}/report.html"') for name in names]
+    assert page.index("broken.csv") < min(places)
+    for name in names:
+        source = str(tmp_path / "stores" / name)
+        alone = Run(tmp_path / "alone" / name, Options(source=source, target="y", **QUICK))
+        alone.go()
+        assert without_clock(alone.folder) == without_clock(tmp_path / "out" / name)
 
 
 def test_each_refuses_what_is_of_one_run(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from kalstream.estimators.labels import read_labels
 require("river", "river")
 base: Any = require("river.base", "river")
 
-__all__ = ["KalmanClassifier", "KalmanRegressor", "KeyedClassifier"]
+__all__ = ["KalmanClassifier", "KalmanRegressor", "KeyedClassifier", "KeyedRegressor"]
 
 Columns = dict[Hashable, int]
 
@@ -557,24 +557,110 @@ class KalmanRegressor(_Adapter, base.MiniBatchRegressor):
             if not with_dist:
                 return float(estimator.predict(row)[0])
             mean, std = (float(part[0]) for part in estimator.predict(row, return_std=True))
-        if not with_dist:
-            return mean
-        gaussian = require("river.proba", "river").Gaussian
-        return gaussian._from_state(n=1, m=mean, var=std**2, ddof=0)
+        return _gaussian(mean, std) if with_dist else mean
 
     def _read_many(self, y: Any) -> Array:
-        values = read_values(y)
-        if values.ndim == 2 and values.shape[1] == 1:
-            values = values[:, 0]
-        if values.ndim != 1:
-            raise InvalidInput(f"y has shape {values.shape}; give one number for each row of X")
-        return values
+        return _targets(y)
 
     def _points(self, estimator: Any, rows: Array) -> Array:
         return estimator.predict(rows)
 
 
-class KeyedClassifier(base.MiniBatchClassifier):
+class _KeyedAdapter:
+    """Turns dicts with a key and DataFrames into rows and keys of an estimator by key."""
+
+    _ESTIMATOR: ClassVar[Any]
+
+    def __init__(
+        self,
+        key: Hashable,
+        base: Any = None,
+        max_keys: int | None = None,
+        folder: str | None = None,
+    ) -> None:
+        self.key, self.base, self.max_keys, self.folder = key, base, max_keys, folder
+        # Replaced in one assignment, so that other threads can predict meanwhile.
+        self._known: tuple[Columns, Any] = {}, self._ESTIMATOR(base, max_keys, folder)
+
+    @classmethod
+    def _unit_test_params(cls) -> Iterator[dict[str, Any]]:
+        yield {"key": "key"}
+
+    @property
+    def estimator(self) -> Any:
+        """The scikit-learn estimator that learns."""
+        return self._known[1]
+
+    @property
+    def feature_names_(self) -> tuple[Hashable, ...]:
+        """The features, in the order of the estimator's columns."""
+        return tuple(self._known[0])
+
+    def learn_many(self, X: Any, y: Any, w: Any = 1.0) -> None:
+        """Learn the rows of a DataFrame in their order; see `KalmanClassifier.learn_many`."""
+        targets, frame, keys = self._read_many(y), _frame(X, without=self.key), self._keys(X)
+        new = [name for name in frame if name not in self._known[0]]
+        columns = self._with([name for name in new if not np.isnan(frame[name]).all()])
+        rows = _rows(frame, columns, slice(0, len(X)))
+        estimator = self._known[1]
+        estimator.partial_fit(rows, targets, keys, read_weights(w, len(X), "w"))
+        self._known = columns, estimator
+
+    def _read_many(self, y: Any) -> Any:
+        """Targets of the rows of a frame."""
+        raise NotImplementedError
+
+    def _learn_row(self, x: Mapping[Hashable, Any], y: Any, w: float) -> None:
+        columns, estimator = self._known
+        key, features = self._parted(x)
+        fresh: list[Hashable] = []
+        _row(features, columns, fresh)
+        columns = self._with(fresh)
+        weight = read_weights(check.scalar("w", w), 1, "w")
+        estimator.partial_fit(_row(features, columns), [y], [key], weight)
+        self._known = columns, estimator
+
+    def _ready(self, x: Mapping[Hashable, Any]) -> tuple[Any, Array, list[Any]] | None:
+        """The estimator, the row and its key; None before the first row."""
+        columns, estimator = self._known
+        key, features = self._parted(x)
+        row = _row(features, columns)
+        return (estimator, row, [key]) if estimator.__sklearn_is_fitted__() else None
+
+    def _ready_many(self, X: Any) -> tuple[Any, Array, list[Any]] | None:
+        """The estimator, rows and keys of a frame; None without rows or before the first row."""
+        columns, estimator = self._known
+        frame, keys = _frame(X, only=columns), self._keys(X)
+        if not estimator.__sklearn_is_fitted__() or not len(X):
+            return None
+        return estimator, _rows(frame, columns, slice(0, len(X))), keys
+
+    def _parted(self, x: Any) -> tuple[Any, dict[Hashable, Any]]:
+        """The key of a row, and its features."""
+        features = dict(_items(x))
+        if self.key not in features:
+            raise InvalidInput(
+                f"x has no {check.shown(self.key)}, which is the key; give it in each row"
+            )
+        return features.pop(self.key), features
+
+    def _keys(self, X: Any) -> list[Any]:
+        if self.key not in X.columns:
+            raise InvalidInput(f"X has no column {check.shown(self.key)}, which is the key")
+        return list(X[self.key].tolist())
+
+    def _with(self, fresh: list[Hashable]) -> Columns:
+        """The columns with features that have come, which is too late after the first row."""
+        columns, estimator = self._known
+        if fresh and "_published" in vars(estimator):
+            raise InvalidInput(
+                f"feature {check.shown(fresh[0])} came after the first row; give all features in "
+                "the first row, 0 where they have no value yet, or leave it out"
+            )
+        return _grown(columns, estimator, fresh)[0]
+
+
+class KeyedClassifier(_KeyedAdapter, base.MiniBatchClassifier):
     """One model for all keys, and a small one for each, for river: per customer or machine.
 
     `kalstream.KeyedClassifier` on rows that are dicts, of which one entry is the key.
@@ -613,34 +699,11 @@ class KeyedClassifier(base.MiniBatchClassifier):
     ['buys', 'leaves']
     """
 
-    def __init__(
-        self,
-        key: Hashable,
-        base: Any = None,
-        max_keys: int | None = None,
-        folder: str | None = None,
-    ) -> None:
-        self.key, self.base, self.max_keys, self.folder = key, base, max_keys, folder
-        # Replaced in one assignment, so that other threads can predict meanwhile.
-        self._known: tuple[Columns, Any] = {}, estimators.KeyedClassifier(base, max_keys, folder)
-
-    @classmethod
-    def _unit_test_params(cls) -> Iterator[dict[str, Any]]:
-        yield {"key": "key"}
+    _ESTIMATOR = estimators.KeyedClassifier
 
     @property
     def _multiclass(self) -> bool:
         return True
-
-    @property
-    def estimator(self) -> Any:
-        """The scikit-learn estimator that learns."""
-        return self._known[1]
-
-    @property
-    def feature_names_(self) -> tuple[Hashable, ...]:
-        """The features, in the order of the estimator's columns."""
-        return tuple(self._known[0])
 
     def learn_one(self, x: Mapping[Hashable, Any], y: Any, w: float = 1.0) -> None:
         """Learn a row.
@@ -656,14 +719,7 @@ class KeyedClassifier(base.MiniBatchClassifier):
             raise InvalidInput(
                 f"y is {check.shown(y)}, which cannot be a label; use a number or a string"
             )
-        columns, estimator = self._known
-        key, features = self._parted(x)
-        fresh: list[Hashable] = []
-        _row(features, columns, fresh)
-        columns = self._with(fresh)
-        weight = read_weights(check.scalar("w", w), 1, "w")
-        estimator.partial_fit(_row(features, columns), [y], [key], weight)
-        self._known = columns, estimator
+        self._learn_row(x, y, w)
 
     def predict_proba_one(self, x: Mapping[Hashable, Any]) -> dict[Any, float]:
         """Probability of each label seen so far; empty before the first label.
@@ -673,12 +729,10 @@ class KeyedClassifier(base.MiniBatchClassifier):
         x : dict
             Features and the key, which may be new.
         """
-        columns, estimator = self._known
-        key, features = self._parted(x)
-        row = _row(features, columns)
-        if not estimator.__sklearn_is_fitted__():
+        if (ready := self._ready(x)) is None:
             return {}
-        made, classes = estimator.probabilities_and_classes(row, [key], is_next=True)
+        estimator, row, key = ready
+        made, classes = estimator.probabilities_and_classes(row, key, is_next=True)
         return dict(zip(classes.tolist(), made[0].tolist(), strict=True))
 
     def predict_one(self, x: Mapping[Hashable, Any]) -> Any:
@@ -686,24 +740,16 @@ class KeyedClassifier(base.MiniBatchClassifier):
         probabilities = self.predict_proba_one(x)
         return max(probabilities, key=probabilities.__getitem__) if probabilities else None
 
-    def learn_many(self, X: Any, y: Any, w: Any = 1.0) -> None:
-        """Learn the rows of a DataFrame in their order; see `KalmanClassifier.learn_many`."""
-        names, frame, keys = read_labels(y), _frame(X, without=self.key), self._keys(X)
-        new = [name for name in frame if name not in self._known[0]]
-        columns = self._with([name for name in new if not np.isnan(frame[name]).all()])
-        rows = _rows(frame, columns, slice(0, len(X)))
-        estimator = self._known[1]
-        estimator.partial_fit(rows, names, keys, read_weights(w, len(X), "w"))
-        self._known = columns, estimator
+    def _read_many(self, y: Any) -> Any:
+        return read_labels(y)
 
     def predict_proba_many(self, X: Any) -> Any:
         """Probabilities of the labels seen so far (columns) for each row of a DataFrame."""
-        columns, estimator = self._known
-        frame, keys = _frame(X, only=columns), self._keys(X)
+        ready = self._ready_many(X)
         pandas = sys.modules["pandas"]
-        if not estimator.__sklearn_is_fitted__() or not len(X):
+        if ready is None:
             return pandas.DataFrame(index=X.index)
-        rows = _rows(frame, columns, slice(0, len(X)))
+        estimator, rows, keys = ready
         made, classes = estimator.probabilities_and_classes(rows, keys)
         return pandas.DataFrame(made, index=X.index, columns=classes.tolist())
 
@@ -714,29 +760,98 @@ class KeyedClassifier(base.MiniBatchClassifier):
             return made.idxmax(axis=1)
         return sys.modules["pandas"].Series([None] * len(X), index=X.index, dtype=object)
 
-    def _parted(self, x: Any) -> tuple[Any, dict[Hashable, Any]]:
-        """The key of a row, and its features."""
-        features = dict(_items(x))
-        if self.key not in features:
-            raise InvalidInput(
-                f"x has no {check.shown(self.key)}, which is the key; give it in each row"
-            )
-        return features.pop(self.key), features
 
-    def _keys(self, X: Any) -> list[Any]:
-        if self.key not in X.columns:
-            raise InvalidInput(f"X has no column {check.shown(self.key)}, which is the key")
-        return list(X[self.key].tolist())
+class KeyedRegressor(_KeyedAdapter, base.MiniBatchRegressor):
+    """One regressor for all keys, and a small one for each, for river: per customer or machine.
 
-    def _with(self, fresh: list[Hashable]) -> Columns:
-        """The columns with features that have come, which is too late after the first row."""
-        columns, estimator = self._known
-        if fresh and "_published" in vars(estimator):
-            raise InvalidInput(
-                f"feature {check.shown(fresh[0])} came after the first row; give all features in "
-                "the first row, 0 where they have no value yet, or leave it out"
-            )
-        return _grown(columns, estimator, fresh)[0]
+    `kalstream.KeyedRegressor` on rows that are dicts, of which one entry is the key.
+
+    Parameters
+    ----------
+    key : str or any other name
+        The entry of a row that is its key. It is no feature.
+    base : kalstream.KalmanRegressor, optional
+        The model of all keys, with any settings.
+    max_keys, folder
+        As in `kalstream.KeyedRegressor`.
+
+    Attributes
+    ----------
+    estimator : kalstream.KeyedRegressor
+        Has all other attributes, such as `n_keys_` and `spread_`.
+    feature_names_ : tuple
+        The features, in the order of the estimator's columns.
+
+    Notes
+    -----
+    As in `KeyedClassifier`.
+
+    Examples
+    --------
+    >>> model = KeyedRegressor("shop")
+    >>> for step in range(100):
+    ...     size, shop = step % 5 - 2, ["north", "south"][step % 7 % 2]
+    ...     model.learn_one({"shop": shop, "size": size}, size if shop == "north" else -size)
+    >>> [round(model.predict_one({"shop": shop, "size": 2})) for shop in ("north", "south")]
+    [2, -2]
+    """
+
+    _ESTIMATOR = estimators.KeyedRegressor
+
+    def learn_one(self, x: Mapping[Hashable, Any], y: float | None, w: float = 1.0) -> None:
+        """Learn a row.
+
+        Parameters
+        ----------
+        x : dict
+            Features and the key.
+        y, w
+            As in `KalmanRegressor.learn_one`.
+        """
+        self._learn_row(x, _number("y", _unwrapped(y), _TARGET), w)
+
+    def predict_one(self, x: Mapping[Hashable, Any], with_dist: bool = False) -> Any:
+        """Predicted mean; 0.0 before the first target.
+
+        Parameters
+        ----------
+        x : dict
+            Features and the key, which may be new.
+        with_dist : bool
+            As in `KalmanRegressor.predict_one`.
+        """
+        check.flag("with_dist", with_dist)
+        mean, std = 0.0, math.inf
+        if (ready := self._ready(x)) is not None:
+            estimator, row, key = ready
+            mean, std = (float(part[0]) for part in estimator.predict(row, key, return_std=True))
+            mean = 0.0 if math.isnan(mean) else mean
+        return _gaussian(mean, std) if with_dist else mean
+
+    def _read_many(self, y: Any) -> Array:
+        return _targets(y)
+
+    def predict_many(self, X: Any) -> Any:
+        """Predicted mean of each row of a DataFrame; 0.0 before the first target."""
+        ready = self._ready_many(X)
+        made = np.zeros(len(X)) if ready is None else np.nan_to_num(ready[0].predict(*ready[1:]))
+        return sys.modules["pandas"].Series(made, index=X.index)
+
+
+def _targets(y: Any) -> Array:
+    """Targets (b,) of the rows of a frame."""
+    values = read_values(y)
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1:
+        raise InvalidInput(f"y has shape {values.shape}; give one number for each row of X")
+    return values
+
+
+def _gaussian(mean: float, std: float) -> Any:
+    """A `river.proba.Gaussian`."""
+    gaussian = require("river.proba", "river").Gaussian
+    return gaussian._from_state(n=1, m=mean, var=std**2, ddof=0)
 
 
 def _learned(estimator: Any) -> Any:

@@ -56,6 +56,12 @@ class NewTargets:
     weight: Array | None
     before: list[int]
 
+    def __getitem__(self, piece: slice) -> NewTargets:
+        """Some of them, none of which waits for rows."""
+        weight, ids = self.weight, self.ids[piece]
+        weight = None if weight is None else weight[piece]
+        return NewTargets(ids, self.targets[piece], weight, [0] * len(ids))
+
 
 @dataclass(slots=True)
 class Asked:
@@ -70,6 +76,10 @@ class Asked:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __getitem__(self, piece: slice) -> Asked:
+        times = None if self.times is None else self.times[piece]
+        return Asked(self.rows[piece], times, None if self.ids is None else self.ids[piece])
 
 
 def exchange(
@@ -89,9 +99,40 @@ def exchange(
     made = exchange_row(model, asked, told, settings, bounds)
     if made is not None:
         return made
+    calls = _in_turns(asked, told) if model.representation.hears else [(asked, told)]
+    parts: list[Any] = []
+    for rows, targets in calls:
+        model, answers = _exchanged(model, rows, targets, settings, bounds, strict)
+        parts += answers
+    return model, settings.task.answers(model, parts)
+
+
+def _in_turns(asked: Asked, told: NewTargets) -> list[tuple[Asked, NewTargets]]:
+    """The same as calls that ask or tell: features of a row depend on the targets before it."""
+    cuts = [*sorted({0, *told.before, len(asked)}), len(asked) + 1]
+    nobody, nothing, calls = asked[:0], told[:0], list[tuple[Asked, NewTargets]]()
+    entries = np.searchsorted(told.before, cuts).tolist()
+    for (at, stop), (first, last) in zip(pairwise(cuts), pairwise(entries), strict=True):
+        calls += [(nobody, told[first:last])] * (last > first)
+        calls += [(asked[at:stop], nothing)] * (at < len(asked))
+    return calls or [(asked, told)]
+
+
+def _exchanged(
+    model: Model,
+    asked: Asked,
+    told: NewTargets,
+    settings: Settings,
+    bounds: tuple[int, float | None],
+    strict: bool,
+) -> tuple[Model, list[Any]]:
+    """As `exchange`, with the predictions in parts; if targets are heard, one asks or tells."""
     representation = model.representation
+    hears = representation.hears
     if len(asked):
         representation, scaled = representation.scaled(asked.rows)
+        if hears:  # they wait with the row
+            scaled = np.hstack([asked.rows[:, hears], scaled])
         asked = Asked(scaled, asked.times, asked.ids)
     book = _entered(model, asked, told, settings, bounds, strict)
     if len(asked):
@@ -112,7 +153,12 @@ def exchange(
         if answers is not None:
             parts.append(answers)
         start, done = stop, done + n_told
-    return model.but(store=book.store()), settings.task.answers(model, parts)
+    if hears and len(chunk):
+        rows = [book.row(number) for number in row[~asks].tolist()]
+        keys = [np.frombuffer(each.columns)[: len(hears)] for each in rows if each is not None]
+        heard = model.representation.told(np.array(keys), chunk.targets, chunk.weight)
+        model = model.but(representation=heard)
+    return model.but(store=book.store()), parts
 
 
 def _entered(
@@ -291,6 +337,7 @@ def _gathered(
     slot = np.searchsorted(own, row)
     slot[old] = np.arange(len(own), len(numbers))
     scaled, number, time, kept = book.take(numbers, _width(model, book), sizes)
+    scaled = scaled[:, len(model.representation.hears) :]
     if len(own) < n:
         scaled, number, time = scaled[slot], number[slot], None if time is None else time[slot]
     gap, lag = _time_since(model, asks, number, time, settings)
@@ -301,7 +348,7 @@ def _gathered(
 def _width(model: Model, book: Book) -> int:
     """Columns of rows that were scaled; columns that came later are 0 in earlier rows."""
     width = model.representation.width(model.fitted["n_features_in_"])
-    return book.n_columns if width is None else width
+    return book.n_columns if width is None else width + len(model.representation.hears)
 
 
 def _came(model: Model, book: Book, numbers: list[int], kept: Kept) -> Model:

@@ -57,10 +57,13 @@ def learn(
     task.check(chunk)
     parts, start, n = [], 0, len(chunk)
     by_rows = settings.transition == "example"
+    hears = bool(model.representation.hears)
     while start < n:
         stop = n
-        if by_rows and predict:
-            stop = task.end_of_piece(model, chunk, start, settings)
+        if by_rows and hears:  # features of a row depend on the target before
+            stop = start + 1
+        elif by_rows and predict:
+            stop = min(n, task.end_of_piece(model, chunk, start, settings))
         if by_rows and task.stretch:
             stop = min(stop, start + task.stretch - model.came % task.stretch)
         model, part = _learn_piece(model, chunk[start:stop], settings, predict)
@@ -82,6 +85,9 @@ def _learn_piece(
     model = before.but(representation=representation)
     model, answers = learn_features(before, model, phi, chunk, settings, predict)
     numbers = before.came + np.arange(len(chunk))
+    if hears := representation.hears:
+        heard = representation.told(chunk.rows[:, hears], chunk.targets, chunk.weight)
+        model = model.but(representation=heard)
     return model.but(watch=model.watch.in_rows(before.watch, numbers)), answers
 
 

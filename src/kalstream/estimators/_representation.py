@@ -124,6 +124,24 @@ class Representation:
         rows = self._seen_now(rows)
         return self._in_turns(online(self.transformer).columns(rows), rows)
 
+    @property
+    def hears(self) -> list[int]:
+        """Columns of rows that `told` needs; [] if targets do not count."""
+        return [] if self.before is None else self.before.hears
+
+    def told(self, keys: Array, targets: Any, weight: Array | None) -> Representation:
+        """The representation after targets of earlier rows, whose columns `hears` are keys (t, n).
+
+        A target of weight 0 is as none.
+        """
+        assert self.before is not None
+        if weight is not None:
+            counts = np.flatnonzero(weight > 0.0)
+            is_array = isinstance(targets, np.ndarray)
+            targets = targets[counts] if is_array else [targets[k] for k in counts.tolist()]
+            keys = keys[counts]
+        return replace(self, before=self.before.told(keys, targets))
+
     def _seen_now(self, rows: Array) -> Array:
         """Rows as what comes before the transformer makes them now."""
         return rows if self.before is None else self.before.columns(rows)

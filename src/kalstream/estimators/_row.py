@@ -255,6 +255,7 @@ def _is_usual(model: Model, settings: Settings) -> bool:
         and model.state is not None
         and model.time is None
         and model.representation.is_own
+        and not model.representation.hears
         and model.state.n_outputs == len(known.labels.names)
         and (known.stack is not None) == (task.stacking and settings.policy.combines)
         and (known.ordered is None or task.recent_labels)

@@ -30,6 +30,7 @@ def learn_value(
         and "feature_names_in_" not in model.fitted
         and model.time is None
         and model.representation.is_own
+        and not model.representation.hears
         and settings.transition == "example"
         and type(policy) is Mixture
         and type(task) is Regression

@@ -39,12 +39,15 @@ class AggregateKind:
         Changes the state. The value is NaN where missing.
     value : function of the state, the number of rows before and the window
         The feature of the next row; NaN if nothing is known.
+    of_targets : bool
+        Whether it is updated by the target of a row, once that is told, and not by the row.
     """
 
     about: str
     size: Callable[[int], int]
     update: Callable[[Array, int, float, int], None]
     value: Callable[[Array, int, int], float]
+    of_targets: bool = False
 
 
 def _put(ring: Array, n: int, value: float, window: int) -> None:
@@ -62,6 +65,12 @@ def _fade(sums: Array, n: int, value: float, window: int) -> None:
     sums *= gamma_of(window)
     if value == value:
         sums += value, 1.0
+
+
+def _put_target(told: Array, n: int, value: float, window: int) -> None:
+    n_told = int(np.nan_to_num(told[0]))  # rows have come whose targets were not told
+    _put(told[1:], n_told, value, window)
+    told[0] = n_told + 1
 
 
 KINDS_OF_AGGREGATES: Final = {
@@ -88,6 +97,13 @@ KINDS_OF_AGGREGATES: Final = {
         size=lambda window: window,
         update=_put,
         value=lambda ring, n, window: float(np.count_nonzero(ring == ring)),
+    ),
+    "target": AggregateKind(
+        "the mean of the last targets of the key that were told",
+        size=lambda window: 1 + window,
+        update=_put_target,
+        value=lambda told, n, window: _mean(told[1:], n, window),
+        of_targets=True,
     ),
 }
 
@@ -134,17 +150,19 @@ class Aggregates(BaseEstimator):
     """Lags, means and counts of the earlier rows of each row's key, beside the columns.
 
     It is made for ``features=`` of an estimator. A row sees the values of earlier rows of its key,
-    never its own, so a chunk gives what its rows would give one by one. Labels are not used: a row
-    counts as soon as it has come, also if its label is late. The aggregates come first; columns of
-    keys are left out. A row whose key is NaN has no aggregates and leaves none; NaN also stands for
-    what is not known yet.
+    never its own, so a chunk gives what its rows would give one by one. A row counts as soon as it
+    has come, also if its label is late; its target counts from the moment it was told. The
+    aggregates come first; columns of keys are left out. A row whose key is NaN has no aggregates
+    and leaves none; NaN also stands for what is not known yet.
 
     Parameters
     ----------
     specs : texts
         KEY:COLUMN:KIND:WINDOW. The kinds are ``lag`` (the value WINDOW rows of the key ago),
-        ``mean`` and ``count`` (of the values in the last WINDOW rows of the key) and ``ewm`` (a
-        mean whose weights halve after WINDOW rows of the key).
+        ``mean`` and ``count`` (of the values in the last WINDOW rows of the key), ``ewm`` (a mean
+        whose weights halve after WINDOW rows of the key) and ``target`` (the mean of the last
+        WINDOW targets of the key). For ``target``, COLUMN is the label whose share is meant, or
+        any name if targets are numbers.
     names : d names, optional
         Of the columns. Without them, KEY and COLUMN are numbers of columns, from 0.
     then : "fourier", "scaled" or "raw"
@@ -231,6 +249,38 @@ class Aggregates(BaseEstimator):
         after.n_seen_ = self.n_seen_ + len(rows)
         return after, made
 
+    @property
+    def hears(self) -> list[int]:
+        """The columns of keys whose targets count; see `told`."""
+        return [group.key for group in self._groups if group.has_targets]
+
+    def told(self, keys: Array, targets: Any) -> Self:
+        """What is known after the targets of earlier rows were told; pure.
+
+        Parameters
+        ----------
+        keys : (t, n)
+            The columns `hears` of the rows.
+        targets : list of t labels, None where unknown; or (t,) numbers, NaN where unknown
+        """
+        are_numbers = isinstance(targets, np.ndarray)
+        if are_numbers and targets.size != len(targets):
+            raise InvalidInput(
+                f"y has {targets.shape[1]} columns, and aggregates of targets need one; leave the "
+                "kind target out"
+            )
+        values = targets.ravel().tolist() if are_numbers else targets
+        after: Self = forked(self)
+        after._records = list(self._known)
+        heard = ((k, group) for k, group in enumerate(self._groups) if group.has_targets)
+        for (k, group), own in zip(heard, keys.T.tolist(), strict=True):
+            made = _Pass(group, after._records[k], self.max_keys)
+            for key, target in zip(own, values, strict=True):
+                if key == key and target is not None and target == target:
+                    made.hear(key, target, is_number=are_numbers)
+            after._records[k] = made.updated()
+        return after
+
     def with_columns(self, n_columns: int) -> Self:
         """The same: new columns come behind the others."""
         return self
@@ -288,7 +338,9 @@ class Aggregates(BaseEstimator):
         by_key: dict[int, list[tuple[int, int, Spec]]] = {}
         for place, text in enumerate(self.specs):
             spec = Spec.of(text)
-            key, column = self._place(text, spec.key, is_key=True), self._place(text, spec.column)
+            key = column = self._place(text, spec.key, is_key=True)
+            if not KINDS_OF_AGGREGATES[spec.kind].of_targets:
+                column = self._place(text, spec.column)
             by_key.setdefault(key, []).append((place, column, spec))
         return [_Group.of(key, parts) for key, parts in by_key.items()]
 
@@ -337,6 +389,7 @@ class _Group(NamedTuple):
     places: list[int]
     columns: list[int]
     parts: list[tuple[AggregateKind, int, slice]]  # kind, window and place in a record
+    labels: list[str]  # for kinds of targets, the label whose share is meant
     size: int  # numbers of a record
 
     @classmethod
@@ -348,7 +401,12 @@ class _Group(NamedTuple):
             made.append((kind, spec.window, slice(at, stop)))
             at = stop
         places, columns, _ = map(list, zip(*parts, strict=True))
-        return cls(key, places, columns, made, at)
+        return cls(key, places, columns, made, [spec.column for _, _, spec in parts], at)
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether targets of rows count."""
+        return any(kind.of_targets for kind, _, _ in self.parts)
 
 
 class _Pass:
@@ -374,12 +432,21 @@ class _Pass:
         record = self._record(key)
         n = int(record[0])
         for (kind, window, at), value in zip(self.group.parts, values.tolist(), strict=True):
-            kind.update(record[at], n, value, window)
+            if not kind.of_targets:
+                kind.update(record[at], n, value, window)
         record[:_HEAD] = n + 1, row
         if n == 0:
             self.n_keys += 1
             if self.n_keys > self.max_keys:
                 self._drop()
+
+    def hear(self, key: float, target: Any, *, is_number: bool) -> None:
+        """Change the record of a key by a target; a key that was dropped stays unknown."""
+        record = self._record(key)
+        for (kind, window, at), label in zip(self.group.parts, self.group.labels, strict=True):
+            if kind.of_targets:
+                value = float(target if is_number else str(target) == label)
+                kind.update(record[at], int(record[0]), value, window)
 
     def updated(self) -> Records:
         """The records after the rows."""

@@ -76,6 +76,16 @@ class Before(Protocol):
     def passed(self, rows: Array) -> tuple[Self, Array]:
         """What is after rows that pass, and the columns (b, d') of these; pure."""
 
+    @property
+    def hears(self) -> list[int]:
+        """Columns of rows that `told` needs with their targets; [] if targets do not count."""
+
+    def told(self, keys: Array, targets: Any) -> Self:
+        """What is after the targets of earlier rows, whose columns `hears` are keys (t, n); pure.
+
+        Targets are a list of t labels, None where unknown, or (t,) numbers, NaN where unknown.
+        """
+
     def with_columns(self, n_columns: int) -> Self:
         """The same with columns that were missing (NaN) in all rows so far; they come last."""
 

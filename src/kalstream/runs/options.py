@@ -283,7 +283,7 @@ class Options(BaseModel):
     aggregate: list[str] = option(
         [],
         "KEY:COLUMN:KIND:WINDOW: a feature of the earlier rows of a row's KEY, such as "
-        "customer:amount:mean:100. Kinds: lag, mean, ewm, count; repeat the option.",
+        "customer:amount:mean:100. Kinds: lag, mean, ewm, count, target; repeat the option.",
         repeated=True,
     )
     ignore: list[str] = option(

@@ -20,7 +20,7 @@ from kalstream import __version__, streams
 from kalstream._optional import remedy_for
 from kalstream._printable import quoted
 from kalstream.errors import InvalidInput, InvalidOption
-from kalstream.features.aggregates import Aggregates, Spec
+from kalstream.features.aggregates import KINDS_OF_AGGREGATES, Aggregates, Spec
 from kalstream.features.values import NO_VALUE
 from kalstream.runs.files import FORMAT
 from kalstream.runs.options import (
@@ -85,10 +85,10 @@ def _aggregate_keys(options: Options) -> list[str]:
             f"{format_of(options.source).about}; leave it out, or give a table"
         )
     for text, spec in zip(options.aggregate, specs, strict=True):
-        if spec.column == options.target:
+        if spec.column == options.target and not KINDS_OF_AGGREGATES[spec.kind].of_targets:
             raise InvalidOption(
-                f"--aggregate {quoted(text)} is of the target, and only features have aggregates; "
-                "name another column"
+                f"--aggregate {quoted(text)} is of the target, which only the kind target is of; "
+                "name another column or kind"
             )
     return list(dict.fromkeys(spec.key for spec in specs))
 

@@ -9,7 +9,7 @@ only, not on the order or the speed of the runs, and a sweep that was killed dec
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import product
@@ -178,14 +178,22 @@ def plan_pauses(options: Options) -> tuple[Options, Pauses]:
         )
     window, n = window_of(options, stream), stream.approximate_rows or 0
     n = min(n, options.limit or n)
-    least = (_LEAST_WINDOWS + 1) * max(window, options.chunk)
-    rows = [int(n * share) // window * window for share in _PAUSES]
     is_late = options.delay != "0" or options.label_time or options.id
-    if is_late or options.learner:
-        rows = []
-    metric = log_probability_metric(stream.task).name
-    pauses = Pauses(tuple(row for row in rows if row >= least), metric)
+    rows = () if is_late or options.learner else pause_rows(n, window, options.chunk)
+    pauses = Pauses(rows, log_probability_metric(stream.task).name)
     return options.model_copy(update={"window": window}), pauses
+
+
+def pause_rows(n_rows: int, window: int, chunk: int = 1) -> tuple[int, ...]:
+    """The rows at which a sweep over so many rows pauses: ends of windows.
+
+    Examples
+    --------
+    >>> pause_rows(20_000, 100)
+    (5000, 10000)
+    """
+    rows = [int(n_rows * share) // window * window for share in _PAUSES]
+    return tuple(row for row in rows if row >= (_LEAST_WINDOWS + 1) * max(window, chunk))
 
 
 def run_sweep(
@@ -224,6 +232,22 @@ def _hopeless(sweep: Sweep, alive: list[Combination], pauses: Pauses, row: int) 
     """The combinations that cannot catch up; those of which a run failed are not compared."""
     whole = [c for c in alive if not any(sweep.outcomes[job.name].problem for job in c.jobs)]
     losses = {each.name: _losses(each, pauses.metric, row) for each in whole}
+    return find_hopeless(losses)
+
+
+def find_hopeless(losses: Mapping[str, FloatArray]) -> set[str]:
+    """The combinations that cannot catch up with the best one.
+
+    Parameters
+    ----------
+    losses : {name: (n_windows,) array}
+        Mean loss of each window so far; NaN or infinity is not compared.
+
+    Examples
+    --------
+    >>> find_hopeless({"good": np.full(20, 0.5), "bad": np.full(20, 0.6)})
+    {'bad'}
+    """
     known = {name: loss for name, loss in losses.items() if np.isfinite(loss).all()}
     if len({loss.shape for loss in known.values()}) != 1:
         return set()  # runs without probabilities, or with other windows
