@@ -162,6 +162,11 @@ def test_the_site_lists_every_public_name() -> None:
         assert site["names"](module), module
 
 
+def test_the_index_links_to_the_reference() -> None:
+    site = runpy.run_path(str(ROOT / "docs" / "site" / "build.py"))
+    assert "[reference](../reference/index.rst)" in site["linked"](ROOT / "docs" / "index.md")
+
+
 def test_every_equation_has_a_function() -> None:
     table = (PACKAGE / "core/README.md").read_text(encoding="utf-8")
     for number in range(1, 16):
