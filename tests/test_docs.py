@@ -196,8 +196,8 @@ def test_every_public_name_of_the_reference_has_an_example() -> None:
     for module in site["MODULES"]:
         for name in site["names"](module):
             value = getattr(importlib.import_module(module), name)
-            callable_ = inspect.isclass(value) or inspect.isroutine(value)
-            if callable_ and ">>>" not in (value.__doc__ or ""):
+            is_one = inspect.isclass(value) or inspect.isroutine(value)
+            if is_one and ">>>" not in (value.__doc__ or ""):
                 without.add(f"{module}.{name}")
     assert without == set(NO_EXAMPLE)
 

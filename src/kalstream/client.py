@@ -34,12 +34,13 @@ class ServiceError(KalstreamError, RuntimeError):
 
     Examples
     --------
-    Here no service runs:
+    Here a function stands in for the service:
 
-    >>> client = Client("http://localhost:1", patience=0.0)
-    >>> client.models()
+    >>> refusal = httpx2.Response(401, json={"error": "give a token"})
+    >>> transport = httpx2.MockTransport(lambda request: refusal)
+    >>> Client(http=httpx2.Client(transport=transport)).models()
     Traceback (most recent call last):
-    kalstream.client.ServiceError: http://localhost:1 does not answer (...); start the service, ...
+    kalstream.client.ServiceError: give a token
     """
 
     def __init__(self, message: str, status: int | None = None) -> None:

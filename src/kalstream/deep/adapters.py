@@ -119,9 +119,18 @@ def from_transformers(model: nn.Module | str, pooling: str = "cls") -> nn.Module
 
     Examples
     --------
-    >>> network = from_transformers("bert-base-uncased", pooling="mean")  # doctest: +SKIP
-    >>> network.n_features  # doctest: +SKIP
-    768
+    ``from_transformers("bert-base-uncased")`` loads a network by its name. A network of your own
+    needs a config, and returns its tokens:
+
+    >>> from types import SimpleNamespace
+    >>> class Small(nn.Module):
+    ...     config = SimpleNamespace(hidden_size=4)
+    ...
+    ...     def forward(self, input_ids):
+    ...         return SimpleNamespace(last_hidden_state=torch.ones(*input_ids.shape, 4))
+    >>> network = from_transformers(Small(), pooling="mean")
+    >>> network(torch.zeros(2, 7, dtype=torch.int64)).shape, network.n_features
+    (torch.Size([2, 4]), 4)
     """
     if pooling not in ("cls", "mean"):
         raise InvalidInput(f'pooling must be "cls" or "mean", got {pooling!r}')
