@@ -56,7 +56,7 @@ class PolicyState(Tagged):
 
     Examples
     --------
-    >>> from kalstream.core import Mixture
+    >>> from kalstream.core import Mixture, PolicyState
     >>> state = Mixture((10.0, 1000.0)).start(3, 2, prior_var=1.0)
     >>> isinstance(state, PolicyState), state.half_lives, state.half_life_weights
     (True, (10.0, 1000.0), array([0.5, 0.5]))
@@ -265,7 +265,7 @@ class Policy(Tagged):
     --------
     tests/estimators/test_new_policy.py adds one. Those of the core:
 
-    >>> from kalstream.core import Fixed, Learned, Mixture
+    >>> from kalstream.core import Fixed, Learned, Mixture, Policy
     >>> [isinstance(policy, Policy) for policy in (Fixed(0.99), Learned(), Mixture())]
     [True, True, True]
     >>> Mixture((10.0, 1000.0)).n_filters, Fixed(0.99).adapts
@@ -433,7 +433,7 @@ class JudgingPolicy(Policy):
 
     Examples
     --------
-    >>> from kalstream.core import Fixed, Mixture
+    >>> from kalstream.core import Fixed, JudgingPolicy, Mixture
     >>> isinstance(Mixture(), JudgingPolicy), isinstance(Fixed(0.99), JudgingPolicy)
     (True, False)
     """

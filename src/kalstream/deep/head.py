@@ -86,7 +86,7 @@ class Head(nn.Module, ABC):
 
     Examples
     --------
-    >>> from kalstream.deep import KalmanHead
+    >>> from kalstream.deep import Head, KalmanHead
     >>> head = KalmanHead(4, 3)
     >>> isinstance(head, Head), head.n_features, head.n_classes, head.n_seen
     (True, 4, 3, 0)

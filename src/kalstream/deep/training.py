@@ -48,7 +48,7 @@ class Training(ABC):
     Examples
     --------
     >>> from torch import nn
-    >>> from kalstream.deep import KalmanHead, Learner
+    >>> from kalstream.deep import CrossEntropy, KalmanHead, Learner, Training
     >>> learner = Learner(nn.Linear(2, 4), KalmanHead(4, 3), CrossEntropy(n_steps=1))
     >>> isinstance(learner.training, Training)
     True
@@ -99,7 +99,7 @@ class Frozen(Training):
     Examples
     --------
     >>> from torch import nn
-    >>> from kalstream.deep import KalmanHead, Learner
+    >>> from kalstream.deep import Frozen, KalmanHead, Learner
     >>> network = nn.Linear(2, 4)
     >>> before = network.weight.detach().clone()
     >>> learner = Learner(network, KalmanHead(4, 3), Frozen())
@@ -144,7 +144,7 @@ class ThroughHead(Training):
     Examples
     --------
     >>> from torch import nn
-    >>> from kalstream.deep import KalmanHead, Learner
+    >>> from kalstream.deep import KalmanHead, Learner, ThroughHead
     >>> network = nn.Linear(2, 4)
     >>> before = network.weight.detach().clone()
     >>> learner = Learner(network, KalmanHead(4, 3), ThroughHead(lr=0.1))
@@ -249,7 +249,7 @@ class CrossEntropy(Training):
     Examples
     --------
     >>> from torch import nn
-    >>> from kalstream.deep import KalmanHead, Learner
+    >>> from kalstream.deep import CrossEntropy, KalmanHead, Learner
     >>> training = CrossEntropy(lr=0.01, n_steps=1, replay=None)
     >>> learner = Learner(nn.Linear(2, 4), KalmanHead(4, 3), training)
     >>> outcome = learner.step(torch.ones(2, 2), torch.tensor([0, 1]))
