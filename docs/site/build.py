@@ -89,7 +89,11 @@ def gather() -> None:
 
 
 def linked(path: Path) -> str:
-    """Text of a guide; links to examples lead to their pages, and links to folders become text."""
+    """Text of a guide as a page of the site.
+
+    Links to examples lead to their pages, those to the package to the reference, and links to other
+    folders become text.
+    """
 
     def replaced(link: re.Match[str]) -> str:
         target = (path.parent / link[2]).resolve()
@@ -98,6 +102,8 @@ def linked(path: Path) -> str:
             return f"[{link[1]}]({up}gallery/{target.stem}.rst)"
         if target == ROOT / "examples":
             return f"[{link[1]}]({up}gallery/index.rst)"
+        if target == ROOT / "src" / "kalstream":
+            return f"[{link[1]}]({up}reference/index.rst)"
         return link[1] if target.is_dir() else link[0]
 
     return re.sub(r"\[([^\]]*)\]\(([^)#\s]+)\)", replaced, path.read_text(encoding="utf-8"))

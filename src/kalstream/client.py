@@ -30,7 +30,18 @@ Row = Mapping[str, Any]
 
 
 class ServiceError(KalstreamError, RuntimeError):
-    """A service refused a request with this ``status``, or could not be reached (None)."""
+    """A service refused a request with this ``status``, or could not be reached (None).
+
+    Examples
+    --------
+    Here a function stands in for the service:
+
+    >>> refusal = httpx2.Response(401, json={"error": "give a token"})
+    >>> transport = httpx2.MockTransport(lambda request: refusal)
+    >>> Client(http=httpx2.Client(transport=transport)).models()
+    Traceback (most recent call last):
+    kalstream.client.ServiceError: give a token
+    """
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -205,7 +216,19 @@ def _plain(value: Any) -> Any:
 
 
 class Client(_Calls):
-    """A client whose calls return answers."""
+    """A client whose calls return answers.
+
+    Examples
+    --------
+    The answers below come from a function in place of a service; leave ``http`` out for a real one.
+
+    >>> def answer(request):
+    ...     return httpx2.Response(200, json={"prediction": "up", "probabilities": {"up": 0.9}})
+    >>> http = httpx2.Client(transport=httpx2.MockTransport(answer))
+    >>> with Client("http://localhost:8000", http=http) as client:
+    ...     client.predict({"price": 12.5}, id="row 1")["prediction"]
+    'up'
+    """
 
     _new_http = httpx2.Client
 
@@ -228,7 +251,18 @@ class Client(_Calls):
 
 
 class AsyncClient(_Calls):
-    """A client whose calls are awaited."""
+    """A client whose calls are awaited.
+
+    Examples
+    --------
+    >>> async def ask():
+    ...     answer = httpx2.Response(200, json={"models": []})
+    ...     transport = httpx2.MockTransport(lambda request: answer)
+    ...     async with AsyncClient(http=httpx2.AsyncClient(transport=transport)) as client:
+    ...         return await client.models()
+    >>> asyncio.run(ask())
+    []
+    """
 
     _new_http = httpx2.AsyncClient
 

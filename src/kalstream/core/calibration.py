@@ -26,7 +26,13 @@ _LARGEST_SPREAD: Final = 50.0
 
 @dataclass(frozen=True, slots=True)
 class Alpha:
-    """Belief about alpha: mean and variance of log alpha."""
+    """Belief about alpha: mean and variance of log alpha.
+
+    Examples
+    --------
+    >>> Alpha(log_mean=0.0, log_var=0.04).value  # it leaves the logits as they are
+    1.0
+    """
 
     log_mean: float
     log_var: float

@@ -37,6 +37,12 @@ class MovingState(BankState, OneFilterState):
     posterior : Posterior
         Weights now, without their derivatives.
     gamma, half_life, calibration : float
+
+    Examples
+    --------
+    >>> state = Fixed(0.99, order=2).start(3, 2, prior_var=1.0)
+    >>> type(state).__name__, state.n_features, round(state.gamma, 2)
+    ('MovingState', 3, 0.99)
     """
 
     tag: ClassVar[str] = "MovingState"

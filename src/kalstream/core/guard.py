@@ -38,6 +38,16 @@ class Health:
     effective_memory : float
         Number of rows after which a filter without forgetting would be as certain as this
         one, about n_features * noise_var / logit_var; the median over the learned rows.
+
+    Examples
+    --------
+    `health` makes it; an estimator has one in ``health_``.
+
+    >>> from kalstream.core import init, step
+    >>> given = {"gamma": 1.0, "noise_var": 1.0, "prior_var": 1.0}
+    >>> report = health(*step(init(2, 1, prior_var=1.0), [1.0, 0.0], 0.5, **given))
+    >>> report.smallest_variance, report.largest_variance, report.nis
+    (0.5, 1.0, 0.125)
     """
 
     smallest_innovation_var: float

@@ -53,6 +53,13 @@ class PolicyState(Tagged):
         Classes that have been learned at least once.
     half_lives : J numbers
         Half-life of each filter, in rows.
+
+    Examples
+    --------
+    >>> from kalstream.core import Mixture, PolicyState
+    >>> state = Mixture((10.0, 1000.0)).start(3, 2, prior_var=1.0)
+    >>> isinstance(state, PolicyState), state.half_lives, state.half_life_weights
+    (True, (10.0, 1000.0), array([0.5, 0.5]))
     """
 
     __slots__ = ()
@@ -172,6 +179,16 @@ class PolicyStep(Protocol):
     """Report of every row of a chunk, made before its target was seen.
 
     `state.Step` is the one of a single filter, `mixture.MixtureStep` that of several.
+
+    Examples
+    --------
+    The step of a `Fixed` policy is one:
+
+    >>> from kalstream.core import init, step_chunk
+    >>> given = {"gamma": 1.0, "noise_var": 1.0, "prior_var": 1.0}
+    >>> _, step = step_chunk(init(1, 2, prior_var=1.0), [[1.0], [1.0]], [0, 1], **given)
+    >>> step.mean.shape, step.weight_variance.shape, step.class_probabilities().shape
+    ((2, 2), (2,), (2, 2))
     """
 
     @property
@@ -243,6 +260,16 @@ class Policy(Tagged):
         watches the belief alone.
     learns_scale : bool
         Whether each filter of a regression learns the scale of the noise; see `scale`.
+
+    Examples
+    --------
+    tests/estimators/test_new_policy.py adds one. Those of the core:
+
+    >>> from kalstream.core import Fixed, Learned, Mixture, Policy
+    >>> [isinstance(policy, Policy) for policy in (Fixed(0.99), Learned(), Mixture())]
+    [True, True, True]
+    >>> Mixture((10.0, 1000.0)).n_filters, Fixed(0.99).adapts
+    (2, False)
     """
 
     __slots__ = ()
@@ -403,6 +430,12 @@ class JudgingPolicy(Policy):
     Its steps also have ``take(rows)``: the step of some of the rows. With any other policy, late
     rows are learned and judged one step ahead. tests/estimators/test_new_policy.py has a complete
     one.
+
+    Examples
+    --------
+    >>> from kalstream.core import Fixed, JudgingPolicy, Mixture
+    >>> isinstance(Mixture(), JudgingPolicy), isinstance(Fixed(0.99), JudgingPolicy)
+    (True, False)
     """
 
     __slots__ = ()

@@ -38,6 +38,12 @@ class LabelLogProb(NamedTuple):
         Derivative with respect to `logit_var`.
     d_calibration : (b,) or ()
         Derivative with respect to `calibration`.
+
+    Examples
+    --------
+    >>> scored = label_log_prob([2.0, 0.0], 0.0, 0)
+    >>> round(float(scored.log_prob), 3), scored.d_mean.round(3)
+    (-0.127, array([ 0.119, -0.119]))
     """
 
     log_prob: Array

@@ -86,6 +86,15 @@ class FilterState(OneFilterState):
         How labels were observed.
     gamma, half_life, calibration : float
         What delta and alpha stand for.
+
+    Examples
+    --------
+    The state of `Fixed` and `Learned`:
+
+    >>> from kalstream.core import Fixed
+    >>> state = Fixed(0.5).start(3, 2, prior_var=1.0)
+    >>> type(state).__name__, round(state.gamma, 3), round(state.half_life, 3), state.n_features
+    ('FilterState', 0.5, 1.0, 3)
     """
 
     tag: ClassVar[str] = "FilterState"

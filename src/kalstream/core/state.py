@@ -49,6 +49,14 @@ class Step:
         probabilities over its expectation.
     calibration : (b,), optional
         Factor alpha that the policy had for the row's logits.
+
+    Examples
+    --------
+    >>> from kalstream.core import init, step
+    >>> given = {"gamma": 0.5, "noise_var": 1.0, "prior_var": 1.0}
+    >>> _, seen = step(init(1, 1, prior_var=1.0), [1.0], 0.5, **given)
+    >>> float(seen.logit_mean[0]), float(seen.logit_var), float(seen.half_life)
+    (0.0, 1.0, 1.0)
     """
 
     logit_mean: Array
@@ -124,6 +132,16 @@ class BankStep:
     ----------
     logit_mean, logit_var : (J, b, K), (J, b)
     gamma, noise_var, nis : (J, b)
+
+    Examples
+    --------
+    >>> from kalstream.core import init, step_chunk
+    >>> given = {"gamma": 0.5, "noise_var": 1.0, "prior_var": 1.0}
+    >>> _, seen = step_chunk(init(1, 1, prior_var=1.0), [[1.0], [1.0]], [0.5, 0.5], **given)
+    >>> seen.bank.logit_mean.shape  # one filter, two rows, one output
+    (1, 2, 1)
+    >>> (seen.bank.filters()[0].logit_mean == seen.logit_mean).all()
+    np.True_
     """
 
     logit_mean: Array

@@ -31,6 +31,12 @@ def from_timm(name: str, pretrained: bool = True, **options: Any) -> nn.Module:
         Maps images (b, 3, height, width) to features (b, n_features). It has the attributes
         ``n_features`` and, if timm knows them, ``mean`` and ``std`` of its pixels, which `embed`
         uses.
+
+    Examples
+    --------
+    >>> network = from_timm("resnet18", pretrained=False)  # doctest: +SKIP
+    >>> network.n_features  # doctest: +SKIP
+    512
     """
     timm = require("timm", "timm")
     model = timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
@@ -57,6 +63,21 @@ def from_torchvision(model: nn.Module | str, weights: Any = None) -> nn.Module:
     -------
     nn.Module
         Maps images (b, 3, height, width) to features (b, n_features).
+
+    Examples
+    --------
+    It takes any network whose last layer is named as in torchvision:
+
+    >>> class Small(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.body, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(3, 1000)
+    ...
+    ...     def forward(self, images):
+    ...         return self.fc(self.body(images).flatten(1))
+    >>> network = from_torchvision(Small())
+    >>> network(torch.zeros(2, 3, 8, 8)).shape, network.n_features
+    (torch.Size([2, 3]), 3)
     """
     if isinstance(model, str):
         network = require("torchvision", "torchvision").models.get_model(model, weights=weights)
@@ -95,6 +116,21 @@ def from_transformers(model: nn.Module | str, pooling: str = "cls") -> nn.Module
     nn.Module
         Maps images (b, 3, height, width), token ids (b, n), or the output of a processor of
         transformers, to features (b, n_features).
+
+    Examples
+    --------
+    ``from_transformers("bert-base-uncased")`` loads a network by its name. A network of your own
+    needs a config, and returns its tokens:
+
+    >>> from types import SimpleNamespace
+    >>> class Small(nn.Module):
+    ...     config = SimpleNamespace(hidden_size=4)
+    ...
+    ...     def forward(self, input_ids):
+    ...         return SimpleNamespace(last_hidden_state=torch.ones(*input_ids.shape, 4))
+    >>> network = from_transformers(Small(), pooling="mean")
+    >>> network(torch.zeros(2, 7, dtype=torch.int64)).shape, network.n_features
+    (torch.Size([2, 4]), 4)
     """
     if pooling not in ("cls", "mean"):
         raise InvalidInput(f'pooling must be "cls" or "mean", got {pooling!r}')

@@ -92,6 +92,11 @@ def resnet50(
     ----------
     stem, width, seed, init, zero_residual
         As for `resnet18`; there are 32 times as many features as ``width``.
+
+    Examples
+    --------
+    >>> resnet50(stem="cifar", width=4)(torch.zeros(2, 3, 8, 8)).shape
+    torch.Size([2, 128])
     """
     return _ResNet((3, 4, 6, 3), True, stem, width, seed, init, zero_residual)
 
@@ -105,6 +110,11 @@ def slim_resnet18(
     ----------
     stem, seed, **initial_weights
         As for `resnet18`.
+
+    Examples
+    --------
+    >>> slim_resnet18().n_features
+    160
     """
     return resnet18(stem, 20, seed, **initial_weights)
 
@@ -116,6 +126,11 @@ def mobilenet_v2(seed: int | torch.Generator = 0) -> Backbone:
     ----------
     seed
         As for `resnet18`.
+
+    Examples
+    --------
+    >>> mobilenet_v2().eval()(torch.zeros(1, 3, 32, 32)).shape
+    torch.Size([1, 1280])
     """
     return _MobileNetV2(seed)
 
@@ -126,6 +141,15 @@ class Backbone(nn.Module, ABC):
     Attributes
     ----------
     n_features : int
+
+    Examples
+    --------
+    >>> backbone = resnet18(stem="cifar", width=4)
+    >>> isinstance(backbone, Backbone), backbone.n_features
+    (True, 32)
+    >>> backbone(torch.zeros(2, 8, 8, 3, dtype=torch.uint8))
+    Traceback (most recent call last):
+    kalstream.errors.InvalidInput: images must be (b, 3, height, width), float, ...
     """
 
     n_features: int
@@ -304,6 +328,17 @@ def load_weights(backbone: nn.Module, path: str | os.PathLike[str]) -> nn.Module
         If a parameter is missing, has another shape, or is not one of the backbone's. Parameters of
         a classifier, ``fc.*`` and ``classifier.*``, are ignored. Counters of batches
         (``num_batches_tracked``) may be missing, as in old files.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> backbone = resnet18(stem="cifar", width=4, seed=1)
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "weights.pth"
+    ...     torch.save(resnet18(stem="cifar", width=4, seed=2).state_dict(), path)
+    ...     _ = load_weights(backbone, path)
+    >>> torch.equal(backbone.conv1.weight, resnet18(stem="cifar", width=4, seed=2).conv1.weight)
+    True
     """
     path = Path(path)
     loaded, wanted = read_weights(path), backbone.state_dict()
@@ -339,7 +374,17 @@ def _shape(tensor: torch.Tensor) -> str:
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
-    """Tensors by name, from a state dict or a ``.safetensors``; no code in the file is run."""
+    """Tensors by name, from a state dict or a ``.safetensors``; no code in the file is run.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "weights.pth"
+    ...     torch.save({"fc.weight": torch.ones(2, 3)}, path)
+    ...     {name: tuple(tensor.shape) for name, tensor in read_weights(path).items()}
+    {'fc.weight': (2, 3)}
+    """
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

@@ -54,6 +54,17 @@ class ImageFolderStream(ImageStream):
     -----
     Rows are (b, size, size, 3), uint8, decoded by Pillow one batch at a time. Targets are ints. The
     fingerprint covers paths and labels, not the images.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     for name in ("cat", "dog"):
+    ...         (Path(folder) / name).mkdir()
+    ...         (Path(folder) / name / "1.png").touch()
+    ...     stream = ImageFolderStream(folder, size=32)
+    >>> stream.n_rows, stream.class_names
+    (2, ['cat', 'dog'])
     """
 
     def __init__(self, folder: str | Path, size: int = 224, *, batch_size: int = 128) -> None:
@@ -228,7 +239,14 @@ def _evaluating(backbone: nn.Module, device: str | torch.device) -> Iterator[Non
 
 
 def digest(backbone: nn.Module) -> str:
-    """Digest of a network: its layers, and the names, types, shapes and values of its weights."""
+    """Digest of a network: its layers, and the names, types, shapes and values of its weights.
+
+    Examples
+    --------
+    >>> one, two = (backbones.resnet18(stem="cifar", width=1, seed=seed) for seed in (0, 1))
+    >>> digest(one) == digest(one), digest(one) == digest(two)
+    (True, False)
+    """
     value = sha256(_plain(repr(backbone)).encode())
     for name, tensor in backbone.state_dict().items():
         value.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -471,7 +489,14 @@ def _flat(source: Any) -> dict[str, Any]:
 
 
 def open_images(source: Path, layout: str, split: str, size: int) -> tuple[Stream, int | None]:
-    """The stream, and the size to resize its images to (None if the stream does so)."""
+    """The stream, and the size to resize its images to (None if the stream does so).
+
+    Examples
+    --------
+    >>> open_images(Path("no/such/folder"), "folder", "train", 32)
+    Traceback (most recent call last):
+    kalstream.errors.MissingFile: no folder ...; give a folder with one subfolder per class
+    """
     if layout == "cifar100":
         return streams.Cifar100Stream(source, split=split), size
     if layout == "clear":
@@ -482,7 +507,16 @@ def open_images(source: Path, layout: str, split: str, size: int) -> tuple[Strea
 
 
 def named_backbone(name: str, weights: Path | None) -> Any:
-    """A network of `kalstream.deep.backbones` with weights from a file, or timm:NAME."""
+    """A network of `kalstream.deep.backbones` with weights from a file, or timm:NAME.
+
+    Examples
+    --------
+    >>> named_backbone("resnet18", Path("resnet18-f37072fd.pth")).n_features  # doctest: +SKIP
+    512
+    >>> named_backbone("resnet18", None)
+    Traceback (most recent call last):
+    kalstream.errors.InvalidInput: --backbone resnet18 needs --weights, ...
+    """
     from kalstream.deep import adapters
 
     library, _, model = name.partition(":")

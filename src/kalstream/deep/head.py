@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
 
 class Moments(NamedTuple):
-    """Predicted logits: mean (b, K), and one variance (b,) for all classes of a row."""
+    """Predicted logits: mean (b, K), and one variance (b,) for all classes of a row.
+
+    Examples
+    --------
+    >>> moments = Moments(mean=torch.zeros(2, 3), var=torch.ones(2))
+    >>> moments.mean.shape, moments.var.tolist()
+    (torch.Size([2, 3]), [1.0, 1.0])
+    """
 
     mean: Tensor
     var: Tensor
@@ -76,6 +83,13 @@ class Head(nn.Module, ABC):
         Rows learned; a buffer.
     delta : ()
         -2 log gamma; 0 for a head that forgets nothing.
+
+    Examples
+    --------
+    >>> from kalstream.deep import Head, KalmanHead
+    >>> head = KalmanHead(4, 3)
+    >>> isinstance(head, Head), head.n_features, head.n_classes, head.n_seen
+    (True, 4, 3, 0)
     """
 
     #: whether the network is trained by the head's own `log_prob`, unless another training is given

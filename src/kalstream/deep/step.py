@@ -35,6 +35,15 @@ class Outcome:
         Forgetting coefficient after the chunk; 1 for a learner without one.
     experts : Prediction, optional
         Predictions of each expert of a `Stack`, in the order of ``stack.names``.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from kalstream.deep import KalmanHead, Learner
+    >>> learner = Learner(nn.Linear(2, 4), KalmanHead(4, 3))
+    >>> outcome = learner.step(torch.ones(5, 2), torch.tensor([0, 1, 0, 1, 0]))
+    >>> outcome.log_prob.shape, outcome.predicted.shape, outcome.experts
+    (torch.Size([5]), torch.Size([5]), None)
     """
 
     log_prob: Tensor

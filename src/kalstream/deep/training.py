@@ -44,6 +44,14 @@ class Training(ABC):
     replay : RecentMemory, ReplayStreams or None
     layer : SoftmaxHead or None
         The layer through which the network is trained, if it is not the head itself.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from kalstream.deep import CrossEntropy, KalmanHead, Learner, Training
+    >>> learner = Learner(nn.Linear(2, 4), KalmanHead(4, 3), CrossEntropy(n_steps=1))
+    >>> isinstance(learner.training, Training)
+    True
     """
 
     optimizer: Any = None
@@ -86,7 +94,19 @@ class Training(ABC):
 
 
 class Frozen(Training):
-    """No gradient steps. With batch_norm="running", running averages still follow the stream."""
+    """No gradient steps. With batch_norm="running", running averages still follow the stream.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from kalstream.deep import Frozen, KalmanHead, Learner
+    >>> network = nn.Linear(2, 4)
+    >>> before = network.weight.detach().clone()
+    >>> learner = Learner(network, KalmanHead(4, 3), Frozen())
+    >>> _ = learner.step(torch.ones(5, 2), torch.tensor([0, 1, 0, 1, 0]))
+    >>> torch.equal(network.weight, before)
+    True
+    """
 
     def attach(self, learner: Learner) -> None:
         """Train nothing."""
@@ -120,6 +140,18 @@ class ThroughHead(Training):
         metric.
     replay_head : bool
         Whether the head also learns drawn rows, as in the paper.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from kalstream.deep import KalmanHead, Learner, ThroughHead
+    >>> network = nn.Linear(2, 4)
+    >>> before = network.weight.detach().clone()
+    >>> learner = Learner(network, KalmanHead(4, 3), ThroughHead(lr=0.1))
+    >>> for _ in range(2):
+    ...     outcome = learner.step(torch.ones(2, 2), torch.tensor([0, 1]))
+    >>> torch.equal(network.weight, before)
+    False
     """
 
     reads_head = True
@@ -213,6 +245,16 @@ class CrossEntropy(Training):
         in an earlier chunk, absent from this one) are set to minus infinity.
     seed : int
         Seed of flips and shifts, and of the default memory.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from kalstream.deep import CrossEntropy, KalmanHead, Learner
+    >>> training = CrossEntropy(lr=0.01, n_steps=1, replay=None)
+    >>> learner = Learner(nn.Linear(2, 4), KalmanHead(4, 3), training)
+    >>> outcome = learner.step(torch.ones(2, 2), torch.tensor([0, 1]))
+    >>> training.optimizer.param_groups[0]["lr"]
+    0.01
     """
 
     def __init__(

@@ -40,6 +40,15 @@ class Retained:
         Metrics of the baselines over them.
     online : dict
         Metrics of prequential evaluation over all rows so far that were not held out.
+
+    Examples
+    --------
+    >>> from kalstream import KalmanClassifier
+    >>> from kalstream.evaluate import retention
+    >>> stream = [[1.0], [-1.0]] * 500, ["up", "down"] * 500
+    >>> end = retention(KalmanClassifier(features="raw"), stream)
+    >>> end.row, end.rows[:3], end.values["accuracy"], round(end.online["accuracy"], 2)
+    (1000, array([...]), 1.0, 1.0)
     """
 
     row: int

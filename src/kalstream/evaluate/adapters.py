@@ -62,6 +62,12 @@ class Answer:
         Standard deviations of regression.
     new : (b,), or None
         Probabilities of a label that the learner has never seen, by itself.
+
+    Examples
+    --------
+    >>> answer = Answer(labels=["cat", "dog"], probabilities=np.array([[0.8, 0.2], [0.1, 0.9]]))
+    >>> answer.point_predictions().tolist()
+    ['cat', 'dog']
     """
 
     labels: list[Any] | None = None
@@ -120,6 +126,16 @@ def adapt(learner: Any, stream: Stream, classes: list[Any] | None = None) -> Ada
         Its task, and for river the names of its columns, are used.
     classes : list, optional
         All labels of the stream: scikit-learn's classifiers need them.
+
+    Examples
+    --------
+    >>> from sklearn.naive_bayes import GaussianNB
+    >>> stream = ArrayStream([[1.0], [-1.0]] * 10, ["up", "down"] * 10)
+    >>> batch = next(stream.batches())
+    >>> adapter = adapt(GaussianNB(), stream, classes=["down", "up"])
+    >>> adapter.learn(batch)
+    >>> adapter.predict(batch[:2]).point_predictions().tolist()
+    ['up', 'down']
     """
     if inspect.isclass(learner):
         raise InvalidInput(f"{learner.__name__} is a class; pass an instance, {learner.__name__}()")
@@ -167,6 +183,16 @@ class Adapter(ABC):
         Whether the learner can predict and learn row by row in one call.
     keeps_rows : bool
         Whether the learner keeps rows that it has predicted until their targets come.
+
+    Examples
+    --------
+    `adapt` makes one. Before anything was learned, an answer is empty.
+
+    >>> from kalstream import KalmanClassifier
+    >>> stream = ArrayStream([[1.0], [-1.0]], ["up", "down"])
+    >>> adapter = adapt(KalmanClassifier(), stream)
+    >>> adapter.is_fitted, adapter.in_one_call, adapter.predict(next(stream.batches())).labels
+    (False, True, [])
     """
 
     in_one_call = False

@@ -35,6 +35,14 @@ class Paired:
         Windows compared.
     margin : float
         Half the width of the 95% confidence interval of the difference.
+
+    Examples
+    --------
+    >>> test = Paired(
+    ...     "accuracy", difference=0.02, standard_error=0.005, p_value=0.003, n=40, margin=0.011
+    ... )
+    >>> f"{test.difference:.3f} ± {test.margin:.3f}"
+    '0.020 ± 0.011'
     """
 
     metric: str

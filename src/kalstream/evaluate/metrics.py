@@ -31,7 +31,13 @@ _LOG_2: Final = math.log(2.0)
 
 
 class Show(Flag):
-    """Places in the reports that show a metric."""
+    """Places in the reports that show a metric.
+
+    Examples
+    --------
+    >>> [metric.name for metric in shown("classification", Show.VERDICT)]
+    ['accuracy', 'log_loss']
+    """
 
     VERDICT = auto()  #: the sentences at the top of a report
     BOARD = auto()  #: the table of learner and baselines at the top of a report
@@ -73,6 +79,24 @@ class Metric:
     in_windows : bool
         Whether windows have it too, or only totals.
     show : Show
+
+    Examples
+    --------
+    A mean over rows, such as the share of rows whose label had a probability above one half:
+
+    >>> metric = Metric(
+    ...     "sure",
+    ...     "rows above one half",
+    ...     "Share of rows whose label had more than half of the probability.",
+    ...     "classification",
+    ...     "more",
+    ...     "share",
+    ...     row=lambda s: s.log_prob > np.log(0.5),
+    ... )
+    >>> metric.heading, metric.direction, metric.merit(0.7) > metric.merit(0.6)
+    ('Rows above one half', 'more is better', True)
+
+    `register` makes it known to runs and reports.
     """
 
     name: str
@@ -175,6 +199,16 @@ class Scored:
     open_log_prob : (b,)
         Log probability of the true label, where the learner itself says how probable a class never
         seen is; NaN if it does not say.
+
+    Examples
+    --------
+    The ``row`` of a metric gets it; that of the log-loss is the log probability:
+
+    >>> undefined = np.full(2, np.nan)
+    >>> log_prob = np.log([0.5, 0.8])
+    >>> scored = Scored(np.array([0, 1]), np.array([0, 1]), log_prob, *[undefined] * 3)
+    >>> METRICS["log_loss"].row(scored).round(3).tolist()
+    [-0.693, -0.223]
     """
 
     codes: Array
@@ -195,6 +229,14 @@ class Errors:
         Target less predicted mean, of rows that have both.
     z, std : (m,)
         Error in standard deviations, and these, of rows with a predicted standard deviation.
+
+    Examples
+    --------
+    The ``row`` of a metric of regression gets it:
+
+    >>> errors = Errors(np.array([0.5, -1.5]), z=np.array([1.0, -1.0]), std=np.array([0.5, 1.5]))
+    >>> METRICS["mae"].row(errors).tolist()
+    [0.5, 1.5]
     """
 
     error: Array

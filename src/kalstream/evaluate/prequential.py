@@ -51,6 +51,16 @@ class Record:
     asked : list of int or None
         If rows have ids: the rows of the batch that were predicted. The others brought labels.
         ``scored`` then has the rows whose labels came.
+
+    Examples
+    --------
+    >>> from kalstream import KalmanClassifier
+    >>> stream = [[1.0], [-1.0]] * 20, ["up", "down"] * 20
+    >>> *_, record = iter_prequential(KalmanClassifier(features="raw"), stream, chunk=10)
+    >>> record.batch.start, len(record.batch), record.n_learned
+    (30, 10, 40)
+    >>> record.answer.point_predictions()[:2].tolist()
+    ['up', 'down']
     """
 
     batch: Batch
@@ -115,6 +125,20 @@ class Evaluation:
     settled : bool
         Whether learner and evaluation are between two chunks, which `state` requires. They are not
         after an interrupt in the middle of a chunk.
+
+    Examples
+    --------
+    `prequential` reads the stream itself. Here the rows are pushed as they come:
+
+    >>> from kalstream import KalmanClassifier
+    >>> from kalstream.streams import PushedRows
+    >>> evaluation = Evaluation(KalmanClassifier(features="raw"), PushedRows(), chunk=10)
+    >>> rows, labels = np.array([[1.0], [-1.0]] * 20), np.array(["up", "down"] * 20, object)
+    >>> for start in range(0, 40, 10):
+    ...     cut = slice(start, start + 10)
+    ...     _ = evaluation.step(Batch(start, rows[cut], labels[cut]))
+    >>> evaluation.n_rows, evaluation.tracker.values()["accuracy"]
+    (40, 1.0)
     """
 
     clock: Callable[[], float] = staticmethod(time.perf_counter)
@@ -737,6 +761,19 @@ class Result:
         Labels in the order of their first appearance.
     seconds : float
         Time of predicting and learning.
+
+    Examples
+    --------
+    >>> from kalstream import KalmanClassifier
+    >>> stream = [[1.0], [-1.0]] * 50, ["up", "down"] * 50
+    >>> result = prequential(KalmanClassifier(features="raw"), stream, window=40)
+    >>> result.n_rows, result.n_scored, [line["row"] for line in result.windows]
+    (100, 99, [40, 80, 100])
+    >>> print(result)
+                         learner   no_change ...
+    accuracy              0.9899      0.0000 ...
+    ...
+    99 rows scored in ... s
     """
 
     n_rows: int

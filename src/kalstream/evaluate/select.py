@@ -28,6 +28,17 @@ class Selection:
         For each candidate, best first: its name, the log probability of all targets, and its
         metrics.
     results : dict of Result
+
+    Examples
+    --------
+    >>> from kalstream import KalmanClassifier
+    >>> from kalstream.streams import ArrayStream
+    >>> stream = ArrayStream([[1.0], [-1.0]] * 50, ["up", "down"] * 25 + ["down", "up"] * 25)
+    >>> how = {"features": "raw", "likelihood": "onehot"}
+    >>> made = {f"gamma {g}": KalmanClassifier(g, **how) for g in (1.0, 0.9)}
+    >>> selection = select(made, stream)
+    >>> [row["name"] for row in selection.table], selection.learner.n_seen_
+    (['gamma 0.9', 'gamma 1.0'], 100)
     """
 
     name: str

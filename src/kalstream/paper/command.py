@@ -56,6 +56,12 @@ def reproduce(
         Number of processes. Each runs one group of methods on one stream at a time.
     say : function
         Called with a line of text after each step.
+
+    Examples
+    --------
+    A quick run takes minutes on a laptop:
+
+    >>> reproduce("table1", Path("results"), quick=True)  # doctest: +SKIP
     """
     plan = Plan.read(name)
     plan = plan.quick() if quick else plan
@@ -79,7 +85,14 @@ def reproduce(
 
 
 def shown(name: str, folder: Path) -> str:
-    """Check the result file and the page of an experiment, and return its table."""
+    """Check the result file and the page of an experiment, and return its table.
+
+    Examples
+    --------
+    >>> shown("table1", Path("no/such/folder"))
+    Traceback (most recent call last):
+    kalstream.errors.MissingFile: no result file ...table1.json; run: kalstream paper table1
+    """
     plan = Plan.read(name)
     path = folder / f"{plan.of or name}.json"
     if not path.exists():

@@ -117,6 +117,12 @@ class Plan:
     together : int
         Passes that run at once.
     is_quick : bool
+
+    Examples
+    --------
+    >>> plan = Plan.read("table1")
+    >>> plan.kind, plan.seeds, plan.quick().is_quick
+    ('images', (0, 1, 2), True)
     """
 
     name: str
@@ -253,6 +259,12 @@ class Plan:
 
 
 def names() -> list[str]:
-    """Names of all experiments."""
+    """Names of all experiments.
+
+    Examples
+    --------
+    >>> "table1" in names(), "openclass" in names()
+    (True, True)
+    """
     file_names = (path.name for path in _FOLDER.iterdir())
     return sorted(name.removesuffix(".toml") for name in file_names if name.endswith(".toml"))

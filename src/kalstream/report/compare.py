@@ -60,6 +60,19 @@ def compare(
     ------
     InvalidInput
         If there are fewer than two runs, files are missing or damaged, or the data differ.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> from kalstream.runs import Options, Run
+    >>> with TemporaryDirectory() as folder:
+    ...     runs = [Path(folder) / forgetting for forgetting in ("0.9", "1.0")]
+    ...     for run in runs:
+    ...         options = {"forgetting": run.name, "window": 100, "limit": 300, "features": "raw"}
+    ...         end = Run(run, Options(source="weather", **options)).go()
+    ...     page = compare(runs)
+    >>> page[:15], "Settings that differ" in page
+    ('<!doctype html>', True)
     """
     named = read_runs(runs)
     name = next(iter(named.values())).name
@@ -107,6 +120,18 @@ def write_comparison(
     ------
     InvalidInput
         As `compare`.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> from kalstream.runs import Options, Run
+    >>> with TemporaryDirectory() as folder:
+    ...     runs = [Path(folder) / forgetting for forgetting in ("0.9", "1.0")]
+    ...     for run in runs:
+    ...         options = {"forgetting": run.name, "window": 100, "limit": 300, "features": "raw"}
+    ...         end = Run(run, Options(source="weather", **options)).go()
+    ...     write_comparison(runs, Path(folder) / "comparison.html").name
+    'comparison.html'
     """
     write_whole(out, compare(runs, tests, notes))
     return Path(out)

@@ -88,6 +88,16 @@ def make_report(run: Path) -> str:
     ------
     InvalidInput
         If the files are missing or damaged; the message names the file and the line.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> from kalstream.runs import Options, Run
+    >>> with TemporaryDirectory() as folder:
+    ...     end = Run(folder, Options(source="weather", limit=300, features="raw")).go()
+    ...     page = make_report(Path(folder))
+    >>> page[:15], "Forgetting and drift" in page
+    ('<!doctype html>', True)
     """
     read = read_run(run)
     sections = [each for each in _SECTIONS if each.is_of(read)]
@@ -115,6 +125,15 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     ------
     InvalidInput
         As `make_report`.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> from kalstream.runs import Options, Run
+    >>> with TemporaryDirectory() as folder:
+    ...     end = Run(folder, Options(source="weather", limit=300, features="raw")).go()
+    ...     write_report(Path(folder)).name
+    'report.html'
     """
     out = Path(run) / "report.html" if out is None else Path(out)
     write_whole(out, make_report(run))

@@ -77,6 +77,19 @@ def compare_runs(runs: Sequence[Path]) -> list[dict[str, Any]]:
     list of dict
         ``a``, ``b``, ``metric``, ``difference``, ``standard_error``, ``p_value``, ``n``,
         ``margin``. Metrics that a run does not have, and runs of one window, are left out.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> from kalstream.runs import Options, Run
+    >>> with TemporaryDirectory() as folder:
+    ...     runs = [Path(folder) / forgetting for forgetting in ("0.9", "1.0")]
+    ...     for run in runs:
+    ...         options = {"forgetting": run.name, "window": 100, "limit": 300, "features": "raw"}
+    ...         end = Run(run, Options(source="weather", **options)).go()
+    ...     tests = compare_runs(runs)
+    >>> [(test["a"], test["b"], test["metric"], test["n"]) for test in tests][:2]
+    [('0.9', '1.0', 'log_loss', 3), ('0.9', '1.0', 'accuracy', 3)]
     """
     named = read_runs(runs)
     _check_protocols(named)

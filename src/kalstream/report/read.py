@@ -45,6 +45,16 @@ class RunRecord:
         The last line; None if the run did not finish.
     cut : bool
         Whether the last line was incomplete and is left out.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> from kalstream.runs import Options, Run
+    >>> with TemporaryDirectory() as folder:
+    ...     end = Run(folder, Options(source="weather", limit=300, features="raw")).go()
+    ...     run = read_run(Path(folder))
+    >>> run.name, run.rows, run.total("accuracy") == end["total"]["accuracy"]
+    ('weather', 300, True)
     """
 
     path: Path
@@ -188,6 +198,14 @@ def read_run(folder: Path) -> RunRecord:
     InvalidInput
         If something is missing or damaged; the message names the file and the line. An incomplete
         last line is no error: a killed run leaves one.
+
+    Examples
+    --------
+    >>> read_run(Path("no/such/run"))
+    Traceback (most recent call last):
+    kalstream.errors.InvalidInput: no/such/run: no such folder; ...
+
+    `RunRecord` shows what it returns.
     """
     folder = Path(folder)
     if not folder.is_dir():

@@ -50,6 +50,14 @@ class SummaryEntry:
     attention : Attention
     text : str
         Why it needs attention, or how it compares with the baselines.
+
+    Examples
+    --------
+    `entries_of` makes them. This run has no results:
+
+    >>> entry = SummaryEntry("shop", Path("runs/shop"), None, Attention.FAILED, "no such file")
+    >>> entry.attention < Attention.GOOD, entry.metrics
+    (True, {})
     """
 
     name: str
@@ -77,6 +85,16 @@ def entries_of(runs: Mapping[str, tuple[Path, str]]) -> list[SummaryEntry]:
     ----------
     runs : {name: (folder, problem)}
         The problem says why a run did not reach its end; "" if it did.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> from kalstream.runs import Options, Run
+    >>> with TemporaryDirectory() as folder:
+    ...     end = Run(folder, Options(source="weather", limit=300, features="raw")).go()
+    ...     entries = entries_of({"good": (Path(folder), ""), "lost": (Path(folder), "killed")})
+    >>> [(entry.name, entry.attention.name) for entry in entries]
+    [('lost', 'FAILED'), ('good', 'MIXED')]
     """
     entries = [_entry(name, folder, problem) for name, (folder, problem) in runs.items()]
     return sorted(entries, key=lambda entry: (entry.attention, entry.name))
@@ -122,6 +140,15 @@ def write_summary(title: str, entries: Sequence[SummaryEntry], out: Path) -> Pat
     -------
     Path
         The file.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     entries = entries_of({"shop": (Path(folder) / "shop", "killed")})
+    ...     page = write_summary("Shops", entries, Path(folder) / "summary.html")
+    ...     "1 run, 1 failed" in page.read_text()
+    True
     """
     n_failed = sum(entry.attention is Attention.FAILED for entry in entries)
     facts = f"{fmt.plural(len(entries), 'run')}, {fmt.count(n_failed)} failed"

@@ -28,7 +28,18 @@ from kalstream.streams import Columns, Stream
 
 
 class RunError(KalstreamError, RuntimeError):
-    """A run could not continue; its last checkpoint holds what it had learned."""
+    """A run could not continue; its last checkpoint holds what it had learned.
+
+    Examples
+    --------
+    `Run.go` raises it, for example if the disk is full:
+
+    >>> try:
+    ...     raise RunError("runs/shop/metrics.jsonl: No space left on device")
+    ... except RuntimeError as error:
+    ...     print(error)
+    runs/shop/metrics.jsonl: No space left on device
+    """
 
 
 def can_be_saved(learner: Any) -> bool:
@@ -208,6 +219,16 @@ def open_checkpoint(path: str | Path) -> tuple[Any, Columns | None, dict[str, An
     ----------
     path : path
         A run, its checkpoint folder, or a file that `save` wrote (then only the model is known).
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> from kalstream.runs import Options, Run
+    >>> with TemporaryDirectory() as folder:
+    ...     end = Run(folder, Options(source="weather", limit=300, features="raw")).go()
+    ...     model, columns, progress = open_checkpoint(folder)
+    >>> model.n_seen_, [column.name for column in columns.features][:2], progress["learner"]
+    (300, ['feat_1', 'feat_2'], 'KalmanClassifier')
     """
     from kalstream.estimators import KalmanClassifier, KalmanRegressor, KeyedClassifier
 

@@ -30,13 +30,25 @@ def predicted_rows(
     left_out: Callable[[int], None] = lambda n: None,
     bad_rows: str = "stop",
 ) -> Iterator[list[Any]]:
-    """A header, then number, prediction, probabilities and uncertainty of every row.
+    r"""A header, then number, prediction, probabilities and uncertainty of every row.
 
     For regression, mean and std replace prediction and probabilities. Where rows have ids, in the
     column ``id`` or in that of the run, they come second, and rows that only bring the target of an
     earlier one are left out; ``left_out`` is called with their number. Models by key give no
     uncertainty. Rows that cannot be read end with an error or, with ``bad_rows="skip"``, are left
     out: they have no number. The model does not change.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> from kalstream.runs import Options, Run
+    >>> with TemporaryDirectory() as folder:
+    ...     data = Path(folder) / "data.csv"
+    ...     _ = data.write_text("size,y\n" + "1,small\n9,large\n" * 50)
+    ...     _ = Run(f"{folder}/run", Options(source=str(data), target="y", features="raw")).go()
+    ...     header, first, *others = predicted_rows(f"{folder}/run", str(data))
+    >>> header, first[0], str(first[1]), len(others)
+    (['row', 'prediction', 'p_large', 'p_small', 'uncertainty'], 0, 'small', 99)
     """
     model, columns, _ = open_checkpoint(checkpoint)
     stream = _rows_of(source, model, columns, id, bad_rows)
@@ -132,6 +144,16 @@ def described(checkpoint: str | Path) -> dict[str, Any]:
     that were predicted, and ``rows_waiting`` those of them that wait; a row that only brings the
     label of another one is not counted. Of a model by key, what follows the keys is of the model of
     all keys.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> from kalstream.runs import Options, Run
+    >>> with TemporaryDirectory() as folder:
+    ...     end = Run(folder, Options(source="weather", limit=300, features="raw")).go()
+    ...     about = described(folder)
+    >>> about["model"], about["rows_seen"], about["columns"]
+    ('KalmanClassifier', 300, 8)
     """
     learner, columns, progress = open_checkpoint(checkpoint)
     model = learner.base_ if takes_keys(learner) else learner

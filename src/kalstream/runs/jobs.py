@@ -86,7 +86,14 @@ class Job:
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """How a job ended: ``problem`` says why it did not reach its end, and is "" if it did."""
+    """How a job ended: ``problem`` says why it did not reach its end, and is "" if it did.
+
+    Examples
+    --------
+    >>> job = Job("shop", Path("runs/shop"), Options(source="weather"))
+    >>> JobOutcome(job).problem, JobOutcome(job, "the disk is full").problem
+    ('', 'the disk is full')
+    """
 
     job: Job
     problem: str = ""
@@ -96,7 +103,22 @@ Watch = Callable[[Sequence[JobOutcome], Sequence[Job]], None]
 
 
 class Started(Protocol):
-    """A job that was started."""
+    """A job that was started.
+
+    Examples
+    --------
+    A job that ends at once, as in a test of a `JobPlace`:
+
+    >>> class Ended:
+    ...     def problem(self):
+    ...         return ""
+    ...
+    ...     def stop(self):
+    ...         pass
+    >>> started: Started = Ended()
+    >>> started.problem()
+    ''
+    """
 
     def problem(self) -> str | None:
         """None while the job runs; then why it did not reach its end, or ""."""
@@ -112,6 +134,24 @@ class JobPlace(Protocol):
     ----------
     slots : int
         Jobs that run at once.
+
+    Examples
+    --------
+    A place that runs jobs one after the other, in this process:
+
+    >>> from types import SimpleNamespace
+    >>> from kalstream.runs import Run
+    >>> class Here:
+    ...     slots = 1
+    ...
+    ...     def start(self, job):
+    ...         Run(job.folder, job.options).go()
+    ...         return SimpleNamespace(problem=lambda: "", stop=lambda: None)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     options = Options(source="weather", limit=300, features="raw")
+    ...     [outcome] = run_jobs([Job("weather", Path(folder), options)], Here())
+    >>> outcome.job.name, outcome.problem
+    ('weather', '')
     """
 
     @property
@@ -142,7 +182,15 @@ class Processes:
 
 
 def started_process(argv: Sequence[str], command: str, folder: str | None = None) -> JobProcess:
-    """Start the process of a job, in a folder; ``command`` is what its config.json names."""
+    """Start the process of a job, in a folder; ``command`` is what its config.json names.
+
+    Examples
+    --------
+    >>> process = started_process([sys.executable, "-c", "raise SystemExit(3)"], "kalstream run")
+    >>> _ = process.process.wait()
+    >>> process.problem()
+    'its process ended with status 3: '
+    """
     messages = tempfile.TemporaryFile()  # noqa: SIM115  (read when the process has ended)
     process = subprocess.Popen(
         argv,
@@ -158,7 +206,18 @@ def started_process(argv: Sequence[str], command: str, folder: str | None = None
 
 @dataclass(frozen=True)
 class JobProcess:
-    """A job that runs as a process of this machine."""
+    """A job that runs as a process of this machine.
+
+    Examples
+    --------
+    >>> process = started_process([sys.executable, "-c", "input()"], "kalstream run")
+    >>> process.problem() is None  # it still runs
+    True
+    >>> process.stop()
+    >>> _ = process.process.wait()
+    >>> process.problem()
+    'its process ended with status -15: '
+    """
 
     process: subprocess.Popen[bytes]
     messages: Any
@@ -195,6 +254,11 @@ def command_of_job() -> str | None:
     """The command that a job writes to config.json; None in a process that is no job.
 
     A job ends with the process that started it: its standard input is a pipe that ends then.
+
+    Examples
+    --------
+    >>> command_of_job() is None  # this process is no job
+    True
     """
     command = os.environ.get(_COMMAND)
     if command is not None:
@@ -234,6 +298,16 @@ def run_jobs(
     -------
     list of JobOutcome
         In the order of the jobs.
+
+    Examples
+    --------
+    Here the user has stopped it at once:
+
+    >>> jobs = [Job("weather", Path("runs/weather"), Options(source="weather"))]
+    >>> [outcome.problem for outcome in run_jobs(jobs, Processes(2), stopped=lambda: True)]
+    ['stopped before its end; give the same command again to resume it']
+
+    `JobPlace` has an example whose job reaches its end.
     """
     outcomes = {job.name: ended for job in jobs if (ended := _ended_before(job))}
     waiting = [job for job in jobs if job.name not in outcomes]

@@ -157,7 +157,14 @@ class _Baseline(_Line):
 
 
 class Window(_Line):
-    """The line of a window; docs/files.md lists its fields."""
+    """The line of a window; docs/files.md lists its fields.
+
+    Examples
+    --------
+    >>> window = Window(kind="window", row=500, n=500, window={"accuracy": 0.8}, total={})
+    >>> window.scores
+    {'window.accuracy': 0.8}
+    """
 
     kind: Literal["window"]
     row: Count
@@ -335,7 +342,7 @@ def _add(content: Any, windows: list[Window]) -> End | None:
 
 
 def check_results(folder: Path, size: int) -> None:
-    """Raise an error if the first bytes of metrics.jsonl are damaged.
+    r"""Raise an error if the first bytes of metrics.jsonl are damaged.
 
     Parameters
     ----------
@@ -343,6 +350,15 @@ def check_results(folder: Path, size: int) -> None:
         The run folder.
     size : int
         Number of bytes that a resumed run keeps.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     _ = (Path(folder) / METRICS).write_text("no JSON\n")
+    ...     check_results(Path(folder), 8)
+    Traceback (most recent call last):
+    kalstream.errors.InvalidInput: ...metrics.jsonl, line 1: ...
     """
     folder = Path(folder)
     if size <= 0 or not (folder / METRICS).exists():

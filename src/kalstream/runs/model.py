@@ -72,6 +72,15 @@ class RunModel:
         The current model. A call that learns replaces it.
     encoder : Columns or None
         Kinds of the columns and the categories learned so far.
+
+    Examples
+    --------
+    `open_run` makes one of a run. A model of your own needs no encoder:
+
+    >>> from kalstream import KalmanClassifier
+    >>> model = KalmanClassifier(features="raw").partial_fit([[1.0], [-1.0]], ["up", "down"])
+    >>> RunModel(model, None).predict([[2.0]]).tolist()
+    ['up']
     """
 
     def __init__(

@@ -241,7 +241,17 @@ def option(
 
 
 class Options(BaseModel):
-    """Everything that decides what a run computes; `kalstream run --help` lists the options."""
+    """Everything that decides what a run computes; `kalstream run --help` lists the options.
+
+    Examples
+    --------
+    >>> options = Options(source="weather", forgetting="0.99", limit=300)
+    >>> options.chunk, options.features
+    (1, 'fourier')
+    >>> Options(source="weather", chunk=0)
+    Traceback (most recent call last):
+    pydantic_core._pydantic_core.ValidationError: 1 validation error for Options...
+    """
 
     model_config = ConfigDict(extra="forbid")
 

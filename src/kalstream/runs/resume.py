@@ -22,6 +22,17 @@ def why_done(folder: str | Path, changes: Mapping[str, Any] | None = None) -> st
     ----------
     folder, changes
         As for `Run.resume`.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> from kalstream.runs import Run
+    >>> with TemporaryDirectory() as folder:
+    ...     end = Run(folder, Options(source="weather", limit=300, features="raw")).go()
+    ...     why_done(folder, {"limit": 400})
+    ...     print(why_done(folder))
+    ''
+    ...has reached row 300, and the limit is 300; nothing to do. ...
     """
     folder = Path(folder)
     config, _, options = resumed_options(folder, changes or {})

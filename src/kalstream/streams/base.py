@@ -51,6 +51,12 @@ class Batch:
         may bring the target. The rows of `times` may then be NaN.
     keys : (b,) or None
         Key of each row, such as its customer, for models by key.
+
+    Examples
+    --------
+    >>> batch = Batch(100, np.array([[1.0], [2.0], [3.0]]), np.array(["a", "b", "a"], object))
+    >>> batch.stop, batch[1:].start, batch[1:].targets.tolist()
+    (103, 101, ['b', 'a'])
     """
 
     start: int
@@ -152,6 +158,21 @@ class Stream(ABC):
         Files that the rows are read from. A run checks whether they change while it reads them.
     encoder : Columns or None
         State of the encoding of columns that changes as rows are read. Checkpoints save it.
+
+    Examples
+    --------
+    >>> class Squares(Stream):
+    ...     name, task, columns = "squares", REGRESSION, ("x",)
+    ...
+    ...     def batches(self, start=0):
+    ...         for first in range(start, 9, 3):
+    ...             rows = np.arange(first, first + 3.0)[:, None]
+    ...             yield Batch(first, rows, rows[:, 0] ** 2)
+    ...
+    ...     def describe(self):
+    ...         return {"name": self.name, "task": self.task, "fingerprint": "squares below 9"}
+    >>> [batch.targets.tolist() for batch in Squares().batches(3)]
+    [[9.0, 16.0, 25.0], [36.0, 49.0, 64.0]]
     """
 
     name: str
@@ -308,6 +329,14 @@ class PushedRows(Stream):
     columns : d strings, optional
     timed, label_timed, named, keyed : bool
         Whether batches have times, times of labels, ids, keys; as in `Stream`.
+
+    Examples
+    --------
+    The stream says what will come; `Evaluation.step` gets the rows.
+
+    >>> stream = PushedRows(REGRESSION, columns=("x",), timed=True)
+    >>> stream.task, stream.timed, list(stream.batches())
+    ('regression', True, [])
     """
 
     repeatable = False

@@ -56,6 +56,12 @@ class Cifar100Stream(Stream):
     -----
     Rows are (b, 32, 32, 3), uint8, red, green, blue. Targets are ints, 0 to 99. The official
     files are pickles: only numpy arrays, containers, bytes, strings and numbers are unpickled.
+
+    Examples
+    --------
+    >>> stream = Cifar100Stream("cifar-100-python.tar.gz", order="tasks")  # doctest: +SKIP
+    >>> stream.n_rows, stream.boundaries[:3]  # doctest: +SKIP
+    (50000, (0, 5000, 10000))
     """
 
     def __init__(

@@ -42,6 +42,24 @@ class ClearStream(ImageStream):
     Buckets are in the order of their numbers, and the rows of a bucket are shuffled. Rows are
     (b, size, size, 3), uint8, decoded one batch at a time by Pillow. Targets are ints. The
     fingerprint covers paths and labels, not the images.
+
+    Examples
+    --------
+    Two buckets with one image each:
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     split = Path(folder) / "train"
+    ...     split.mkdir()
+    ...     _ = (split / "class_names.txt").write_text("cat")
+    ...     for bucket in ("1", "2"):
+    ...         images = {"0": {"IMG_PATH": f"{bucket}/cat.jpg"}}
+    ...         _ = (split / f"{bucket}.json").write_text(json.dumps(images))
+    ...     listing = {"1": {"cat": "1.json"}, "2": {"cat": "2.json"}}
+    ...     _ = (split / "labeled_metadata.json").write_text(json.dumps(listing))
+    ...     stream = ClearStream(folder)
+    >>> stream.n_rows, stream.buckets, stream.boundaries
+    (2, ['1', '2'], (0, 1))
     """
 
     def __init__(

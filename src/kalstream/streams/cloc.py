@@ -56,6 +56,18 @@ class ClocStream(ImageStream):
     takes minutes and 9 GB. Do that once, with `pack_cloc`: its files are memory-mapped.
 
     The fingerprint covers the lists, not the images.
+
+    Examples
+    --------
+    Lists of two images, as `pack_cloc` writes them:
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     np.save(f"{folder}/train_paths.npy", np.array([b"a.jpg", b"b.jpg"]))
+    ...     np.save(f"{folder}/train_labels.npy", np.array([7, 3], np.int32))
+    ...     stream = ClocStream(folder, images=folder)
+    >>> stream.n_rows, stream.classes
+    (2, [3, 7])
     """
 
     def __init__(
@@ -108,6 +120,12 @@ def pack_cloc(folder: str | Path, split: str = "train", out: str | Path | None =
     -------
     path
         The folder with the arrays, for `ClocStream`.
+
+    Examples
+    --------
+    >>> pack_cloc("CLOC")  # doctest: +SKIP
+    PosixPath('CLOC')
+    >>> stream = ClocStream("CLOC")  # doctest: +SKIP
     """
     folder = Path(folder)
     out = folder if out is None else Path(out)

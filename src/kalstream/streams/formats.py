@@ -115,7 +115,13 @@ def open(source: Any, **options: Any) -> Stream:
 
 
 def format_of(source: str) -> Format:
-    """The first of `FORMATS` that recognises a source."""
+    """The first of `FORMATS` that recognises a source.
+
+    Examples
+    --------
+    >>> [format_of(source).name for source in ("elec2", "data.csv", "features.npy")]
+    ['packaged table', 'table', 'embeddings']
+    """
     return next(format for format in FORMATS if format.recognises(source))
 
 

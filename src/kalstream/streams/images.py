@@ -54,6 +54,18 @@ class ImageStream(Stream):
     size : int
     missing : "error" or "skip"
     batch_size : int
+
+    Examples
+    --------
+    >>> class Photos(ImageStream):
+    ...     name = "photos"
+    ...
+    ...     def describe(self):
+    ...         return self._describe()
+    >>> paths, labels = ["cat.jpg", "dog.jpg"], np.array([0, 1])
+    >>> photos = Photos(Path("photos"), paths, labels, size=32, missing="error", batch_size=64)
+    >>> photos.n_rows, photos.describe()["size"]
+    (2, 32)
     """
 
     def __init__(
