@@ -122,8 +122,8 @@ def test_interrupts_at_any_time_are_raised_and_change_nothing(
         for i in range(600):
             changes = {key: record(i) for key in rng.sample(range(300), 60)}
             after: Any = None
-            signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 4e-4))
             try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 4e-4))
                 after = records.updated(changes)
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 records = after
