@@ -98,7 +98,7 @@ def gaps(printed: str) -> None:
     assert (after > of_rows).all()
     wider = numbers(printed, "standard deviation:")
     assert wider == sorted(wider)
-    assert wider[-1] > 3.0 * wider[0]
+    assert wider[-1] > 2.5 * wider[0]
     assert 0.95 < numbers(printed, "in 95%:")[0] < 0.99
 
 
@@ -107,7 +107,7 @@ def keys(printed: str) -> None:
     for_all, each = numbers(printed, "one for all chicks"), numbers(printed, "one for each chick")
     assert all(a < b for a, b in zip(keyed[:3], for_all, strict=False))
     assert keyed[0] < 0.6 * each[0]
-    assert keyed[1] < 0.6 * each[1]
+    assert keyed[1] < 0.7 * each[1]
     assert keyed[3] > max(for_all[3], each[3])
 
 

@@ -13,9 +13,10 @@ import pytest
 from estimators.test_keyed import BASE, stream
 from kalstream import KalmanRegressor, KeyedClassifier, KeyedRegressor
 from kalstream.core.keyed import Keyed
+from kalstream.distributed import OnRay
 from kalstream.distributed._crew import Crew, Lost
 from kalstream.distributed._shard import Shard
-from kalstream.errors import KalstreamError, NumericalError
+from kalstream.errors import InvalidInput, KalstreamError, NumericalError
 
 
 class Frail:
@@ -221,3 +222,17 @@ def test_a_worker_that_is_lost_again_and_again() -> None:
     place.workers.lose = {}
     assert spread.n_seen_ == 300
     spread.partial_fit(*(part[300:] for part in CLASSES))
+
+
+@pytest.mark.parametrize("key", [frozenset([1]), (1, frozenset()), object()])
+def test_keys_that_no_file_can_hold_are_refused_at_once(key: Any) -> None:
+    spread = KeyedClassifier(BASE).spread(Place(2)).partial_fit(*CLASSES)
+    with pytest.raises(InvalidInput, match="numbers, strings, bytes or tuples"):
+        spread.partial_fit(CLASSES[0][:1], ["a"], [key])
+    assert spread.n_seen_ == 700
+
+
+@pytest.mark.parametrize("bad", [{"shards": 0}, {"shards": 1.5}, {"every": 0}])
+def test_places_that_make_no_sense_are_refused(bad: Any) -> None:
+    with pytest.raises(InvalidInput):
+        OnRay(**bad)

@@ -81,6 +81,7 @@ def parameters(case: Case, labels: list[Any] | None) -> dict[str, Any]:
     chosen["stacking"], chosen["recent_labels"] = not case.chance(0.3), not case.chance(0.3)
     if policy == "mixture" and chosen["stacking"]:
         chosen["preset"] = pick(["default", "default", "fast", "accurate"])
+    if chosen.get("preset", "fast") != "fast":
         chosen["experts"] = pick([*[None] * 4, [], [LabelChain()], [Neighbours(limit=5), Linear()]])
     return chosen
 
@@ -404,7 +405,7 @@ class _Api:
         elif kind == "set":
             changes: dict[str, Any] = {"predictive": self.case.pick(["exact", "probit"])}
             if self.classifies:
-                changes["stacking"] = self.case.chance(0.7)
+                changes["stacking"] = self.case.chance(0.7) or bool(twins.tested.experts)
             self.rows.most = changes["max_waiting"] = self.case.pick([1, 10, 100_000])
             twins.good("set_params", **changes)
         elif kind == "load" and self.started:

@@ -236,14 +236,17 @@ def _run(
 def parsed(context: typer.Context, values: dict[str, Any]) -> tuple[Options, list[str]]:
     """The options, checked, and the names of those that were typed."""
     given = [name for name in values if _is_typed(context, name)]
-    for name, value in values.items():
-        if get_origin(Options.model_fields[name].annotation) is list:
-            parts = value or []
-            if not declared(name)["repeated"]:
-                parts = [part for each in parts for part in each.split(",")]
-            values[name] = parts
+    values |= {name: listed(name, value) for name, value in values.items()}
     # The fields that are set are those that were typed; `Origin.options` needs to know them.
     return Options.of(**{name: values[name] for name in given}), given
+
+
+def listed(name: str, value: Any) -> Any:
+    """The value of an option; one that is a list is cut at its commas, if it may be."""
+    if get_origin(Options.model_fields[name].annotation) is not list:
+        return value
+    parts = value or []
+    return parts if declared(name)["repeated"] else [x for part in parts for x in part.split(",")]
 
 
 def _check_source_is_typed(options: Options, given: list[str], extend: Path | None) -> None:

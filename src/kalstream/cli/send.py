@@ -13,7 +13,7 @@ import typer
 
 from kalstream._printable import quoted
 from kalstream.cli.console import app, escaped, out
-from kalstream.cli.run import with_options
+from kalstream.cli.run import listed, with_options
 from kalstream.errors import InvalidOption
 from kalstream.runs.options import Options, delay_of
 
@@ -64,7 +64,7 @@ def send(  # noqa: D103
     rows_late = delay_of(delay)
     if not isinstance(rows_late, int):
         raise InvalidOption(f"--delay is {quoted(delay)}; give a number of rows")
-    options = Options.of(**{key: value for key, value in values.items() if value is not None})
+    options = Options.of(**{key: listed(key, value) for key, value in values.items() if value})
     stream = open_stream(options)
     if not isinstance(stream, TableStream):
         raise InvalidOption(

@@ -25,10 +25,12 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from kalstream._arrays import Array
+from kalstream.core import checks as check
 from kalstream.core.keyed import Keyed, Pool
 from kalstream.distributed._shard import START, UnknownVersion
-from kalstream.errors import KalstreamError
+from kalstream.errors import InvalidInput, KalstreamError
 
+_PLAIN: Final = {str, int, float, bool, bytes}
 # A worker that is lost so often before it answers will not do better.
 _MOST_LOSSES: Final = 10
 
@@ -179,6 +181,7 @@ class Crew:
     ) -> Callable[[], tuple[list[_Version], Array, Array]]:
         """Send rows to the workers of their keys; the function returned waits for the answers."""
         keys, *others = rows
+        _check_keys(keys)
         sent = []
         for i, at in self._parts(keys):
             shard, before = self._shards[i], versions[i]
@@ -230,6 +233,18 @@ class Crew:
             return [(0, np.arange(len(keys)))]
         where = np.array([hash((key,)) for key in keys]) % len(self)
         return [(int(i), np.flatnonzero(where == i)) for i in np.unique(where)]
+
+
+def _check_keys(keys: Sequence[Hashable]) -> None:
+    """Refuse keys that no file can hold, before a worker has them."""
+    kinds = {type(key) for key in keys} - _PLAIN
+    for key in keys if kinds else ():
+        parts = key if isinstance(key, tuple) else (key,)
+        if not all(isinstance(part, (*_PLAIN, np.generic, tuple)) for part in parts):
+            raise InvalidInput(
+                f"key holds {check.shown(key)}, which no file of a worker can hold; use numbers, "
+                "strings, bytes or tuples of these"
+            )
 
 
 class SpreadRecords:

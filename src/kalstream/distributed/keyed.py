@@ -22,7 +22,7 @@ class Keyed:
     ----------
     model : KeyedClassifier or KeyedRegressor, optional
         What to begin with, fitted or not; it stays as it is. None: ``KeyedClassifier()``.
-    shards, address, folder, every
+    shards, address, folder, every, cpus
         As of `kalstream.distributed.OnRay`.
 
     Attributes
@@ -47,10 +47,11 @@ class Keyed:
         address: str | None = None,
         folder: str | None = None,
         every: int = 1_000_000,
+        cpus: float = 1.0,
     ) -> None:
         model = KeyedClassifier() if model is None else model
         check.instance("model", model, KeyedClassifier | KeyedRegressor)
-        self.model = model.spread(OnRay(shards, address, folder, every))
+        self.model = model.spread(OnRay(shards, address, folder, every, cpus))
 
     def run(
         self, batches: Any, *, key: str, target: str, batch_size: int = 10_000

@@ -23,6 +23,7 @@ from kalstream.distributed._shard import Shard
 from kalstream.errors import KalstreamError
 from kalstream.runs.jobs import Job, Started
 
+_PATIENCE: Final = 60.0  # seconds until a worker runs
 _NO_CLUSTER: Final = "start one there with: ray start --head, or leave the address out"
 
 
@@ -83,10 +84,12 @@ class OnRay:
     every: int = 1_000_000
     cpus: float = 1.0
 
-    def records(self, keyed: Keyed, max_keys: int | None = None) -> SpreadRecords:
-        """No records yet, in new workers."""
+    def __post_init__(self) -> None:
         check.count("shards", self.shards)
         check.count("every", self.every)
+
+    def records(self, keyed: Keyed, max_keys: int | None = None) -> SpreadRecords:
+        """No records yet, in new workers."""
         most = None if max_keys is None else -(-max_keys // self.shards)
         workers = _RayWorkers(connect(self.address), self.cpus, (keyed, most))
         return Crew(workers, self.shards, self.every, self.folder).start()
@@ -96,13 +99,20 @@ class _RayWorkers:
     """Workers that are actors of Ray. They end when nobody refers to them any more."""
 
     def __init__(self, ray: Any, cpus: float, arguments: tuple[Any, ...]) -> None:
-        self._ray, self._arguments = ray, arguments
+        self._ray, self._cpus, self._arguments = ray, cpus, arguments
         self._actor = ray.remote(Shard).options(num_cpus=cpus)
 
     def start(self) -> Any:
         worker = self._actor.remote(*self._arguments)
         try:
-            self._ray.get(worker.process.remote())
+            self._ray.get(worker.process.remote(), timeout=_PATIENCE)
+        except self._ray.exceptions.GetTimeoutError:
+            free = self._ray.available_resources().get("CPU", 0.0)
+            raise KalstreamError(
+                f"no worker of Ray could be started in {_PATIENCE:.0f} s: it asks for "
+                f"{self._cpus:g} CPU, and the cluster has {free:g} free; give fewer shards, or "
+                "cpus=0.5"
+            ) from None
         except self._ray.exceptions.RayError as error:
             if "No module named 'kalstream'" in str(error):
                 raise KalstreamError(

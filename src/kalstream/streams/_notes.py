@@ -17,6 +17,7 @@ from kalstream.features.encoding import (
     KINDS,
     MONTH_FIRST,
     NUMBER,
+    NUMBERS,
     READINGS,
     TEXTS,
     Column,
@@ -196,7 +197,7 @@ def _leading_zeros(
     columns: Columns, table: pa.RecordBatch, as_written: Container[str]
 ) -> Iterator[str]:
     """Whole numbers of one length, such as postal codes, some of which begin with zeros."""
-    for name in _of_kind(columns, NUMBER):
+    for name in [name for kind in NUMBERS for name in _of_kind(columns, kind)]:
         texts = [text_of(value) or "" for value in distinct(table.column(name))[1]]
         texts = [text for text in texts if text.lower() not in MISSING]
         codes = [text for text in texts if _CODE.fullmatch(text)]
