@@ -143,28 +143,23 @@ def main() -> None:
     ]
     ratio = rates["two workers"][1] / rates["one worker"][1]
     time.sleep(2.0)
-    body = f"""## Keys on Ray
-
-`python benchmarks/distributed.py` on {machine()}, Ray {ray.__version__}.
-
-{table(["rows a second", "keyed part, pieces of 1,000", "of 10,000", "whole model"], lines)}
-
-The keyed part of `KeyedClassifier`, 10 columns and 3 classes, 20,000 keys, with offsets given, and
-the model with a base of `features="raw", preset="fast"`, in calls of 10,000 with pieces of 1,000.
-Two workers pass pieces of 10,000 **{ratio:.2f}** times as fast as one (target 1.6), on two cores
-that they share with the process that sends. An empty call and its answer take {1e6 * seconds:.0f}
-us.
-
-{
-        table(
-            ["rows", "keys", "rows a second", "GiB, all processes", "accuracy"],
-            [end_to_end(asked.rows, asked.keys)],
-        )
-    }
-
-Rows are generated, predicted and learned in calls of 10,000, with two workers that write their
-files every 2,000,000 rows. Memory is the largest sum of the proportional set sizes of this process,
-of the workers and of Ray's own processes. Accuracy is that of the second half of the rows."""
+    heads = ["rows a second", "keyed part, pieces of 1,000", "of 10,000", "whole"]
+    whole_lines = [end_to_end(asked.rows, asked.keys)]
+    body = (
+        "## Keys on Ray\n\n"
+        f"`python benchmarks/distributed.py` on {machine()}, Ray {ray.__version__}.\n\n"
+        f"{table(heads, lines)}\n\n"
+        "The keyed part of `KeyedClassifier`, 10 columns and 3 classes, 20,000 keys, with offsets "
+        'given; and the whole model with a base of `features="raw", preset="fast"`, in calls of '
+        f"10,000 with pieces of 1,000. Two workers pass pieces of 10,000 **{ratio:.2f}** times as "
+        "fast as one (target 1.6), on two cores that they share with the process that sends and "
+        f"with Ray. An empty call and its answer take {1e6 * seconds:.0f} us.\n\n"
+        f"{table(['rows', 'keys', 'rows a second', 'GiB', 'accuracy'], whole_lines)}\n\n"
+        "Rows are generated, predicted and learned in calls of 10,000, with two workers that write "
+        "their files every 2,000,000 rows. Memory is the largest sum of the proportional set sizes "
+        "of this process, of the workers and of Ray's own processes. Accuracy is that of the "
+        "second half of the rows."
+    )
     write_section("distributed", body)
 
 
