@@ -109,7 +109,7 @@ def play(model, events):
 
 def play_interrupted(model, events, moment):
     """As `play`, after a call that was interrupted at some bytecode, and sent again if need be."""
-    whole = model.snapshot() if model.__sklearn_is_fitted__() else clone(model)
+    whole = model.snapshot() if "_published" in vars(model) else clone(model)
     made, before = play(whole, events), model.__dict__.get("_published")
     before = before and before.value
     interrupt_at(lambda: play(model, events), moment)
