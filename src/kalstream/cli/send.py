@@ -6,6 +6,7 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Iterator
+from hashlib import blake2b
 from itertools import islice
 from typing import Annotated, Any, Final
 
@@ -70,12 +71,11 @@ def send(  # noqa: D103
         raise InvalidOption(
             f"{quoted(options.source)} is no table; send CSV, JSON lines, Parquet or '-'"
         )
-    digest = stream.describe()["fingerprint"]
-    name = uuid.uuid4().hex if digest is None else digest.rpartition(":")[2]
+    name = uuid.uuid4().hex if options.source == "-" else stream.name
     pairs = (pair for part in stream.records() for pair in zip(*part, strict=True))
     begun = time.perf_counter()
     with Client(to, model=model, token=token, patience=patience) as client:
-        counts = _sent(client, islice(pairs, options.limit), name[:16], rows_late, batch)
+        counts = _sent(client, islice(pairs, options.limit), name, rows_late, batch)
     seconds = time.perf_counter() - begun
     n = counts.pop("rows")
     made = ", ".join(f"{count:,} {status}" for status, count in counts.items()) or "none"
@@ -96,7 +96,7 @@ def _sent(client: Any, pairs: _Pairs, name: str, delay: int, batch: int) -> Coun
         first = counts["rows"]
         counts["rows"] += len(some)
         whole = [
-            (row, label, f"{name}-{first + k}")
+            (row, label, _id(name, first + k, row, label))
             for k, (row, label) in enumerate(some)
             if label is not None and label == label
         ]
@@ -114,6 +114,11 @@ def _sent(client: Any, pairs: _Pairs, name: str, delay: int, batch: int) -> Coun
     while late:
         counts.update(_told(client, late, batch))
     return counts
+
+
+def _id(*parts: Any) -> str:
+    """The id of a row: the same while its file has the same row at the same place."""
+    return blake2b(repr(parts).encode(), digest_size=12).hexdigest()
 
 
 def _told(client: Any, late: deque[tuple[str, Any]], n: int) -> list[str]:
