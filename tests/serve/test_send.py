@@ -105,7 +105,7 @@ def test_what_cannot_be_sent(send: Any, source: Path, tmp_path: Path) -> None:
 def test_of_a_file_that_grew_only_new_rows_are_learned(send: Any, tmp_path: Path) -> None:
     lines = [f'{{"x": {k}, "y": "{"ab"[k % 2]}"}}\n' for k in range(30)]
     path = tmp_path / "grows.jsonl"
-    with running(tmp_path / "data") as url, Client(url) as client:
+    with running(tmp_path / "data") as url:
         for n, learned in ((20, "20 learned"), (30, "20 repeated, 10 learned")):
             path.write_text("".join(lines[:n]), encoding="utf-8")
             assert f"labels: {learned}" in send(path, "--target", "y", "--to", url)[1]
