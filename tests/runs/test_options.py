@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kalstream import KalmanClassifier
+from kalstream.cli.run import options_of
 from kalstream.errors import InvalidOption
 from kalstream.runs import Run
 from kalstream.runs.options import OF_CLASSIFIERS, OF_ESTIMATORS, Options
@@ -191,3 +192,11 @@ def test_weights_of_classes_have_the_labels_of_the_target(folder: Path) -> None:
         learner = make_learner(options, open_stream(options))
         assert isinstance(learner, KalmanClassifier)
         assert learner.class_weight == weights
+
+
+def test_options_of_serve_and_send_are_those_that_were_given() -> None:
+    """Lists are cut at commas, and what is off or 0 is not taken for what was not given."""
+    given = {"stacking": False, "seed": 0, "ignore": ["a,b", "c"], "missing": ["x,y"], "task": None}
+    options = options_of(given)
+    assert (options.stacking, options.ignore, options.missing) == (False, ["a", "b", "c"], ["x,y"])
+    assert options.model_fields_set == {"stacking", "seed", "ignore", "missing"}

@@ -7,7 +7,7 @@ import itertools
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -236,12 +236,18 @@ def _run(
 def parsed(context: typer.Context, values: dict[str, Any]) -> tuple[Options, list[str]]:
     """The options, checked, and the names of those that were typed."""
     given = [name for name in values if _is_typed(context, name)]
-    values |= {name: listed(name, value) for name, value in values.items()}
+    values |= {name: _listed(name, value) for name, value in values.items()}
     # The fields that are set are those that were typed; `Origin.options` needs to know them.
     return Options.of(**{name: values[name] for name in given}), given
 
 
-def listed(name: str, value: Any) -> Any:
+def options_of(values: Mapping[str, Any]) -> Options:
+    """The options of a command that takes some of those of a run; None was not given."""
+    given = {name: value for name, value in values.items() if value is not None}
+    return Options.of(**{name: _listed(name, value) for name, value in given.items()})
+
+
+def _listed(name: str, value: Any) -> Any:
     """The value of an option; one that is a list is cut at its commas, if it may be."""
     if get_origin(Options.model_fields[name].annotation) is not list:
         return value

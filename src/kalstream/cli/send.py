@@ -14,7 +14,7 @@ import typer
 
 from kalstream._printable import quoted
 from kalstream.cli.console import app, escaped, out
-from kalstream.cli.run import listed, with_options
+from kalstream.cli.run import options_of, with_options
 from kalstream.errors import InvalidOption
 from kalstream.runs.options import Options, delay_of
 
@@ -65,7 +65,7 @@ def send(  # noqa: D103
     rows_late = delay_of(delay)
     if not isinstance(rows_late, int):
         raise InvalidOption(f"--delay is {quoted(delay)}; give a number of rows")
-    options = Options.of(**{key: listed(key, value) for key, value in values.items() if value})
+    options = options_of(values)
     stream = open_stream(options)
     if not isinstance(stream, TableStream):
         raise InvalidOption(

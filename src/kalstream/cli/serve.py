@@ -12,7 +12,7 @@ import typer
 
 from kalstream._optional import require
 from kalstream.cli.console import app, err, escaped, out
-from kalstream.cli.run import listed, with_options
+from kalstream.cli.run import options_of, with_options
 from kalstream.errors import InvalidOption
 from kalstream.runs.options import NOT_SERVED, Options
 from kalstream.serve.logs import Level, begin_logging
@@ -105,7 +105,7 @@ def serve(  # noqa: D103
         )
     if run is not None:
         values["origin"] = str(run)
-    options = Options.of(**{key: listed(key, value) for key, value in values.items() if value})
+    options = options_of(values)
     with when_compiling(lambda: out.print("compiling, once on this machine")):
         warm_up()
     begin_logging(log)

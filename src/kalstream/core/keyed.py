@@ -8,7 +8,7 @@ key learn what to add (core/README.md, "Keys"). How a target is observed is the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Final
@@ -226,21 +226,30 @@ class Keyed(Tagged):
         predictions : (b, width)
             Before the target was learned.
         """
-        parts = []
-        for at in self.pieces(state.n_rows, len(features)):
-            rows = keys[at], features[at], offsets[at], targets[at], weight[at]
-            state, out = self.after(state, self.passing(state, *rows)())
-            parts.append(out)
+        rows, cuts = (features, offsets, targets, weight), self.pieces(state.n_rows, len(features))
+        pieces = ((keys[at], *(each[at] for each in rows)) for at in cuts)
+        state, parts = self.advance_pieces(state, pieces)
         return state, np.concatenate(parts)
 
-    def passing(self, state: KeyedState, *rows: Any) -> Callable[[], Passed]:
-        """Begin to pass rows (see `advance`) up to the next meeting, where the records are.
+    def advance_pieces(
+        self, state: KeyedState, pieces: Iterable[tuple[Any, ...]]
+    ) -> tuple[KeyedState, list[Array]]:
+        """As `advance`, for rows in `pieces`; returns the predictions of each piece.
 
-        The function that is returned waits for the result, which `after` takes.
+        A piece is made while the one before it may still pass, where the records are.
         """
-        return state.records.passing(self, state.used, rows, learns=True)
+        outs: list[Array] = []
+        under_way: Callable[[], Passed] | None = None
+        for rows in pieces:
+            if under_way is not None:
+                state, out = self._after(state, under_way())
+                outs.append(out)
+            under_way = state.records.passing(self, state.used, rows, learns=True)
+        assert under_way is not None  # there is at least one piece
+        state, out = self._after(state, under_way())
+        return state, [*outs, out]
 
-    def after(self, state: KeyedState, passed: Passed) -> tuple[KeyedState, Array]:
+    def _after(self, state: KeyedState, passed: Passed) -> tuple[KeyedState, Array]:
         """The state after rows up to the next meeting, and their predictions (b, width)."""
         from kalstream.core._kernels.keyed import count_votes
 
@@ -269,7 +278,7 @@ class Keyed(Tagged):
             Records that are new or changed.
         predictions : (b, width)
         votes : (b, 2 + F)
-            What each row's target says to all keys, NaN if nothing; `after` counts them.
+            What each row's target says to all keys, NaN if nothing; they are counted after it.
         """
         index: dict[Hashable, int] = {}
         places = np.array([index.setdefault(key, len(index)) for key in keys], np.int64)

@@ -100,7 +100,7 @@ class Records:
     def passing(
         self, keyed: Any, used: Any, rows: tuple[Any, ...], learns: bool
     ) -> Callable[[], Any]:
-        """Pass rows here and now; see `kalstream.core.keyed.Keyed.passing`."""
+        """Pass rows here and now; the function returned gives what `Keyed.advance` waits for."""
         changes, out, votes = keyed.pass_rows(self, used, *rows)
         records = self.updated(changes) if learns else self
         return lambda: (records, out, votes)

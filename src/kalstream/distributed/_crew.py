@@ -256,7 +256,7 @@ class SpreadRecords:
     def passing(
         self, keyed: Keyed, used: Pool, rows: Sequence[Any], learns: bool
     ) -> Callable[[], Any]:
-        """Pass rows at the workers of their keys; see `kalstream.core.keyed.Keyed.passing`."""
+        """Pass rows at the workers of their keys; see `kalstream.core.records.Records`."""
         wait = self._crew.passing(self._versions, used, rows, learns)
 
         def passed() -> Any:

@@ -33,15 +33,12 @@ class Shard:
     keyed : Keyed
     max_keys : int, optional
         How many keys may be in memory.
-    folder : str, optional
-        Where the temporary file of the others is.
     """
 
-    def __init__(self, keyed: Keyed, max_keys: int | None = None, folder: str | None = None):
+    def __init__(self, keyed: Keyed, max_keys: int | None = None):
         self._keyed = keyed
-        none = Records() if max_keys is None else Spilled(most=max_keys, folder=folder)
-        self._versions: dict[int, Any] = {START: none}
-        self._first = none
+        self._first = Records() if max_keys is None else Spilled(most=max_keys)
+        self._versions: dict[int, Any] = {START: self._first}
 
     def process(self) -> int:
         """The number of the worker's process."""

@@ -24,7 +24,6 @@ from kalstream.errors import KalstreamError
 from kalstream.runs.jobs import Job, Started
 
 _PATIENCE: Final = 60.0  # seconds until a worker runs
-_NO_CLUSTER: Final = "start one there with: ray start --head, or leave the address out"
 
 
 def connect(address: str | None = None) -> Any:
@@ -41,8 +40,8 @@ def connect(address: str | None = None) -> Any:
     except (OSError, RuntimeError, ValueError) as error:
         where = "on this machine" if address is None else f"at {check.shown(address)}"
         raise KalstreamError(
-            f"no Ray cluster could be reached {where} ({check.error_text(error, 100)}); "
-            f"{_NO_CLUSTER}"
+            f"no Ray cluster could be reached {where} ({check.error_text(error, 100)}); start one "
+            "there with: ray start --head, or leave the address out"
         ) from error
     return ray
 

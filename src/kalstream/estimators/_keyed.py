@@ -6,7 +6,7 @@ import copy
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, ClassVar, Protocol, Self
@@ -54,8 +54,6 @@ class Known:
     scaler : OnlineScaler
         Of the columns that keys see.
     keyed, state : Keyed, KeyedState
-    n_seen : int
-        Rows that have passed, with a target or not.
     fitted : dict
         What is known of the columns; see `kalstream.estimators.inputs.read_columns`.
     """
@@ -65,8 +63,12 @@ class Known:
     scaler: OnlineScaler
     keyed: Keyed
     state: KeyedState
-    n_seen: int
     fitted: dict[str, Any]
+
+    @property
+    def n_seen(self) -> int:
+        """Rows that have passed, with a target or not."""
+        return self.state.n_rows
 
     @property
     def is_fitted(self) -> bool:
@@ -124,18 +126,17 @@ class KeyedEstimator(PublishedEstimator[Known]):
         The base learns a piece of the rows while the one before it may still pass the keys.
         """
         base = known.base.snapshot() if known.n_seen else known.base
-        state, parts, passing = known.state, [], None
-        for at in known.keyed.pieces(known.n_seen, len(rows)):
-            some = None if weight is None else weight[at]
-            known, seen = self._passed(known, base, rows[at], y[at], some)
-            if passing is not None:
-                state, out = known.keyed.after(state, passing())
-                parts.append(out)
-            some = np.ones(len(rows[at])) if some is None else some
-            passing = known.keyed.passing(state, keys[at], *seen, some)
-        assert passing is not None  # there is at least one piece
-        state, out = known.keyed.after(state, passing())
-        return replace(known, state=state), self._shown(known, _joined([*parts, out]))
+        after = known
+
+        def pieces() -> Iterator[tuple[Any, ...]]:
+            nonlocal after
+            for at in known.keyed.pieces(known.n_seen, len(rows)):
+                some = None if weight is None else weight[at]
+                after, seen = self._passed(after, base, rows[at], y[at], some)
+                yield keys[at], *seen, np.ones(len(seen[0])) if some is None else some
+
+        state, outs = known.keyed.advance_pieces(known.state, pieces())
+        return replace(after, state=state), self._shown(after, _joined(outs))
 
     def _passed(
         self, known: Known, base: Any, rows: Array, y: Any, weight: Array | None
@@ -143,8 +144,7 @@ class KeyedEstimator(PublishedEstimator[Known]):
         """Let the base learn rows; also returns features, offsets and targets for their keys."""
         labels, offsets, targets = self._passed_base(known, base, rows, y, weight)
         scaler, columns = known.scaler.passed(rows)
-        n_seen = known.n_seen + len(rows)
-        known = replace(known, base=base, labels=labels, scaler=scaler, n_seen=n_seen)
+        known = replace(known, base=base, labels=labels, scaler=scaler)
         return known, (known.features(columns), offsets, targets)
 
     def _start(self, n_columns: int) -> Known:
@@ -153,7 +153,7 @@ class KeyedEstimator(PublishedEstimator[Known]):
         check.instance("base", base, self._BASE)
         keyed = self._KEYED(1 + n_columns)
         scaler = OnlineScaler(half_life=self._BASE._SCALE_HALF_LIFE)
-        return Known(clone(base), Labels(), scaler, keyed, self._no_keys(keyed), 0, {})
+        return Known(clone(base), Labels(), scaler, keyed, self._no_keys(keyed), {})
 
     def _no_keys(self, keyed: Keyed) -> KeyedState:
         """The state of keys before any row."""
@@ -325,7 +325,7 @@ class KeyedEstimator(PublishedEstimator[Known]):
         records = keyed.of_block(made._no_keys(keyed).records, keys, tree["records"])
         state = KeyedState(*_pools(tree), tree["n_seen"], records)
         labels = cls._labels_of(base._model)
-        known = Known(base, labels, tree["scaler"], keyed, state, tree["n_seen"], fitted)
+        known = Known(base, labels, tree["scaler"], keyed, state, fitted)
         made._published = Shared(known)
         return made
 
