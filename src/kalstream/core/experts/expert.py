@@ -45,6 +45,13 @@ class ExpertRows:
     number : (b,) int
         The place of each row among all rows that came. The label of the row before was known in
         time if the last row that was learned has the place before.
+
+    Examples
+    --------
+    >>> labels, ones = np.array([0, 1, 0]), np.ones(3)
+    >>> rows = ExpertRows(np.zeros((3, 2)), labels, weight=ones, gap=ones, number=np.arange(3))
+    >>> len(rows)
+    3
     """
 
     columns: Array
@@ -60,10 +67,20 @@ class ExpertRows:
 class ExpertState(Tagged):
     """What an expert has learned. A dataclass of numbers, tuples and arrays, never changed.
 
+    One of your own has ``n_classes``, ``nbytes``, ``add_classes``, ``keep_classes`` and
+    ``add_columns``.
+
     Attributes
     ----------
     tag : str
         Stands for the class in checkpoints.
+
+    Examples
+    --------
+    >>> from kalstream.core import LabelChain
+    >>> state = LabelChain().start(n_columns=2, n_classes=3)
+    >>> state.n_classes, state.add_classes(4).n_classes
+    (3, 4)
     """
 
     __slots__ = ()
@@ -130,6 +147,18 @@ class Expert(Tagged):
     sleeps : bool
         Whether it may fall silent where it does not pay. It then only watches rows, which should
         cost much less.
+
+    Examples
+    --------
+    tests/estimators/test_new_expert.py has one whole. `LabelChain` predicts two classes here:
+
+    >>> from kalstream.core import ExpertRows, LabelChain
+    >>> labels, ones = np.array([0, 1, 0]), np.ones(3)
+    >>> rows = ExpertRows(np.zeros((3, 2)), labels, weight=ones, gap=ones, number=np.arange(3))
+    >>> expert = LabelChain()
+    >>> state, log_probabilities = expert.advance(expert.start(2, 2), rows)
+    >>> expert.name, log_probabilities.shape
+    ('label_chain', (3, 2))
     """
 
     __slots__ = ()

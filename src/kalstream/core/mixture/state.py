@@ -43,6 +43,16 @@ class MixtureState(BankState):
         Medians of that posterior.
     posterior : Posterior
         Posterior of the filter with the largest weight.
+
+    Examples
+    --------
+    >>> from kalstream.core import Mixture
+    >>> policy = Mixture(half_lives=(10.0, 1000.0), predictive="probit")
+    >>> rows, labels = np.eye(2)[[0, 1, 0, 1]], np.array([0, 1, 0, 1])
+    >>> state = policy.start(2, 2, prior_var=1.0)
+    >>> state, step = policy.step_chunk(state, rows, labels, noise_var=0.5, prior_var=1.0)
+    >>> state.half_lives, state.half_life_weights.round(2).tolist()
+    ((10.0, 1000.0), [0.46, 0.54])
     """
 
     tag: ClassVar[str] = "MixtureState"

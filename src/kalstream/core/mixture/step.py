@@ -51,6 +51,18 @@ class MixtureStep:
         Posterior over half-lives.
     mean, var : (b, K)
         Predicted mean and variance (without noise) of the outputs, averaged over the mixture.
+
+    Examples
+    --------
+    The first two rows bring their classes:
+
+    >>> from kalstream.core import Mixture
+    >>> policy = Mixture(half_lives=(10.0, 1000.0), predictive="probit")
+    >>> rows, labels = np.eye(2)[[0, 1, 0, 1]], np.array([0, 1, 0, 1])
+    >>> state = policy.start(2, 2, prior_var=1.0)
+    >>> state, step = policy.step_chunk(state, rows, labels, noise_var=0.5, prior_var=1.0)
+    >>> step.log_prob.round(2).tolist(), step.mean.shape
+    ([nan, nan, -0.21, -0.21], (4, 2))
     """
 
     bank: BankStep
